@@ -39,9 +39,8 @@ import pynvml
 import pytest
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.common.errors import BaselineError, LeaseError
 from pytest_aorta.launch.lease.lease import holders, lease
-from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import cpu_slots
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.verdict.baseline import read_baseline_file

@@ -20,8 +20,7 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.operators import OperatorCall, read_operators
 from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.verdict.bitwise.operators import Evidence, FirstOperator, first_of_ranks
-from pytest_aorta.verdict.bitwise.steps import STEP_METRICS, first_difference
+from pytest_aorta.verdict.bitwise import STEP_METRICS, Evidence, FirstOperator, first_difference, first_of_ranks
 
 STEP = 2
 CAPTURED = {"steps": STEP, "warmup": 0, "hash_every": 1, "hash_operators_step": STEP, "profile_steps": 0}

@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from statistics import median, stdev
@@ -26,10 +26,10 @@ from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.comparison.kernel_gate import MIN_FRACTION, REST, parts_of
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.kernel_gate import MIN_FRACTION, REST, parts_of
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 
 LIMIT_S = float(os.environ.get("LIMIT_S", "140"))
@@ -135,7 +135,7 @@ def slowed(launch: LaunchFacts, family: str, change: float) -> LaunchFacts:
     """Return facts in which ``family`` takes longer by a fraction of the step."""
     time_of = launch.kernels[family]
     longer = FamilyTime(time_of.ms + change * launch.step_time_ms["p50"], time_of.calls)
-    return replace(launch, kernels=launch.kernels | {family: longer})
+    return launch.replace(kernels=launch.kernels | {family: longer})
 
 
 def show(name: str, launches: Sequence[LaunchFacts]) -> None:

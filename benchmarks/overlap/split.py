@@ -19,7 +19,7 @@ import pytest
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.breakdown import Part
 from pytest_aorta.session.world import DistributedWorld
-from pytest_aorta.verdict.causes.split import split
+from pytest_aorta.verdict.causes import split
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 FILE = "split.jsonl"

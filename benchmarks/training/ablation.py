@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.training.programs import Measured, Program
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise.priors import prior_variance
+from pytest_aorta.verdict.noise import prior_variance
 from pytest_aorta.verdict.statistics.pairs import decide_pairs
 
 _METRIC = METRICS["step_time_p50"]

@@ -12,7 +12,7 @@ import argparse
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TypeAlias
@@ -22,11 +22,10 @@ import numpy as np
 from benchmarks.verdict.detection import UNCHANGED, load
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
-from pytest_aorta.verdict.commit_search.search import MAX_END_PAIRS, CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.commit_search import MAX_END_PAIRS, CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Origin, Tolerance
-from pytest_aorta.verdict.noise.priors import blocks, platform_priors
+from pytest_aorta.verdict.noise import blocks, platform_priors
 
 BASELINES = Path("baselines")
 METRIC = "step_time_p50"
@@ -44,7 +43,7 @@ def recorded_blocks() -> dict[str, Pool]:
     for launch in load("*h200-x4-*.json.gz"):
         if launch.variant in UNCHANGED:
             times = {**template.step_time_ms, "p50": float(np.quantile(launch.steps, 0.5))}
-            pools[launch.block].append(replace(template, step_time_ms=times, num_steps=len(launch.steps)))
+            pools[launch.block].append(template.replace(step_time_ms=times, num_steps=len(launch.steps)))
     return {name: pool for name, pool in pools.items() if len(pool) >= MIN_LAUNCHES}
 
 
@@ -67,7 +66,7 @@ def deviation(pool: Pool) -> float:
 def slower(launch: LaunchFacts, percent: float) -> LaunchFacts:
     """Return the launch with longer steps."""
     times = {name: value * (1 + percent / 100) for name, value in launch.step_time_ms.items()}
-    return replace(launch, step_time_ms=times)
+    return launch.replace(step_time_ms=times)
 
 
 @dataclass

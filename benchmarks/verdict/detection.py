@@ -26,9 +26,9 @@ from benchmarks.verdict.peer_rules import PEERS
 from benchmarks.verdict.regimes import REGIMES, week
 from pytest_aorta.result.facts import LaunchFacts, rank_lags_ms
 from pytest_aorta.result.growth import growth
-from pytest_aorta.verdict.causes.explain import straggler
+from pytest_aorta.verdict.causes import straggler
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise.priors import CASES_DF, default_variance
+from pytest_aorta.verdict.noise import CASES_DF, default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.pairs import decide_pairs
 from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, decide_stored

@@ -15,16 +15,16 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from pytest_aorta.common.model import convert
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.comparison.kernel_gate import MIN_FRACTION
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.kernel_gate import MIN_FRACTION
 from pytest_aorta.verdict.metrics import parse_tolerances
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 
 STEP_MS = 70.0
@@ -81,7 +81,7 @@ def simulated(regime: str) -> Draw:
                 family: FamilyTime(STEP_MS * part * clock * (1 + rng.gauss(0, own * (0.1 / part) ** 0.3)), calls)
                 for family, (part, calls) in FAMILIES.items()
             }
-            launches.append(replace(template(block), kernels=kernels))
+            launches.append(template(block).replace(kernels=kernels))
         return launches
 
     return draw
@@ -89,7 +89,9 @@ def simulated(regime: str) -> Draw:
 
 def recorded(path: Path) -> Iterator[tuple[list[LaunchFacts], list[LaunchFacts]]]:
     """Yield baselines and candidates without end, drawn from recorded launches of unchanged code."""
-    launches = [LaunchFacts.from_json(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["unchanged"]]
+    launches = [
+        convert(entry, LaunchFacts, str(path)) for entry in json.loads(path.read_text(encoding="utf-8"))["unchanged"]
+    ]
     rng = random.Random(1)
     while True:
         drawn = rng.sample(launches, len(launches))
@@ -133,7 +135,7 @@ def replaced(launch: LaunchFacts) -> LaunchFacts:
     """Return the launch with half of its largest family under another name."""
     family = _largest(launch)
     half = FamilyTime(launch.kernels[family].ms / 2, launch.kernels[family].calls / 2)
-    return replace(launch, kernels=launch.kernels | {family: half, "xmma_gemm_tn": half})
+    return launch.replace(kernels=launch.kernels | {family: half, "xmma_gemm_tn": half})
 
 
 def _largest(launch: LaunchFacts) -> str:
@@ -143,7 +145,7 @@ def _largest(launch: LaunchFacts) -> str:
 def _with(launch: LaunchFacts, family: str, change: float, calls: int) -> LaunchFacts:
     before = launch.kernels.get(family, FamilyTime(0.0, 0))
     now = FamilyTime(before.ms + change * launch.step_time_ms["p50"], before.calls + calls)
-    return replace(launch, kernels=launch.kernels | {family: now})
+    return launch.replace(kernels=launch.kernels | {family: now})
 
 
 def outcome(candidates: Sequence[LaunchFacts], launches: Sequence[LaunchFacts], tolerance: str) -> str:

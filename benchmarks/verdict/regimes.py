@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise.priors import CASES_DF, default_variance
+from pytest_aorta.verdict.noise import CASES_DF, default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.pairs import decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored

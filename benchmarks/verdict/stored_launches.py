@@ -20,8 +20,8 @@ from unittest import mock
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.rounds import settle
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
-from pytest_aorta.verdict.comparison.stored import StoredComparison
-from pytest_aorta.verdict.noise.priors import platform_priors
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics import decision
 
 BASELINES = Path("baselines")

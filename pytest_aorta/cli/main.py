@@ -89,8 +89,7 @@ COMMANDS = (
     Command("baselines", "list, show, compare, rename and prune stored baselines", _of("baselines.command")),
     Command("history", "draw, check and export what --aorta-history has kept over commits", _of("history.command")),
     Command("devices", "list devices and leases of this host, clear bad marks", _of("devices")),
-    Command("report", "write a page that compares two sets of kept results", _of("report.command")),
-    Command("comment", "write or update one comment on a pull request", _of("report.comment")),
+    Command("report", "write a page that compares two sets of kept results", _of("report")),
     Command("doctor", "look for problems that would break a run", _of("doctor.command")),
     Command("completion", "print the completion script of a shell", _add_completion),
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.common.errors import SpecError, UsageError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, find_workload, workload_places
 
@@ -119,7 +121,8 @@ def _key_lines(key: str, schema: Mapping[str, Any], width: int) -> list[str]:
 
 
 def _document(spec: WorkloadSpec) -> dict[str, Any]:
-    return asdict(spec) | {"folder": str(spec.folder)}
+    document: dict[str, Any] = to_builtins(structs.asdict(spec))
+    return document
 
 
 def _plain(value: Any) -> str:

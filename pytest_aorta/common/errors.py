@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from traceback import walk_tb
+
 from pytest_aorta.common.text import visible
 
 
@@ -14,11 +16,6 @@ class AortaError(Exception):
     def __init__(self, message: str = "") -> None:
         super().__init__(visible(message))
 
-    def __init_subclass__(cls) -> None:
-        """Set every subclass's module to builtins, so that tracebacks show its name alone, as for pytest's errors."""
-        # pytest's short summary has room for little more than the name.
-        cls.__module__ = "builtins"
-
 
 class SpecError(AortaError):
     """A marker, an option, a workload's YAML file or a config value is wrong."""
@@ -30,6 +27,10 @@ class UsageError(AortaError):
 
 class DevicesUnavailable(AortaError):
     """The world asks for more devices than this run may use, or the devices can't be listed."""
+
+
+class LeaseError(AortaError):
+    """Resources can't be leased: too many requested, held by others for too long, bad, or an unusable folder."""
 
 
 class LaunchError(AortaError):
@@ -54,7 +55,7 @@ class BaselineError(AortaError):
     """A baseline file is unreadable, was written by another version, or may not be written."""
 
 
-class ComparisonFailed(AortaError):
+class ComparisonFailed(AortaError, AssertionError):
     """At least one metric of a result has a failing verdict."""
 
 
@@ -70,3 +71,12 @@ class ColdLaunchWarning(UserWarning):
 
     def __init__(self, message: str) -> None:
         super().__init__(visible(message))
+
+
+def hide_frames(error: BaseException) -> None:
+    """Let pytest leave the frames of an error out, except under ``--full-trace``.
+
+    The message of an :class:`AortaError` is complete, so a test's traceback ends in the test.
+    """
+    for frame, _ in walk_tb(error.__traceback__):
+        frame.f_locals["__tracebackhide__"] = True

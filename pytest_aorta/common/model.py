@@ -6,19 +6,46 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
-from pytest_aorta.common.text import brief
+from pytest_aorta.common.text import brief, did_you_mean
 
 T = TypeVar("T")
-_PLACE = re.compile(r" - at `(?:key in )?\$?(?P<path>[^`]*)`")
+M = TypeVar("M", bound="Model")
+
+# Values that several files hold.
+Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,63}$")]
+Platform: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9+-]*$")]
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+# A number whose sums and squares have a float.
+Finite: TypeAlias = Annotated[float, Meta(ge=-1e100, le=1e100)]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+UtcTime: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Block: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{12}$")]
+Commit: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{40,64}$")]
+Step: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{1,12}$")]
+WeightHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
+TensorHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+CommandLine: TypeAlias = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
+# A fact of the environment that numbers depend on.
+Fact: TypeAlias = str | int | float | bool | None
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base class of all structs that files hold. Unknown keys are refused, and nothing is edited after it was made."""
+
+    def replace(self: M, **changes: Any) -> M:
+        """Return a copy with other values of some fields."""
+        return msgspec.structs.replace(self, **changes)
 
 
 def decode(content: bytes | str, kind: type[T], name: str) -> T:
@@ -33,7 +60,7 @@ def decode(content: bytes | str, kind: type[T], name: str) -> T:
         json.loads(content, object_pairs_hook=_unique_keys)  # msgspec keeps the last of two equal keys
         return value
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), content)}") from None
+        raise UnreadableFile(f"{name}: {_worded(str(error), json.loads(content), kind)}") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
 
@@ -47,9 +74,21 @@ def read_model(path: Path, kind: type[T], *, max_bytes: int, follow_links: bool 
     return decode(read_bytes(path, max_bytes=max_bytes, follow_links=follow_links), kind, str(path))
 
 
+def convert(value: Any, kind: type[T], name: str) -> T:
+    """Return plain values, such as those of a YAML file, as type ``kind``; a text becomes a path where one is expected.
+
+    Raises:
+        UnreadableFile: The values do not fit ``kind``. The message is that of :func:`decode`.
+    """
+    try:
+        return msgspec.convert(value, kind, dec_hook=_from_text)
+    except msgspec.ValidationError as error:
+        raise UnreadableFile(f"{name}: {_worded(str(error), value, kind)}") from None
+
+
 def to_builtins(value: Any) -> Any:
-    """Return a struct as plain JSON values: objects, lists, texts, numbers, booleans and null."""
-    return msgspec.to_builtins(value)
+    """Return a struct as plain JSON values: objects, lists, texts, numbers, booleans and null; a path is its text."""
+    return msgspec.to_builtins(value, enc_hook=str)
 
 
 def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
@@ -72,17 +111,37 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def _worded(message: str, content: bytes | str) -> str:
-    """Return msgspec's message with the place first and the given value added, such as ``$.revision: got 0, …``."""
+def _from_text(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+def _worded(message: str, document: Any, kind: Any) -> str:
+    """Return msgspec's message with the place first, the given value, and for an unknown key those that are known."""
     place = _PLACE.search(message)
     allowed = _PLACE.sub("", message)
-    if place is None:
-        return f"$: {allowed}"
-    given: Any = json.loads(content)
-    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place["path"]):
+    path = place["path"] if place else ""
+    given: Any = document
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
         try:
             given = given[key] if key else given[int(index)]
         except (KeyError, IndexError, TypeError):  # "[...]" stands for any key of a dict
-            return f"${place['path']}: {allowed}"
-    exact = "[...]" not in place["path"] and isinstance(given, str | int | float | bool | None)
-    return f"${place['path']}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
+            return f"${path}: {allowed}"
+    if unknown := _UNKNOWN.fullmatch(allowed):
+        known = _fields_of(kind, given)
+        return f"${path}: unknown key {unknown[1]!r}{did_you_mean(unknown.groups(), known)}; there are {known}"
+    exact = place and "[...]" not in path and isinstance(given, str | int | float | bool | None)
+    return f"${path}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
+
+
+def _fields_of(kind: Any, given: Any) -> list[str]:
+    """Return the keys of the struct within ``kind`` that shares most keys with ``given``."""
+    pending, structs = [kind], dict[Any, list[str]]()
+    while pending:
+        found = pending.pop()
+        if isinstance(found, type) and issubclass(found, msgspec.Struct) and found not in structs:
+            structs[found] = sorted(field.encode_name for field in msgspec.structs.fields(found))
+            pending += [field.type for field in msgspec.structs.fields(found)]
+        pending += get_args(found)
+    return max(structs.values(), key=lambda known: len(set(known) & set(given)), default=[])

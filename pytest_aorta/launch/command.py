@@ -12,7 +12,7 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart, command_of
+from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.plan.profiler import wrapper_command
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
@@ -68,7 +68,7 @@ def agent_command(plan: LaunchPlan) -> list[str]:
 
 def _rendezvous(plan: LaunchPlan) -> list[str]:
     if plan.part is None:
-        return ["--standalone"]
+        return ["--nnodes=1", "--node-rank=0"]
     # The torchrun agent of node 0 hosts the store (torchrun.py): by themselves, the nodes do not agree on a host.
     conf = f"is_host=0,join_timeout={math.ceil(plan.timeout_s)}"
     return [
@@ -111,8 +111,8 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept.setdefault("OMP_NUM_THREADS", "1")
     if plan.world.device == DeviceKind.CPU:
         kept = pinned_cpu_kernels() | kept
-    if command := command_of(plan):
-        kept |= command.environment
+    if program := plan.program():
+        kept |= program.environment
     # Set after all that a config can set: without the id, processes could be left when the guard is killed.
     kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":

@@ -22,12 +22,13 @@ from typing import IO, Any, Protocol
 from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, remove_scratch, write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.schema import violation
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.lease.queue import record_end, record_launch
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import end_processes, is_stopped
-from pytest_aorta.plan.launch_plan import LaunchPlan, rank_document
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.result.folder import (
     AGENT_LOG,
@@ -202,7 +203,7 @@ def prepare_folder(plan: LaunchPlan) -> None:
         folder.mkdir(parents=True)
     if plan.world.device == "cuda":
         (plan.run_dir / FLIGHT_FOLDER).mkdir()
-    write_json(plan.run_dir / PLAN_FILE, rank_document(plan), durable=False)
+    write_json(plan.run_dir / PLAN_FILE, to_builtins(plan), durable=False)
 
 
 def clear_scratch(run_dir: Path) -> None:
@@ -221,7 +222,7 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         "num_local_ranks": plan.world.ranks_per_node,
         "agent_fds": _agent_fds(plan),
         "time_limit_s": plan.timeout_s,
-        **asdict(plan.limits),
+        **to_builtins(plan.limits),
         # Look beside this Python as well: a virtual environment need not be on the path.
         "py_spy": shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent)),
         "lifeline_fd": lifeline_fd,

@@ -25,7 +25,6 @@ from pytest_aorta.launch.sweep import unmarked
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
-from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.outcome import LaunchOutcome
 
@@ -54,7 +53,7 @@ class ForkServers:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
-        self._servers: dict[tuple[str, Reference | None], ForkServer] = {}
+        self._servers: dict[tuple[str, str | None], ForkServer] = {}
 
     @property
     def pids(self) -> list[int]:
@@ -92,7 +91,10 @@ class ForkServers:
         if plan.profiler in WRAPPERS:
             raise ServerUnfit(f"{plan.profiler} profiles only processes that it has started")
         # Launches of two versions alternate, and a launch must not end the other version's server.
-        slot, key = (plan.world.device, plan.reference), server_key(plan, self._environ)
+        slot, key = (
+            (plan.world.device, plan.reference.name if plan.reference else None),
+            server_key(plan, self._environ),
+        )
         server = self._servers.get(slot)
         if server is not None:
             server.limit_s = plan.timeout_s

@@ -150,7 +150,7 @@ def launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
     """Return the progress that the ranks' files show."""
     folders = rank_folders(plan.run_dir, plan.world.size)
     return LaunchState(
-        name=f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name,
+        name=plan.title,
         num_ranks=plan.world.size,
         started=sum((folder / PID_FILE).exists() for folder in folders),
         steps=min(steps_entered(folder) for folder in folders),

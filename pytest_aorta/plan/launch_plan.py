@@ -1,15 +1,18 @@
-"""The plan of one launch, as plain data."""
+"""The plan of one launch, the one record of what is launched."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import json
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.model import Model, convert
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
-from pytest_aorta.plan.reference import Reference
+from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workload.adapter import Adapter
 from pytest_aorta.plan.workload.command import CommandLine, command_line
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, filled_adapter, resolve_config
@@ -17,8 +20,7 @@ from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
 from pytest_aorta.plan.world import World
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Model, frozen=True):
     """The limits of a launch besides its time limit.
 
     Attributes:
@@ -37,8 +39,7 @@ def limits_under(profiler: str | None) -> Limits:
     return Limits(straggler_s=WRAPPED_STRAGGLER_S) if profiler in WRAPPERS else Limits()
 
 
-@dataclass(frozen=True)
-class NodeGroup:
+class NodeGroup(Model, frozen=True):
     """The start of ranks on several nodes, for node 0.
 
     Attributes:
@@ -56,8 +57,7 @@ class NodeGroup:
     join_timeout_s: float
 
 
-@dataclass(frozen=True)
-class NodePart:
+class NodePart(Model, frozen=True):
     """The part of one node in a launch over several nodes.
 
     Attributes:
@@ -77,14 +77,14 @@ class NodePart:
     store_fd: int | None = None
 
 
-@dataclass(frozen=True)
-class LaunchRequest:
+class LaunchRequest(Model, frozen=True):
     """A request to run a workload with a config, or a script with arguments.
 
     Attributes:
         name: Name of the workload, or file name of the script.
         spec: Declaration of the workload; None for a script.
-        config: Config of the workload, or the arguments and environment of the script.
+        config: Config of the workload, or the arguments and environment of the script. The key ``environment`` sets
+            variables of the ranks and does not reach the workload.
         script: Path ending in ``.py`` or dotted module; None for a workload.
         args: Arguments of the script.
     """
@@ -96,13 +96,12 @@ class LaunchRequest:
     args: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
-    """The complete plan of one launch.
+class LaunchPlan(LaunchRequest, frozen=True):
+    """The complete plan of one launch: a request, and everything that was decided about it.
+
+    The plan is the content of ``plan.json``, which ranks read.
 
     Attributes:
-        name: As in :class:`LaunchRequest`, as are ``spec``, ``config``, ``script`` and ``args``. The config key
-            ``environment`` sets variables of the ranks and does not reach the workload.
         world: Ranks and their devices.
         timeout_s: Time limit in seconds.
         run_dir: Folder of the launch's files.
@@ -118,11 +117,6 @@ class LaunchPlan:
         command: Words of the command line of the run, for the result's provenance.
     """
 
-    name: str
-    spec: WorkloadSpec | None
-    config: dict[str, Any]
-    script: str | None
-    args: tuple[str, ...]
     world: World
     timeout_s: float
     run_dir: Path
@@ -130,15 +124,51 @@ class LaunchPlan:
     limits: Limits = Limits()
     launcher: LauncherKind = LauncherKind.TORCHRUN
     lease_fds: tuple[int, ...] = ()
-    reference: Reference | None = None
+    reference: AnyReference | None = None
     profiler: str | None = None
     profiler_schedule: ProfilerSchedule | None = None
     group: NodeGroup | None = None
     part: NodePart | None = None
     command: tuple[str, ...] = ()
 
+    @property
+    def title(self) -> str:
+        """The name, with that of the A/B reference if there is one."""
+        return f"{self.name} at {self.reference.name}" if self.reference else self.name
 
-def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
+    @property
+    def own_config(self) -> dict[str, Any]:
+        """The config that the workload is given."""
+        return {key: value for key, value in self.config.items() if key != ENVIRONMENT_KEY}
+
+    def program(self) -> CommandLine | None:
+        """Return the script or command that ranks run; None for a workload that is a class."""
+        if self.script is not None:
+            return CommandLine(self.script, self.args, {})
+        if self.spec is None or self.spec.command is None:
+            return None
+        return command_line(self.spec.command, self.config, folder=self.spec.folder, run_dir=self.run_dir)
+
+    def adapter(self, rank: int) -> Adapter | None:
+        """Return the adapter for the log of one rank; None if ranks record their steps themselves.
+
+        Raises:
+            SpecError: The adapter is contradictory under this config.
+        """
+        return filled_adapter(self.spec, self.config, self.run_dir, rank) if self.spec else None
+
+
+def read_plan(path: Path) -> LaunchPlan:
+    """Return the plan in ``plan.json``, which pytest has written into the run folder.
+
+    Raises:
+        OSError: The file can't be read.
+        UnreadableFile: Another version of this package has written the plan.
+    """
+    return convert(json.loads(path.read_text(encoding="utf-8")), LaunchPlan, str(path))
+
+
+def at_reference(request: LaunchRequest, reference: AnyReference) -> LaunchRequest:
     """Return the request for the A/B reference's version of the workload or script.
 
     A config key that the reference does not have is left out if its value is the default, so that a change that adds a
@@ -157,53 +187,3 @@ def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
         return replace(request, spec=spec, config=resolve_config(spec, config))
     except SpecError as error:
         raise SpecError(f"at {reference.name}: {error}") from None
-
-
-def rank_document(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the content of ``plan.json``, which ranks read."""
-    target, command = None, command_of(plan)
-    if plan.spec is not None and command is None:
-        spec = plan.spec
-        target = {
-            "name": spec.name,
-            "module": spec.module,
-            "folder": str(spec.folder),
-            "class": spec.class_name,
-        }
-    return {
-        "name": plan.name,
-        "workload": target,
-        "config": {key: value for key, value in plan.config.items() if key != ENVIRONMENT_KEY},
-        "environment": plan.config.get(ENVIRONMENT_KEY, {}),
-        "script": plan.script if command is None else command.target,
-        "args": list(plan.args if command is None else command.args),
-        "adapters": [asdict(adapter) for adapter in adapters_of(plan)],
-        "world_size": plan.world.size,
-        "device": plan.world.device,
-        "backend": plan.world.backend,
-        "platform": plan.world.platform,
-        "devices": [device.token for device in plan.world.devices],
-        "timeout_s": plan.timeout_s,
-        "reference": plan.reference and plan.reference.document(),
-        "profiler": plan.profiler,
-        "profiler_schedule": plan.profiler_schedule and str(plan.profiler_schedule),
-    }
-
-
-def command_of(plan: LaunchPlan) -> CommandLine | None:
-    """Return the command that ranks run; None unless the workload is a command."""
-    if plan.spec is None or plan.spec.command is None:
-        return None
-    return command_line(plan.spec.command, plan.config, folder=plan.spec.folder, run_dir=plan.run_dir)
-
-
-def adapters_of(plan: LaunchPlan) -> list[Adapter]:
-    """Return the adapter for the log of each rank, in order of rank; empty if ranks record their steps themselves.
-
-    Raises:
-        SpecError: The adapter is contradictory under this config.
-    """
-    if plan.spec is None or plan.spec.adapter is None:
-        return []
-    filled = (filled_adapter(plan.spec, plan.config, plan.run_dir, rank) for rank in range(plan.world.size))
-    return [adapter for adapter in filled if adapter]

@@ -10,15 +10,15 @@ import json
 import os
 import shutil
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
+from pytest_aorta.common.model import Model
 from pytest_aorta.common.programs import run_program
 from pytest_aorta.plan.options.values import PYTHON_PREFIX
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder, read_workload
@@ -54,8 +54,7 @@ print(json.dumps({{"missing": missing, "older": version if is_older else None, "
 """
 
 
-@dataclass(frozen=True)
-class Reference(ABC):
+class Reference(Model, frozen=True, tag_field="kind"):
     """The properties of a launch that differ for an A/B reference.
 
     Attributes:
@@ -68,28 +67,21 @@ class Reference(ABC):
     python: str
     root: Path
 
-    @abstractmethod
-    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return ``environ`` with the search path of the reference's packages."""
-
-    @abstractmethod
-    def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return the reference's version of a workload; raise SpecError if it has no workload of that name."""
-
-    @abstractmethod
-    def script(self, script: str) -> str:
-        """Return the reference's version of a script; raise SpecError if it does not have the script."""
-
-    @abstractmethod
-    def document(self) -> dict[str, str]:
-        """Return the description of the reference in ``plan.json``."""
+    @property
+    def commit(self) -> str | None:
+        """The full hash of the commit whose code is launched; None if the code belongs to no known commit."""
+        return None
 
 
-@dataclass(frozen=True)
-class CommitReference(Reference):
+class CommitReference(Reference, frozen=True, tag="commit"):
     """A commit of the repository under test."""
 
     worktree: Worktree
+
+    @property
+    def commit(self) -> str:
+        """The full hash of the commit."""
+        return self.worktree.commit
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Put this package, then the commit's ``src/`` and root folder, before any install of the checkout."""
@@ -117,11 +109,6 @@ class CommitReference(Reference):
             raise SpecError(f"script {script!r} does not exist at {self.name}: there is no {path}")
         return str(path)
 
-    def document(self) -> dict[str, str]:
-        """Return name, commit and folders."""
-        folders = {"root": str(self.root), "checkout": str(self.worktree.checkout)}
-        return {"name": self.name, "commit": self.worktree.commit, **folders}
-
     def _redirect(self, package: str) -> None:
         # If a package's name differs from its folder's, no folder on the search path leads to the package.
         folder, link = package_folder(package), self.worktree.packages / package
@@ -131,15 +118,14 @@ class CommitReference(Reference):
                 link.symlink_to(self.worktree.counterpart(folder), target_is_directory=True)
 
 
-@dataclass(frozen=True)
-class EnvironmentReference(Reference):
+class EnvironmentReference(Reference, frozen=True, tag="environment"):
     """Another environment.
 
     Attributes:
         installed: Name of each workload installed there -> folder and module.
     """
 
-    installed: Mapping[str, tuple[Path, str]] = field(compare=False)
+    installed: dict[str, tuple[Path, str]]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Put the caller's search path and the root folder after the packages that are installed there."""
@@ -159,9 +145,8 @@ class EnvironmentReference(Reference):
         """Return the same script."""
         return script
 
-    def document(self) -> dict[str, str]:
-        """Return name and interpreter."""
-        return {"name": self.name, "python": self.python}
+
+AnyReference: TypeAlias = CommitReference | EnvironmentReference
 
 
 def check_reference(name: str, rootdir: Path) -> None:
@@ -185,10 +170,10 @@ class References:
     def __init__(self, name: str | None, rootdir: Path) -> None:
         self._name = name
         self._rootdir = rootdir
-        self._reference: Reference | None = None
+        self._reference: AnyReference | None = None
         self._opened = ExitStack()
 
-    def open(self) -> Reference:
+    def open(self) -> AnyReference:
         """Return the A/B reference that ``--aorta-ab`` names.
 
         Raises:
@@ -208,7 +193,7 @@ class References:
         self._reference = None
         self._opened.close()
 
-    def _open(self, name: str) -> Reference:
+    def _open(self, name: str) -> AnyReference:
         if name.startswith(PYTHON_PREFIX):
             python = _interpreter(name, self._rootdir)
             return EnvironmentReference(name, python, self._rootdir, _probe(python))

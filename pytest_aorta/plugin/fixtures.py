@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.common.errors import DevicesUnavailable, SpecError
+from pytest_aorta.common.errors import DevicesUnavailable, SpecError, hide_frames
 from pytest_aorta.common.files import slug
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.world import resolve_world
@@ -30,8 +30,8 @@ def make_spec(item: pytest.Item) -> TestSpec:
     try:
         return read_spec(item)
     except SpecError as error:
-        failure = error
-    raise failure.with_traceback(None) from None
+        hide_frames(error)
+        raise
 
 
 def make_world(

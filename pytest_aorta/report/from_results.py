@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import files_below
@@ -21,8 +23,8 @@ from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.text import failed_checks_text
 from pytest_aorta.verdict.applicability import changed_settings, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.comparison.stored import StoredComparison
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts
 
@@ -169,8 +171,8 @@ def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candid
         Outcome.MISSING: f"missing in {candidate} or in {reference}",
         Outcome.IMPROVED: "",
     }
-    rows = (replace(row, detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
-    return replace(verdicts, rows=tuple(rows))
+    rows = (msgspec.structs.replace(row, detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
+    return msgspec.structs.replace(verdicts, rows=tuple(rows))
 
 
 def _in_block(launch: Launch, label: str) -> LaunchFacts:
@@ -180,4 +182,4 @@ def _in_block(launch: Launch, label: str) -> LaunchFacts:
     """
     if launch.result.provenance is not None:
         return launch.facts
-    return replace(launch.facts, block=hashlib.sha256(label.encode()).hexdigest()[:12])
+    return launch.facts.replace(block=hashlib.sha256(label.encode()).hexdigest()[:12])

@@ -2,7 +2,7 @@
 
 The first line is the verdict. The findings follow as a table, then the evidence of each failure with the command that
 repeats it, then the provenance of the launches. Text from tests is escaped, so that it neither changes the structure
-nor mentions a user, refers to an issue or runs a quick action of GitLab.
+nor mentions a user, links an issue or an address, or runs a quick action of GitLab.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
 MAX_BYTES = 512 << 10
-# GitHub refuses comments of more than 65,536 characters; links and the marker of the comment are added.
+# GitHub refuses comments of more than 65,536 characters; CI adds a link.
 MAX_COMMENT_BYTES = 60_000
 _MAX_EVIDENCE = 8_000
 _MAX_FAILURES = 20
 _MAX_VALUE = 2_000
 _HEAD = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
-# GitHub and GitLab link users and issues in the rendered text, so a backslash does not prevent a link.
-_REFERENCE = re.compile(r"(@|(?:\\[#!]|\bGH\\-)(?=\d))")
+# What GitHub and GitLab make links of: users, issues, labels, milestones and addresses. They look for them in the
+# rendered text, so a backslash does not prevent a link.
+_LINKED = re.compile(r"""@|:(?=//)|www(?=\.)|(?:\\[#!$~]|%|&amp;)(?=[\w"])|\bGH\\-(?=\d)|\\\[(?=\w+:)""", re.IGNORECASE)
 _ZERO_WIDTH_SPACE = "&#8203;"
 _FAILED, _WARNING, _PASSED = "\N{CROSS MARK}", "\N{WARNING SIGN}\N{VARIATION SELECTOR-16}", "\N{WHITE HEAVY CHECK MARK}"
 
@@ -93,10 +94,10 @@ def reproducing_command(nodeid: str, repeated: Sequence[str]) -> str:
 def escaped(text: str) -> str:
     """Return text escaped for one cell of a table, so that Markdown and HTML show the text as is.
 
-    A zero-width space keeps references to users and issues from becoming links.
+    A zero-width space keeps addresses and references to users and issues from becoming links.
     """
     line = printable(" ".join(text.split()))
-    return _REFERENCE.sub(rf"\1{_ZERO_WIDTH_SPACE}", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
+    return _LINKED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
 
 
 def preformatted(text: str) -> str:
@@ -152,9 +153,9 @@ def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> str:
     values = {column[0][0]: list(dict.fromkeys(value for _, value in column)) for column in zip(*pairs, strict=True)}
     # Each launch has a time of its own.
     values["measured"] = list(dict.fromkeys((min(values["measured"]), max(values["measured"]))))
-    title = html.escape(f"commit {', '.join(values['commit'])}, torch {', '.join(values['torch'])}")
+    title = html.escape(brief(f"commit {', '.join(values['commit'])}, torch {', '.join(values['torch'])}"))
     lines = [f"- {label}: {escaped(brief(', '.join(shown), _MAX_VALUE))}\n" for label, shown in values.items()]
-    return f"\n<details><summary>Measured: {brief(title)}</summary>\n\n{''.join(lines)}\n</details>\n"
+    return f"\n<details><summary>Measured: <code>{title}</code></summary>\n\n{''.join(lines)}\n</details>\n"
 
 
 def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int = 0) -> str:

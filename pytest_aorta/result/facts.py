@@ -6,21 +6,44 @@ a quantity grows from the first step to the last.
 
 from __future__ import annotations
 
-import calendar
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
 
+from msgspec import Meta, field
+
+from pytest_aorta.common.model import (
+    Block,
+    CommandLine,
+    Commit,
+    Count,
+    Fact,
+    Finite,
+    Milliseconds,
+    Model,
+    Name,
+    Positive,
+    Step,
+    Text,
+    UtcTime,
+    WeightHash,
+)  # fmt: skip
+from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.growth import DEPENDENT_STEPS, growth
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, over_ranks
-from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT, version_text
-from pytest_aorta.result.trace.breakdown import Breakdown, break_down
+from pytest_aorta.result.provenance import UNKNOWN, version_text
+from pytest_aorta.result.trace.breakdown import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.families import mean_over_ranks
-from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, FamilyTime, HeadStart, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import (
+    ANOTHER_RANK,
+    CollectiveKind,
+    FamilyTime,
+    HeadStart,
+    Kernels,
+    StepOverlap,
+)
 from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
 
 SAMPLE_SIZE = 20
@@ -40,22 +63,18 @@ NUMERIC_ENVIRONMENT = (
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
 CHOICES = ("activation_checkpointing", "unsharded_blocks")
-# Optional facts, left out of a baseline if they are empty.
-_OPTIONAL = (
-    "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by",
-    "late_steps", "overlap_problem", "kernels", "collectives", "command",
-)  # fmt: skip
-# Facts with integers and booleans; every other number is a float.
-_AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty", "collectives")
-_EMPTY: tuple[object, ...] = (None, "", {}, [])
 # A rank's steps of one sign of lag, at least, per step of the other sign. Ranks that are late in turns lag in as many
 # steps as they are ahead; with 1 ms of work on one rank of four H200s, this rank lagged in 92% of the steps or more.
 _MOST_IN_TURN = 2
 
 
-@dataclass(frozen=True)
-class LaunchFacts:
-    """The facts of one launch, with the unit in each name.
+Launcher: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(LauncherKind)})$")]
+StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p50|p99|tail5)$")]
+CanaryPart: TypeAlias = Annotated[str, Meta(pattern="^(gemm|all_reduce)_ms$")]
+
+
+class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
+    """The facts of one launch, with the unit in each name: what baselines, the history and searches store of a launch.
 
     Attributes:
         recorded_at: UTC time at which the launch had ended, ISO 8601, to the second.
@@ -94,38 +113,45 @@ class LaunchFacts:
             profiled.
     """
 
-    recorded_at: str
-    block: str
-    launcher: str
-    num_steps: int
-    step_time_ms: dict[str, float]
-    step_time_sample_ms: list[float]
-    slowest_rank_p50_ms: float
-    fastest_rank_p50_ms: float
-    metrics: dict[str, float]
-    weight_hashes: dict[str, str]
-    final_loss: float | None
-    environment: dict[str, Any]
-    rank_lag_ms: list[float]
-    step_time_growth: float
-    memory_growth: float
-    canary_ms: dict[str, float]
-    exposed_ms: dict[str, float] = field(default_factory=dict)
-    most_exposed_rank: int | None = None
-    breakdown_ms: dict[str, float] = field(default_factory=dict)
-    critical_rank: int | None = None
-    commit: str | None = None
-    branch: str | None = None
+    recorded_at: UtcTime
+    block: Block
+    launcher: Launcher
+    num_steps: Positive
+    step_time_ms: Annotated[dict[StepTime, Milliseconds], Meta(min_length=5)]
+    step_time_sample_ms: Annotated[list[Milliseconds], Meta(min_length=1, max_length=SAMPLE_SIZE)]
+    slowest_rank_p50_ms: Milliseconds
+    fastest_rank_p50_ms: Milliseconds
+    metrics: dict[Name, Finite]
+    weight_hashes: dict[Step, WeightHash]
+    final_loss: Finite | None
+    environment: dict[str, Fact]
+    rank_lag_ms: list[Finite]
+    step_time_growth: Finite
+    memory_growth: Finite
+    canary_ms: dict[CanaryPart, Milliseconds]
+    exposed_ms: dict[CollectiveKind, Milliseconds] = field(default_factory=dict)
+    most_exposed_rank: Count | None = None
+    breakdown_ms: dict[PartName, Milliseconds] = field(default_factory=dict)
+    critical_rank: Count | None = None
+    commit: Commit | None = None
+    branch: Text | None = None
     dirty: bool | None = None
     throttled: str = ""
-    sm_clock_mhz: float | None = None
+    sm_clock_mhz: Annotated[float, Meta(ge=0)] | None = None
     profiler: str = ""
     blocked_by: str = ""
     late_steps: str = ""
-    overlap_problem: str = ""
-    kernels: dict[str, FamilyTime] = field(default_factory=dict)
-    collectives: dict[str, CollectiveFacts] = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
+    overlap_problem: Annotated[str, Meta(max_length=1000)] = ""
+    kernels: Kernels = field(default_factory=dict)
+    collectives: dict[CollectiveKind, CollectiveFacts] = field(default_factory=dict)
+    command: CommandLine = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Refuse a time that fits the pattern and does not exist, such as month 13."""
+        try:
+            datetime.fromisoformat(self.recorded_at)
+        except ValueError:
+            raise ValueError(f"recorded_at: got {self.recorded_at!r}, allowed is a moment in UTC") from None
 
     @property
     def version(self) -> str:
@@ -142,36 +168,10 @@ class LaunchFacts:
         """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
         return {family: time.ms for family, time in self.kernels.items()}
 
-    @cached_property  # parsing takes longer than anything else that is done with a stored launch
+    @property
     def moment_s(self) -> int:
         """Return :attr:`recorded_at` in seconds since 1970."""
-        return calendar.timegm(time.strptime(self.recorded_at, UTC_FORMAT))
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> LaunchFacts:
-        """Build the facts from a launch entry of a validated baseline.
-
-        A number that was written as an integer, by hand or by another program, becomes a float where a float belongs.
-        """
-        given = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        values = {name: value if name in _AS_STORED else _as_floats(value) for name, value in given.items()}
-        values["kernels"] = {family: FamilyTime(**time) for family, time in values.get("kernels", {}).items()}
-        values["collectives"] = {
-            kind: CollectiveFacts.from_json(entry) for kind, entry in values.get("collectives", {}).items()
-        }
-        return cls(**values)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the launch entry of a baseline, without optional facts that are empty."""
-        return {name: value for name, value in asdict(self).items() if name not in _OPTIONAL or value not in _EMPTY}
-
-
-def _as_floats(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _as_floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_as_floats(item) for item in value]
-    return float(value) if isinstance(value, int) else value
+        return int(datetime.fromisoformat(self.recorded_at).timestamp())
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, FamilyTime, HeadStart, StepOverlap
 
 if TYPE_CHECKING:  # ranks import this module, and need no plan
     from pytest_aorta.plan.launch_plan import LaunchRequest
-    from pytest_aorta.plan.reference import Reference
+    from pytest_aorta.plan.reference import AnyReference
 
 SCHEMA_VERSION = 3
 # With fewer steps the 99th percentile is the largest or second-largest value.
@@ -170,7 +171,7 @@ class LaunchRecord:
     """
 
     request: LaunchRequest
-    reference: Reference | None
+    reference: AnyReference | None
     run_dir: Path
 
 
@@ -301,8 +302,7 @@ class WorkloadResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that the schema describes, with lists in place of tuples."""
-        values = asdict(replace(self))
-        del values["launch"]
+        values = {item.name: to_builtins(getattr(self, item.name)) for item in fields(self) if item.name != "launch"}
         document: dict[str, Any] = json.loads(json.dumps(values | derived(values)))
         return document
 

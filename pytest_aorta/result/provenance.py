@@ -107,7 +107,7 @@ def launched_version(plan: LaunchPlan) -> CodeVersion:
     """
     if plan.reference is None:
         return code_version(plan.cwd)
-    commit = plan.reference.document().get("commit")
+    commit = plan.reference.commit
     return CodeVersion(commit, None, None if commit is None else False)
 
 

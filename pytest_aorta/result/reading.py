@@ -14,7 +14,7 @@ from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import write_json_rows
 from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workload.adapter import FIRST
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.gpu_facts import PlatformFacts
@@ -177,8 +177,8 @@ def _unless_all_empty(values: list[Any]) -> list[Any]:
 def _measured_folders(plan: LaunchPlan) -> list[Path]:
     """Return the folders of the ranks that have step times: all ranks, or rank 0 if only rank 0 logs."""
     folders = rank_folders(plan.run_dir, plan.world.size)
-    only_first = any(adapter.ranks == FIRST for adapter in adapters_of(plan))
-    return folders[:1] if only_first else folders
+    adapter = plan.adapter(0)
+    return folders[:1] if adapter and adapter.ranks == FIRST else folders
 
 
 def _location(detail: dict[str, Any]) -> tuple[int, int, int]:
@@ -263,7 +263,7 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
 def _remedy(plan: LaunchPlan, name: str) -> str:
     if name not in _REDUCED:
         return ""
-    return _LOG_REDUCED.format(name) if adapters_of(plan) else _REDUCE
+    return _LOG_REDUCED.format(name) if plan.adapter(0) else _REDUCE
 
 
 def check_document(path: Path, document: Any) -> None:

@@ -27,7 +27,7 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.learning import other_setting
-from pytest_aorta.verdict.noise.priors import blocks
+from pytest_aorta.verdict.noise import blocks
 
 # pytest's word for the outcome of a test that neither passed nor failed -> the outcome in words.
 _ENDS = {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from pytest_aorta.common.errors import ComparisonFailed, SpecError
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.session.record import TestRecord
-from pytest_aorta.verdict.bitwise.steps import STEP_METRICS
+from pytest_aorta.verdict.bitwise import STEP_METRICS
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
@@ -52,7 +54,9 @@ def _requirement(
         rows = record.verdicts[begin:]
         if not _have_regressed(rows, metrics, {Outcome.MISSING, *fail_on}):
             raise
-        record.verdicts[begin:] = [replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows]
+        record.verdicts[begin:] = [
+            msgspec.structs.replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows
+        ]
         found.text = str(failure)
     else:
         raise ComparisonFailed(_unmet_text(record.verdicts[begin:], metrics))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.session.history.entries import MeasuredLaunch
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -146,7 +148,7 @@ class TestRecord:
         """Return plain JSON values."""
         return {
             "nodeid": self.nodeid,
-            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+            "verdicts": to_builtins(self.verdicts),
             "new_launches": [launches.to_json() for launches in self.new_launches],
             "used_cases": self.used_cases,
             "notes": self.notes,
@@ -169,7 +171,7 @@ class TestRecord:
         """Build a record from the values of :meth:`to_json`."""
         return cls(
             nodeid=data["nodeid"],
-            verdicts=[Verdict.from_json(row) for row in data["verdicts"]],
+            verdicts=msgspec.convert(data["verdicts"], list[Verdict]),
             new_launches=[NewLaunches.from_json(row) for row in data["new_launches"]],
             used_cases=data["used_cases"],
             notes=data["notes"],

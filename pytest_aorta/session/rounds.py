@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts

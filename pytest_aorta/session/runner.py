@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options.run import Options
@@ -27,13 +29,18 @@ from pytest_aorta.session.text import comparison_text, failed_checks_text, noisy
 from pytest_aorta.session.world import DistributedWorld, check_result, in_test
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
-from pytest_aorta.verdict.bitwise.locate import difference_text, locate_first
-from pytest_aorta.verdict.bitwise.steps import compare_steps, first_difference, from_first_step, split
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.bitwise import (
+    compare_steps,
+    difference_text,
+    first_difference,
+    from_first_step,
+    locate_first,
+    split,
+)
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, objections
 from pytest_aorta.verdict.metrics import METRICS, check_compared, measured_values
-from pytest_aorta.verdict.noise.priors import platform_priors
+from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
@@ -204,7 +211,7 @@ class WorkloadRunner:
         reference_first = self._world.has_launched_before(there, here)
         verdicts = settle_pairs(comparison, candidates, references, *again, reference_first=reference_first)
         self._judge(verdicts, here, candidates, None, compared)
-        return replace(verdicts, rows=(*rows, *verdicts.rows))
+        return msgspec.structs.replace(verdicts, rows=(*rows, *verdicts.rows))
 
     def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
         """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.

@@ -7,11 +7,12 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, SpecError
+from msgspec.structs import asdict, replace
+
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, SpecError, hide_frames
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.lease.world import LeasedWorld
@@ -22,7 +23,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_referenc
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
-from pytest_aorta.plan.reference import Reference, References
+from pytest_aorta.plan.reference import AnyReference, References
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.plan.world import ALL_DEVICES, World
@@ -41,7 +42,7 @@ WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 
 
 def in_test(method: Callable[P, T]) -> Callable[P, T]:
-    """Raise errors with the test's frames only, because the frames of this package say nothing about the cause."""
+    """Hide the frames of this package in the errors of a test, because they say nothing about the cause."""
 
     @functools.wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -49,8 +50,8 @@ def in_test(method: Callable[P, T]) -> Callable[P, T]:
         try:
             return method(*args, **kwargs)
         except AortaError as error:
-            failure = error
-        raise failure.with_traceback(None) from None
+            hide_frames(error)
+            raise
 
     return wrapper
 
@@ -86,7 +87,7 @@ class DistributedWorld:
         references: References,
         line: StateLine | None = None,
     ) -> None:
-        self.base: Reference | None = None
+        self.base: AnyReference | None = None
         self.check_markers: Callable[[], None] = lambda: None
         self.lack_devices: Callable[[str], NoReturn] = _raise_unavailable
         self._line = line
@@ -167,7 +168,7 @@ class DistributedWorld:
         return self._launch(LaunchRequest(Path(script).name, None, config, target, words), self.base)
 
     @in_test
-    def again(self, result: WorkloadResult, *, reference: bool | Reference = False, **config: Any) -> WorkloadResult:
+    def again(self, result: WorkloadResult, *, reference: bool | AnyReference = False, **config: Any) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
 
         If ``result`` came from an A/B reference, the launch runs that reference's version again.
@@ -183,7 +184,7 @@ class DistributedWorld:
             LaunchError, ResultError: As in :meth:`launch`.
         """
         check_result("again", result)
-        if not isinstance(reference, bool | Reference):
+        if not isinstance(reference, bool | AnyReference):
             raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
         record = self._launch_of(result)
         if record is None:
@@ -226,7 +227,7 @@ class DistributedWorld:
         """Return the launch of a result of this world; None for a result of another world or one built by hand."""
         return result.launch if result.launch and result.launch.run_dir in self._run_dirs else None
 
-    def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
+    def _launch(self, request: LaunchRequest, reference: AnyReference | None = None) -> WorkloadResult:
         self.check_markers()
         if reference is not None and self._num_nodes > 1:
             raise SpecError(
@@ -240,7 +241,7 @@ class DistributedWorld:
         group = node_group(self._options, self._num_nodes)
         self._record.num_launches += 1
         plan = LaunchPlan(
-            **vars(launched),
+            **asdict(launched),
             world=self._leased.world(),
             timeout_s=self.timeout_s,
             run_dir=_new_run_folder(self._run_base, request.name),

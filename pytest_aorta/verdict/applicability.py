@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
@@ -11,8 +11,8 @@ from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
-from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.noise import BLOCK_GAP_S
+from pytest_aorta.verdict.statistics.decision import Scale
 from pytest_aorta.verdict.verdicts import NotApplicable
 
 # Step times on shared CPUs vary by tens of percent between launches, so a change below a factor of two is noise. The
@@ -55,6 +55,23 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
     return {name: chosen[name] for name in METRICS if name in chosen}
+
+
+class Asked(NamedTuple):
+    """A metric to compare, with the tolerance that was given and the tolerance for a stored baseline."""
+
+    metric: Metric
+    given: Tolerance
+    tolerance: Tolerance
+
+
+def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> list[Asked]:
+    """Return the metrics of :func:`choose_tolerances` that can be compared, if only with the same launch."""
+    return [
+        Asked(METRICS[name], given, widened(METRICS[name], facts, given))
+        for name, given in choose_tolerances(marked, facts, *others).items()
+        if not_applicable(METRICS[name], given, facts, facts) is None
+    ]
 
 
 def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:

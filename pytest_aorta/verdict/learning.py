@@ -9,35 +9,36 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.growth import growth
 from pytest_aorta.verdict.applicability import (
-    choose_tolerances,
+    applicable,
     is_not_profiled_again,
-    not_applicable,
     not_profiled,
     other_machine,
     other_settings,
     other_setup,
-    widened,
 )
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
-from pytest_aorta.verdict.causes.explain import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.comparison.kernel_gate import detectable_of_step, is_within, noisy_parts
-from pytest_aorta.verdict.comparison.stored import MIN_LAUNCHES, StoredComparison
+from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
+from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
+from pytest_aorta.verdict.kernel_gate import detectable_of_step, is_within, noisy_parts
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
-from pytest_aorta.verdict.noise.priors import (
+from pytest_aorta.verdict.noise import (
     Priors,
+    allowed_tolerance,
     next_block,
     platform_priors,
+    too_noisy,
     transformed_by_block,
     transformed_values,
 )
-from pytest_aorta.verdict.noise.resolution import allowed_tolerance, too_noisy
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
 from pytest_aorta.verdict.statistics.variance import baseline_estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
@@ -52,13 +53,7 @@ _IDLE = 0.05
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
     """Return ``wanted`` if any compared metric has noise, else 1: exact metrics need no second launch."""
-    for name, tolerance in choose_tolerances(marked, facts).items():
-        metric = METRICS[name]
-        if metric.direction is Direction.EXACT or tolerance.value is None:
-            continue
-        if not_applicable(metric, tolerance, facts, facts) is None:
-            return wanted
-    return 1
+    return wanted if any(not given.is_exact for _, given, _ in applicable(marked, facts)) else 1
 
 
 @dataclass(frozen=True)
@@ -93,7 +88,7 @@ class NewLaunches:
         """Return plain JSON values."""
         return {
             "baseline": self.baseline.to_json(),
-            "marked": {name: tolerance.to_json() for name, tolerance in self.marked.items()},
+            "marked": to_builtins(self.marked),
             "defaults": dict(self.defaults),
             "fresh": self.fresh,
         }
@@ -101,7 +96,7 @@ class NewLaunches:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NewLaunches:
         """Build the launches from the values of :meth:`to_json`."""
-        marked = {name: Tolerance.from_json(tolerance) for name, tolerance in data["marked"].items()}
+        marked = msgspec.convert(data["marked"], dict[str, Tolerance])
         return cls(Baseline.from_json(data["baseline"]), marked, data["defaults"], data["fresh"])
 
 
@@ -158,14 +153,10 @@ def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> lis
 def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[Verdict]:
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
-    tolerances = choose_tolerances(marked, facts[0], old.center_launches[-1])
-    return [
-        row
-        for row in comparison.judge(facts).rows
-        # A metric that can't be compared even with itself is not a difference.
-        if not _is_unchanged(row, facts, old)
-        and not not_applicable(METRICS[row.metric], tolerances[row.metric], facts[0], facts[0])
-    ]
+    # A metric that can't be compared even with itself is not a difference.
+    compared = {asked.metric.name for asked in applicable(marked, facts[0], old.center_launches[-1])}
+    rows = comparison.judge(facts).rows
+    return [row for row in rows if row.metric in compared and not _is_unchanged(row, facts, old)]
 
 
 def _is_settled(row: Verdict) -> bool:
@@ -201,10 +192,10 @@ def _fitted(baseline: Baseline) -> Baseline:
 def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:
     """Return why launches make a bad baseline: noise, a late host, outliers, growth or throttling."""
     found, times_count, times_vary = [], False, False
-    for name, given in choose_tolerances(marked, launches[0]).items():
-        metric, tolerance = METRICS[name], widened(METRICS[name], launches[0], given)
-        if tolerance.value is None or not_applicable(metric, given, launches[0], launches[0]):
+    for metric, given, tolerance in applicable(marked, launches[0]):
+        if tolerance.value is None:
             continue
+        name = metric.name
         times_count = times_count or metric.kind is MetricKind.TIMING
         found += [f"{name}: {problem}" for problem in _late_hosts(metric, launches)]
         if metric.by_family:
@@ -303,52 +294,41 @@ def detection_lines(
     if not looks:
         return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
-    center_launches, lines = baseline.center_launches, []
-    few = ""
-    for name, given in choose_tolerances(marked, center_launches[-1]).items():
-        metric = METRICS[name]
-        if given.value is None or not_applicable(metric, given, center_launches[-1], center_launches[-1]):
+    center, lines, few = baseline.center_launches, [], []
+    for metric, given, tolerance in applicable(marked, center[-1]):
+        if given.value is None or not comparison.has_estimate(metric):
             continue
-        if not comparison.has_estimate(metric):
-            continue
-        tolerance, stored = widened(metric, center_launches[-1], given), comparison.estimate(metric)
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):
-            lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
-        if len(center_launches) < MIN_LAUNCHES:
-            center = counted(len(center_launches), "launch")
-            few = f"  {center} in the center: detectable changes are reported from {MIN_LAUNCHES} on"
-            continue
-        allowed = allowed_tolerance(metric, tolerance, stored)
-        block = next_block(metric, center_launches)
-        if metric.by_family:
-            shown = [
-                detectable_of_step(
-                    metric, baseline, block, look, tolerance=allowed.value or 0.0, max_launches=max_launches
-                )
-                for look in looks
-            ]
-            lines.append(_detection_line(name, Scale.OF_STEP, looks, shown) + " in any family")
-            continue
-        least = [
-            detectable(
-                stored,
-                block,
-                look,
-                tolerance=allowed.value or 0.0,
-                max_launches=max_launches,
-                relative=metric.scale is Scale.RELATIVE,
-            )
-            for look in looks
+            lines.append(f"  {metric.name}: unchanged code may be inconclusive: {problem}")
+        if len(center) < MIN_LAUNCHES:
+            shown = counted(len(center), "launch")
+            few = [f"  {shown} in the center: detectable changes are reported from {MIN_LAUNCHES} on"]
+        else:
+            allowed = allowed_tolerance(metric, tolerance, comparison.estimate(metric))
+            lines.append(_detection_line(comparison, baseline, metric, allowed, looks))
+    return lines + few
+
+
+def _detection_line(
+    comparison: StoredComparison, baseline: Baseline, metric: Metric, allowed: Tolerance, looks: Sequence[int]
+) -> str:
+    block, note = next_block(metric, baseline.center_launches), ""
+    tolerance, most = allowed.value or 0.0, comparison.max_launches
+    if metric.by_family:
+        scale, note = Scale.OF_STEP, " in any family"
+        changes = [
+            detectable_of_step(metric, baseline, block, look, tolerance=tolerance, max_launches=most) for look in looks
         ]
-        scale = metric.scale
-        shown = [scale.change(metric.worse * scale.difference(change)) for change in least]
-        wide = "" if allowed.origin is not Origin.WIDENED else f"; the tolerance is widened to {allowed}"
-        if scale is Scale.RELATIVE and min(least) >= _TOOTHLESS:
-            wide += f"; this test cannot detect changes below {1 + min(least):.1f}x"
-        lines.append(_detection_line(name, scale, looks, shown) + wide)
-    return [*lines, few] if few else lines
-
-
-def _detection_line(name: str, scale: Scale, looks: Sequence[int], changes: Sequence[float]) -> str:
+    else:
+        scale, stored = metric.scale, comparison.estimate(metric)
+        relative = scale is Scale.RELATIVE
+        least = [
+            detectable(stored, block, look, tolerance=tolerance, max_launches=most, relative=relative) for look in looks
+        ]
+        changes = [scale.change(metric.worse * scale.difference(change)) for change in least]
+        if allowed.origin is Origin.WIDENED:
+            note = f"; the tolerance is widened to {allowed}"
+        if relative and min(least) >= _TOOTHLESS:
+            note += f"; this test cannot detect changes below {1 + min(least):.1f}x"
     parts = [f"{format_change(change, scale)} with {look}" for look, change in zip(looks, changes, strict=True)]
-    return f"  {name}: detects from {', '.join(parts)} launches"
+    return f"  {metric.name}: detects from {', '.join(parts)} launches{note}"

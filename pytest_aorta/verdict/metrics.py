@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.trace.families import is_compute
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
 
@@ -54,8 +55,7 @@ class Origin(StrEnum):
     """Exactness, because ``workload.compare`` names the metric."""
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(Model, frozen=True):
     """The change that is allowed.
 
     Attributes:
@@ -72,15 +72,6 @@ class Tolerance:
     def is_exact(self) -> bool:
         """Return True if values have to be equal bit for bit."""
         return self.value is None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {"value": self.value, "scale": self.scale.value, "origin": self.origin.value}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
-        """Build a tolerance from the values of :meth:`to_json`."""
-        return cls(data["value"], Scale(data["scale"]), Origin(data["origin"]))
 
     def __str__(self) -> str:
         """Return the text of a marker that sets this tolerance."""
@@ -148,12 +139,35 @@ def _range_text(scale: Scale, most: float) -> str:
     return f"a number above 0 and up to {scale.text(most)}, such as {scale.text(0.05)!r}"
 
 
-def _step_time(statistic: str, min_steps: int = 1) -> Callable[[LaunchFacts], Value]:
-    return lambda facts: facts.step_time_ms.get(statistic) if facts.num_steps >= min_steps else None
+def _default(percent: float | None, direction: Direction, scale: Scale = Scale.RELATIVE) -> Tolerance | None:
+    if direction is Direction.EXACT:
+        return Tolerance(None, origin=Origin.DEFAULT)
+    return None if percent is None else Tolerance(percent / 100, scale, Origin.DEFAULT)
 
 
-def _recorded(name: str) -> Callable[[LaunchFacts], Value]:
-    return lambda facts: facts.metrics.get(name)
+def _step_time(statistic: str, percent: float | None, text: str, min_steps: int = 1) -> Metric:
+    """Return the row of a statistic over the steps' times; ``percent`` is its default tolerance."""
+
+    def measure(facts: LaunchFacts) -> Value:
+        return facts.step_time_ms.get(statistic) if facts.num_steps >= min_steps else None
+
+    default = _default(percent, Direction.LOWER)
+    name = f"step_time_{statistic}"
+    return Metric(name, "ms", MetricKind.TIMING, Direction.LOWER, default, measure, text, min_steps=min_steps)
+
+
+def _recorded(
+    name: str,
+    unit: str,
+    kind: MetricKind,
+    direction: Direction,
+    percent: float | None,
+    text: str,
+    scale: Scale = Scale.RELATIVE,
+) -> Metric:
+    """Return the row of a metric that ranks record under its name; ``percent`` is its default tolerance."""
+    default = _default(percent, direction, scale)
+    return Metric(name, unit, kind, direction, default, lambda facts: facts.metrics.get(name), text, scale=scale)
 
 
 def _kernel_ms(facts: LaunchFacts) -> Value:
@@ -162,176 +176,65 @@ def _kernel_ms(facts: LaunchFacts) -> Value:
 
 
 def _weight_hash(facts: LaunchFacts) -> Value:
-    if not facts.weight_hashes:
-        return None
-    last = max(facts.weight_hashes, key=int)
-    return facts.weight_hashes[last]
+    return facts.weight_hashes[max(facts.weight_hashes, key=int)] if facts.weight_hashes else None
 
 
 def _hashes_by_step(facts: LaunchFacts) -> dict[int, str]:
     return {int(step): value for step, value in facts.weight_hashes.items()}
 
 
-def _final_loss(facts: LaunchFacts) -> Value:
-    return facts.final_loss
-
-
-def _percent(value: float, scale: Scale = Scale.RELATIVE) -> Tolerance:
-    return Tolerance(value / 100, scale, Origin.DEFAULT)
-
-
-_EXACT = Tolerance(None, origin=Origin.DEFAULT)
-
+_TIME, _MEMORY, _COUNT, _NUMERIC = MetricKind
+_LOWER, _HIGHER, _EXACT = Direction
+_POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
 
 _ROWS = (
-    Metric(
-        "step_time_p50", "ms", MetricKind.TIMING, Direction.LOWER, _percent(5), _step_time("p50"), "median step time"
+    _step_time("p50", 5, "median step time"),
+    _step_time("p99", 10, "99th percentile of step times", MIN_STEPS_P99),
+    _step_time("mean", None, "mean step time"),
+    _step_time("tail5", None, "mean of the slowest 5% of steps"),
+    _recorded(
+        "gemm_throughput_tflops", "TFLOP/s", _TIME, _HIGHER, None, "matrix products of one rank, over the measured loop"
+    ),
+    _recorded(
+        "overlap_ratio", "", _TIME, _HIGHER, 3,
+        "fraction of communication time that is hidden under compute, in profiled steps", _POINTS,
+    ),
+    _recorded(
+        "exposed_comm_ms", "ms", _TIME, _LOWER, 1,
+        "communication time of a profiled step during which a rank computes nothing", _OF_STEP,
+    ),
+    _recorded(
+        "device_idle_ms", "ms", _TIME, _LOWER, None,
+        "time of a step without a head start of the host in which no stream of a rank is busy", _OF_STEP,
     ),
     Metric(
-        "step_time_p99",
-        "ms",
-        MetricKind.TIMING,
-        Direction.LOWER,
-        _percent(10),
-        _step_time("p99", MIN_STEPS_P99),
-        "99th percentile of step times",
-        min_steps=MIN_STEPS_P99,
+        "kernel_ms", "ms", _TIME, _LOWER, None, _kernel_ms,
+        "time of each kernel family in a profiled step, mean over ranks; operators on CPU ranks", by_family=True,
     ),
-    Metric("step_time_mean", "ms", MetricKind.TIMING, Direction.LOWER, None, _step_time("mean"), "mean step time"),
-    Metric(
-        "step_time_tail5",
-        "ms",
-        MetricKind.TIMING,
-        Direction.LOWER,
-        None,
-        _step_time("tail5"),
-        "mean of the slowest 5% of steps",
+    _recorded(
+        "overlap_saving", "", _TIME, _HIGHER, 3,
+        "fraction of the serial time of compute and copies that running both at once saves", _POINTS,
     ),
-    Metric(
-        "gemm_throughput_tflops",
-        "TFLOP/s",
-        MetricKind.TIMING,
-        Direction.HIGHER,
-        None,
-        _recorded("gemm_throughput_tflops"),
-        "matrix products of one rank, over the measured loop",
-    ),
-    Metric(
-        "overlap_ratio",
-        "",
-        MetricKind.TIMING,
-        Direction.HIGHER,
-        _percent(3, Scale.POINTS),
-        _recorded("overlap_ratio"),
-        "fraction of communication time that is hidden under compute, in profiled steps",
-        scale=Scale.POINTS,
-    ),
-    Metric(
-        "exposed_comm_ms",
-        "ms",
-        MetricKind.TIMING,
-        Direction.LOWER,
-        _percent(1, Scale.OF_STEP),
-        _recorded("exposed_comm_ms"),
-        "communication time of a profiled step during which a rank computes nothing",
-        scale=Scale.OF_STEP,
-    ),
-    Metric(
-        "device_idle_ms",
-        "ms",
-        MetricKind.TIMING,
-        Direction.LOWER,
-        None,
-        _recorded("device_idle_ms"),
-        "time of a step without a head start of the host in which no stream of a rank is busy",
-        scale=Scale.OF_STEP,
-    ),
-    Metric(
-        "kernel_ms",
-        "ms",
-        MetricKind.TIMING,
-        Direction.LOWER,
-        None,
-        _kernel_ms,
-        "time of each kernel family in a profiled step, mean over ranks; operators on CPU ranks",
-        by_family=True,
-    ),
-    Metric(
-        "overlap_saving",
-        "",
-        MetricKind.TIMING,
-        Direction.HIGHER,
-        _percent(3, Scale.POINTS),
-        _recorded("overlap_saving"),
-        "fraction of the serial time of compute and copies that running both at once saves",
-        scale=Scale.POINTS,
-    ),
-    Metric(
-        "samples_per_s",
-        "1/s",
-        MetricKind.TIMING,
-        Direction.HIGHER,
-        None,
-        _recorded("samples_per_s"),
-        "samples per second of one rank",
-    ),
-    Metric(
-        "tokens_per_s",
-        "1/s",
-        MetricKind.TIMING,
-        Direction.HIGHER,
-        None,
-        _recorded("tokens_per_s"),
-        "tokens per second of one rank",
-    ),
-    Metric(
-        "peak_memory_bytes",
-        "B",
-        MetricKind.MEMORY,
-        Direction.LOWER,
-        _percent(2),
-        _recorded("peak_memory_bytes"),
-        "largest peak of device memory over ranks",
-    ),
-    Metric(
-        "all_gather_bytes_per_step",
-        "B",
-        MetricKind.COUNT,
-        Direction.EXACT,
-        _EXACT,
-        _recorded("all_gather_bytes_per_step"),
+    _recorded("samples_per_s", "1/s", _TIME, _HIGHER, None, "samples per second of one rank"),
+    _recorded("tokens_per_s", "1/s", _TIME, _HIGHER, None, "tokens per second of one rank"),
+    _recorded("peak_memory_bytes", "B", _MEMORY, _LOWER, 2, "largest peak of device memory over ranks"),
+    _recorded(
+        "all_gather_bytes_per_step", "B", _COUNT, _EXACT, None,
         "bytes that the all-gathers of one step write on a rank",
     ),
-    Metric(
-        "reduce_scatter_bytes_per_step",
-        "B",
-        MetricKind.COUNT,
-        Direction.EXACT,
-        _EXACT,
-        _recorded("reduce_scatter_bytes_per_step"),
+    _recorded(
+        "reduce_scatter_bytes_per_step", "B", _COUNT, _EXACT, None,
         "bytes that the reduce-scatters of one step read on a rank",
     ),
+    _recorded("num_parameters", "", _COUNT, _EXACT, None, "parameters of the whole model"),
     Metric(
-        "num_parameters",
-        "",
-        MetricKind.COUNT,
-        Direction.EXACT,
-        _EXACT,
-        _recorded("num_parameters"),
-        "parameters of the whole model",
+        "weight_hash", "", _NUMERIC, _EXACT, _default(None, _EXACT), _weight_hash,
+        "hash of the weights after the last step", by_step=_hashes_by_step,
     ),
     Metric(
-        "weight_hash",
-        "",
-        MetricKind.NUMERIC,
-        Direction.EXACT,
-        _EXACT,
-        _weight_hash,
-        "hash of the weights after the last step",
-        by_step=_hashes_by_step,
+        "final_loss", "", _NUMERIC, _LOWER, None, lambda facts: facts.final_loss, "loss of the last measured step"
     ),
-    Metric("final_loss", "", MetricKind.NUMERIC, Direction.LOWER, None, _final_loss, "loss of the last measured step"),
-)
+)  # fmt: skip
 METRICS = {row.name: row for row in _ROWS}
 
 
@@ -370,10 +273,7 @@ def check_compared(metrics: Collection[str], known: Collection[str]) -> None:
     """
     if not metrics:
         raise SpecError(f"compare: metrics is empty; allowed are {sorted(known)}, or None for the default")
-    if unknown := sorted(set(metrics) - set(known)):
-        raise SpecError(
-            f"compare: metrics {unknown} are unknown{did_you_mean(unknown, known)}; allowed are {sorted(known)}"
-        )
+    _refuse_unknown(metrics, known, "compare")
 
 
 def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tolerance]:
@@ -382,8 +282,12 @@ def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tole
     Raises:
         SpecError: A metric is unknown, or a text is not allowed for its metric.
     """
-    if unknown := sorted(set(given) - set(METRICS)):
-        raise SpecError(
-            f"{source}: metrics {unknown} are unknown{did_you_mean(unknown, METRICS)}; allowed are {sorted(METRICS)}"
-        )
+    _refuse_unknown(given, METRICS, source)
     return {name: METRICS[name].parse_tolerance(text) for name, text in given.items()}
+
+
+def _refuse_unknown(metrics: Collection[str], known: Collection[str], source: str) -> None:
+    if unknown := sorted(set(metrics) - set(known)):
+        raise SpecError(
+            f"{source}: metrics {unknown} are unknown{did_you_mean(unknown, known)}; allowed are {sorted(known)}"
+        )

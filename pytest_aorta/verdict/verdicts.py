@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection
 from enum import StrEnum
-from typing import Any
 
+from pytest_aorta.common.model import Model
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, Value, format_value
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 
 
 class ReferenceKind(StrEnum):
@@ -23,8 +21,7 @@ class ReferenceKind(StrEnum):
     """Another folder of results."""
 
 
-@dataclass(frozen=True)
-class VerdictReference:
+class VerdictReference(Model, frozen=True):
     """The other side of a comparison.
 
     Attributes:
@@ -38,10 +35,10 @@ class VerdictReference:
     name: str = ""
     revision: int | None = None
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> VerdictReference:
-        """Build a reference from the values of :func:`dataclasses.asdict`."""
-        return cls(ReferenceKind(data["kind"]), data["name"], data["revision"])
+    @property
+    def is_variant(self) -> bool:
+        """Return True if both sides are variants that the test itself chose."""
+        return self.kind is ReferenceKind.AB and not self.name
 
     def __str__(self) -> str:
         """Return the word for this side in a sentence."""
@@ -82,8 +79,7 @@ FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.I
 EXPECTED_REGRESSION = f"expected {Outcome.REGRESSION}"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Model, frozen=True):
     """The outcome for one metric.
 
     Attributes:
@@ -168,26 +164,6 @@ class Verdict:
             return ""
         return "record one" if self.reference.revision is None else "record it again"
 
-    def without_comparison(self, reason: NotApplicable, detail: str) -> Verdict:
-        """Return the verdict *not applicable* for a metric that can't be compared."""
-        return replace(self, outcome=Outcome.NOT_APPLICABLE, not_applicable=reason, detail=detail)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self) | {"tolerance": self.tolerance.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Build a verdict from the values of :meth:`to_json`."""
-        typed = {
-            "outcome": Outcome(data["outcome"]),
-            "tolerance": Tolerance.from_json(data["tolerance"]),
-            "reference": VerdictReference.from_json(data["reference"]),
-            "missing": None if data["missing"] is None else Missing(data["missing"]),
-            "not_applicable": None if data["not_applicable"] is None else NotApplicable(data["not_applicable"]),
-        }
-        return cls(**{**data, **typed})
-
     def cells(self) -> tuple[str, ...]:
         """Return a row of the summary: metric, value, baseline, change, tolerance, launches, outcome."""
         # The metrics of a comparison step by step are not in the table and have no unit.
@@ -215,8 +191,7 @@ class Verdict:
         return f"{text} ({self.reason})" if self.reason else text
 
 
-@dataclass(frozen=True)
-class Verdicts:
+class Verdicts(Model, frozen=True):
     """All verdicts of one comparison, with notes on its launches.
 
     Attributes:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,20 +19,17 @@ from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.timing.timer import Progress
 
 
-def adapted_result(adapters: Sequence[dict[str, Any]], rank_folder: Path) -> RankResult | None:
+def adapted_result(adapter: Adapter, rank_folder: Path) -> RankResult | None:
     """Return the result of this rank; None on ranks other than 0 if only rank 0 logs.
 
     Args:
-        adapters: the plan's adapters, one per rank.
+        adapter: the adapter of this rank.
         rank_folder: the folder that contains this rank's ``output.log``.
 
     Raises:
         AdapterError: The script's log is missing or does not match the adapter.
     """
-    rank = int(os.environ["RANK"])
-    document = adapters[rank]
-    adapter = Adapter(**document | {"scalars": tuple(map(tuple, document["scalars"]))})
-    if adapter.ranks == FIRST and rank != 0:
+    if adapter.ranks == FIRST and int(os.environ["RANK"]) != 0:
         return None
     for handler in logging.getLogger().handlers:
         handler.flush()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
-import json
 import math
 import os
 import runpy
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +19,10 @@ import torch.distributed as dist
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
+from pytest_aorta.common.model import to_builtins
+from pytest_aorta.plan.launch_plan import read_plan
+from pytest_aorta.plan.reference import AnyReference, CommitReference
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
@@ -39,17 +42,18 @@ _kept: list[object] = []
 
 def run_rank(run_dir: Path, folder: Path) -> None:
     """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
-    plan = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+    plan = read_plan(run_dir / PLAN_FILE)
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
-    if plan["script"] is not None:
+    if program := plan.program():
         pid = os.getpid()
-        run_script(plan["script"], plan["args"])
+        run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
         leave_mark(folder, RAN)
-        refuse_leaks(plan["reference"])
-        recorded = adapted_result(plan["adapters"], folder) if plan["adapters"] else recorder.result()
+        refuse_leaks(plan.reference)
+        adapter = plan.adapter(int(os.environ["RANK"]))
+        recorded = adapted_result(adapter, folder) if adapter else recorder.result()
         if recorded is not None:
             refuse_non_finite(recorded)
             refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
@@ -58,9 +62,11 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         keep_process_groups()
         leave_process_groups()
         return
-    workload_class = load_workload(plan["workload"])
+    if plan.spec is None:
+        raise ValueError(f"{run_dir / PLAN_FILE} names neither a script nor a workload")
+    workload_class = load_workload(plan.spec)
     leave_mark(folder, IMPORTED)
-    workload = workload_class(plan["config"])
+    workload = workload_class(plan.own_config)
     _kept.append(workload)
     workload.setup()
     leave_mark(folder, SET_UP)
@@ -70,7 +76,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     if not isinstance(result, RankResult):
         raise TypeError(f"{workload_class.__name__}.run() returned {result!r}; it has to return a RankResult")
     leave_mark(folder, RAN)
-    refuse_leaks(plan["reference"])
+    refuse_leaks(plan.reference)
     refuse_non_finite(result)
     refuse_parameters(workload.named_parameters(), int(os.environ["RANK"]), "at the end of the run")
     write_telemetry(folder, result, workload.telemetry())
@@ -81,19 +87,19 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     workload.cleanup()
 
 
-def load_workload(target: dict[str, Any]) -> type[Workload]:
+def load_workload(spec: WorkloadSpec) -> type[Workload]:
     """Import the workload's class, by module name or from its folder.
 
     Raises:
         FileNotFoundError: The workload's folder has no ``__init__.py``.
         TypeError: The class that the yaml names is not a :class:`Workload`.
     """
-    where = target["module"] or target["folder"]
-    module = importlib.import_module(where) if target["module"] else _load_folder(target["name"], where)
-    found = getattr(module, target["class"], None)
+    where = spec.module or str(spec.folder)
+    module = importlib.import_module(where) if spec.module else _load_folder(spec.name, where)
+    found = getattr(module, spec.class_name, None)
     if not (isinstance(found, type) and issubclass(found, Workload)):
         raise TypeError(
-            f"{where}: {target['class']} has to be a subclass of pytest_aorta.worker.Workload, found {found!r}; "
+            f"{where}: {spec.class_name} has to be a subclass of pytest_aorta.worker.Workload, found {found!r}; "
             f"export it from the folder's __init__.py"
         )
     return found
@@ -142,22 +148,22 @@ def _has_graphs() -> bool:
     return any(issubclass(type(found), torch.cuda.CUDAGraph) for found in gc.get_objects())
 
 
-def refuse_leaks(reference: dict[str, str] | None) -> None:
+def refuse_leaks(reference: AnyReference | None) -> None:
     """Check that the launch of a reference commit imported no code under test, e.g. through an editable install.
 
     Raises:
         ImportError: A module was imported from the code under test.
     """
-    if reference is None or "checkout" not in reference:
+    if not isinstance(reference, CommitReference):
         return
     # All ranks run this package on purpose, which in this project's own checkout is also the code under test.
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__dict__", {}).get("__file__")
         if not file or Path(file).resolve().is_relative_to(PACKAGE_ROOT):
             continue
-        if is_source_of(Path(reference["checkout"]), Path(file)):
+        if is_source_of(reference.worktree.checkout, Path(file)):
             raise ImportError(
-                f"the launch of {reference['name']} has imported {name} from the code under test: {file}; "
+                f"the launch of {reference.name} has imported {name} from the code under test: {file}; "
                 f"allowed are packages in pytest's root folder, in its src/, and those on PYTHONPATH"
             )
 
@@ -195,7 +201,7 @@ def finish(folder: Path, result: RankResult | None, device: torch.device) -> Non
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
-    document = asdict(result)
+    document = to_builtins(result)
     if field := _non_finite(document):
         raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
     write_json_rows(folder / RESULT_FILE, document, durable=False)

@@ -11,10 +11,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ResultError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.launch.storm import processes_on_gpus
 from pytest_aorta.plan.gpus import visible_devices
@@ -19,7 +19,7 @@ LIMIT_S = 60.0
 
 def gpu_failure(folder: Path, kind: str):
     devices = tuple(visible_devices()[:2])
-    plan = dataclasses.replace(make_plan(folder, kind, LIMIT_S), world=World(2, "cuda", devices))
+    plan = replace(make_plan(folder, kind, LIMIT_S), world=World(2, "cuda", devices))
     failure = failed(plan, LIMIT_S + 30)
     print(failure.text)
     # Other launches may use the same devices.

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.launch import guarded
 from pytest_aorta.launch.lease import lease as leasing
@@ -50,7 +50,7 @@ time.sleep(600)
 # A stand-in for a pytest process, which takes the lease and launches.
 HOLDER = """
 import sys
-from dataclasses import replace
+from msgspec.structs import replace
 from pathlib import Path
 from pytest_aorta.launch.lease.lease import lease
 from pytest_aorta.launch.warm import ForkServers

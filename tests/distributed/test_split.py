@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.breakdown import Part
-from pytest_aorta.verdict.causes.split import split
+from pytest_aorta.verdict.causes import split
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overlap" / "planted_step.py"
 SIZE = {"layers": 2, "size": 384, "products": 1, "shard": 64, "gradient": 64, "steps": 3, "profile_steps": 3}

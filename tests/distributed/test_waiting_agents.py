@@ -11,10 +11,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import launch

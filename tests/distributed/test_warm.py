@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning

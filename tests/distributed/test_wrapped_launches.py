@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.plan.launch_plan import LaunchPlan, limits_under

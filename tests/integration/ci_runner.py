@@ -15,7 +15,6 @@ import yaml
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / "action.yml"
 TEMPLATE = ROOT / "templates/aorta.yml"
-ARTIFACT_URL = "https://ci.test/artifacts/1"
 _NAME = r"(?:inputs|steps|github)\.[\w.-]+"
 _INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
 
@@ -75,8 +74,6 @@ class Action:
     def step(self, step: dict[str, Any], done: Done) -> None:
         if "uses" in step:
             done.used[step["uses"]] = {name: self.shown(text) for name, text in step["with"].items()}
-            if "upload-artifact" in step["uses"]:
-                self.values[f"steps.{step['id']}.outputs.artifact-url"] = ARTIFACT_URL
             return
         assert "${{" not in step["run"], "an expression in a script lets an input inject code"
         output, summary = self.where / "runner/output", self.where / "runner/summary"
@@ -100,12 +97,16 @@ class Action:
 
 
 def run_template(where: Path, variables: dict[str, str], **given: object) -> Done:
-    """Run the job of the component for GitLab."""
+    """Run the first job of the component for GitLab."""
     job = component(**given)[str(given.get("name", "aorta"))]
+    return run_script(job, where, variables, Path(sys.executable).parent)
+
+
+def run_script(job: dict[str, Any], where: Path, variables: dict[str, str], path: Path) -> Done:
+    """Run the script of a job with the programs of a folder first on the path."""
     values = {name: entry["value"] if isinstance(entry, dict) else entry for name, entry in job["variables"].items()}
     assert all("$[[" not in line for line in job["script"])
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, **variables, **values}
+    environment = {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}", **variables, **values}
     ended = shell(["sh", "-c", "set -e\n" + "\n".join(job["script"])], where, environment)
     return Done(ended.returncode, ended.stdout)
 

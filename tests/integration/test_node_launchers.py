@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import launch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 PLACES = """
 import pytest
 
@@ -42,3 +44,14 @@ def test_error_of_an_added_marker_shows_no_frame_of_the_plugin(project):
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["E  *SpecError: marker tolerance: metrics [[]'bogus'[]] are unknown*"])
     assert "hooks.py" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("call", ["workload.run('toy')", "workload.check(workload.run('toy'))"])
+def test_frames_of_the_plugin_are_shown_under_full_trace_only(recorded, call):
+    recorded.one_test(call)
+    recorded.plant(raises=1)
+    short = recorded.run().stdout.str()
+    assert "pytest_aorta.LaunchError: " in short
+    assert "session/world.py" not in short
+    full = recorded.run("--full-trace").stdout.str()
+    assert "session/world.py" in full

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import FailOn, LauncherKind
@@ -20,13 +23,21 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.metrics import Metric, Tolerance
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from pytest_aorta.verdict.verdicts import Verdict
 
+T = TypeVar("T")
 H200 = "NVIDIA H200"
 ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
+
+
+def replace(value: T, /, **changes: Any) -> T:
+    """Return a copy of a frozen record, a struct or a dataclass, with other values."""
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(value, **changes)
+    return dataclasses.replace(value, **changes)  # type: ignore[type-var]
 
 
 def gpus(count: int, model: str = H200) -> list[Device]:
@@ -87,11 +98,11 @@ def make_facts(**changes: Any) -> LaunchFacts:
         memory_growth=0.0,
         canary_ms={},
     )
-    return replace(defaults, **changes)
+    return defaults.replace(**changes)
 
 
 def with_p50(facts: LaunchFacts, p50: float) -> LaunchFacts:
-    return replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
+    return facts.replace(step_time_ms=facts.step_time_ms | {"p50": p50})
 
 
 def stamp(age_s: float) -> str:
@@ -122,7 +133,8 @@ def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple
 
 
 def make_verdict(outcome: Outcome, **changes: Any) -> Verdict:
-    return replace(Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, Tolerance(0.05)), **changes)
+    verdict = Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, Tolerance(0.05))
+    return replace(verdict, **changes)
 
 
 def make_baseline(**changes: Any) -> Baseline:
@@ -166,7 +178,7 @@ def rank_values(**changes: Any) -> dict[str, Any]:
         loss=[3.0, 2.0, 1.0],
         environment={"torch": "2.11.0", "device": "cpu"},
     )
-    return asdict(defaults) | changes
+    return to_builtins(defaults) | changes
 
 
 def write_ranks(run_dir: Path, *ranks: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.session.rounds import joined, settle, settle_pairs
 from pytest_aorta.session.text import comparison_text
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline_file, write_baseline
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance, measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import default_priors, make_provenance, make_result, stamp
+from tests.unit.builders import default_priors, make_provenance, make_result, replace, stamp
 
 PLATFORM = "nvidia-h200-x8-nccl"
 HANG = """\
@@ -149,7 +148,7 @@ def _begin(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, steps
     if plan.has_baseline:
         before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
         facts = (launch_facts(one_launch(before, rng, ranks, steps)) for _ in range(10))
-        dated = tuple(StoredLaunch(replace(one, recorded_at=stamp(86400))) for one in facts)
+        dated = tuple(StoredLaunch(one.replace(recorded_at=stamp(86400))) for one in facts)
         write_baseline(folder / "baselines", Baseline(case, nodeid, platform, plan.workload, {"steps": steps}, dated))
     return TestRecord(nodeid, outcome="passed", num_launches=1, compared=[compared]), compared
 

@@ -13,8 +13,8 @@ from pytest_aorta.common.text import counted, table, wrapped
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, format_value
-from pytest_aorta.verdict.noise.priors import reference_step_ms
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.noise import reference_step_ms
+from pytest_aorta.verdict.statistics.decision import Scale
 from pytest_aorta.verdict.verdicts import format_change
 
 _COLUMNS = ("metric", "A", "B", "change", "")

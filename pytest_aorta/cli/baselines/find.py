@@ -10,9 +10,9 @@ from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import Direction, Metric
-from pytest_aorta.verdict.noise.priors import StoredCase, prior_variance
+from pytest_aorta.verdict.noise import StoredCase, prior_variance
 from pytest_aorta.verdict.statistics.variance import Estimate
 
 

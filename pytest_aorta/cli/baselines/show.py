@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.common.text import counted, percent, table, wrapped
@@ -12,9 +12,8 @@ from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
-from pytest_aorta.verdict.noise.priors import blocks, reference_step_ms, transformed_by_revision
-from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.noise import blocks, reference_step_ms, transformed_by_revision
+from pytest_aorta.verdict.statistics.decision import CONFIDENCE, Scale, quantile_t
 from pytest_aorta.verdict.statistics.stored import detectable
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, observed
 from pytest_aorta.verdict.verdicts import format_change
@@ -134,7 +133,7 @@ def size(change: float, scale: Scale) -> str:
     return percent(change).replace("%", scale.unit)
 
 
-def value_lines(values: dict[str, object], width: int) -> list[str]:
+def value_lines(values: Mapping[str, object], width: int) -> list[str]:
     """Return one line per value, as JSON."""
     lines = [f"  {key}: {json.dumps(values[key], ensure_ascii=False)}" for key in sorted(values)]
     return [part for line in lines for part in wrapped(line, width)]

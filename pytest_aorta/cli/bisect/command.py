@@ -23,7 +23,7 @@ from pytest_aorta.common.text import counted, emit
 from pytest_aorta.plan.prepared import setup_program
 from pytest_aorta.plan.worktree import git
 from pytest_aorta.session.search.log import LOG_FILE, SearchLog, SearchRequest
-from pytest_aorta.verdict.commit_search.probes import SearchOutcome
+from pytest_aorta.verdict.commit_search import SearchOutcome
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 
 PLUGIN = "pytest_aorta.plugin.bisecting"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pytest_aorta.cli.bisect.history import Commit
 from pytest_aorta.common.text import brief, counted, table
 from pytest_aorta.session.search.log import LoggedEnd, Skip
-from pytest_aorta.verdict.commit_search.probes import Probe, ProbedCommit, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.commit_search import Probe, ProbedCommit, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.verdicts import format_change
 

@@ -19,7 +19,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pytest_aorta.launch.lease.queue import MAX_TEXT, Claim, ClaimFolder, LeaseError, append_line, takes_lock
+from pytest_aorta.common.errors import LeaseError
+from pytest_aorta.launch.lease.queue import MAX_TEXT, Claim, ClaimFolder, append_line, takes_lock
 from pytest_aorta.launch.sweep import end_processes, pid_namespace, processes_of, start_ticks
 
 # Limit of later competing requests that are served before a waiting request. With 0, devices are busy 8% less

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
-from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.launch.sweep import is_alive, pid_namespace, processes_of, start_ticks
@@ -40,10 +40,6 @@ MAX_CLAIM_BYTES = 1 << 20
 MAX_CLAIMS = 10**12 - 1
 SCHEMA = "leases.schema.json"
 _CLAIM_NAME = re.compile(r"[0-9]{12}" + re.escape(CLAIM_SUFFIX))
-
-
-class LeaseError(AortaError):
-    """Resources can't be leased: too many requested, held by others for too long, bad, or an unusable folder."""
 
 
 @dataclass(frozen=True)

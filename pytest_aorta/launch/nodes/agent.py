@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.errors import AortaError, LaunchError
+from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
 from pytest_aorta.common.regular import open_regular
 from pytest_aorta.launch.guarded import GuardedLaunch
-from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
 from pytest_aorta.launch.nodes.files import node_files
 from pytest_aorta.launch.nodes.handover import on_devices, plan_from_json, versions

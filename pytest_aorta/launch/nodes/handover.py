@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import ipaddress
@@ -14,23 +15,24 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from pytest_aorta.common import variables
+from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
+from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.launch.command import with_own_code
 from pytest_aorta.launch.guarded import start_watcher
 from pytest_aorta.launch.nodes.network import listen
 from pytest_aorta.launch.sweep import launch_ids
-from pytest_aorta.plan.launch_plan import LaunchPlan, Limits, NodeGroup
+from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.profiler import ProfilerSchedule
-from pytest_aorta.plan.workload.declaration import WorkloadSpec
-from pytest_aorta.plan.world import Device, World
+from pytest_aorta.plan.world import Device
 
 # The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.
 NODE_RANK_VARIABLES = (variables.NODE_RANK, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
@@ -120,19 +122,8 @@ def _version(name: str) -> str:
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
     """Return the part of a plan that a node agent needs; the rest applies to node 0 only."""
-    return {
-        "name": plan.name,
-        "spec": plan.spec and asdict(plan.spec) | {"folder": str(plan.spec.folder)},
-        "config": plan.config,
-        "script": plan.script,
-        "args": list(plan.args),
-        "world": asdict(plan.world),
-        "timeout_s": plan.timeout_s,
-        "cwd": str(plan.cwd),
-        "limits": asdict(plan.limits),
-        "profiler": plan.profiler,
-        "profiler_schedule": plan.profiler_schedule and str(plan.profiler_schedule),
-    }
+    part: dict[str, Any] = to_builtins(replace(plan, lease_fds=(), group=None, command=()))
+    return part
 
 
 def coordinator_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:
@@ -146,7 +137,7 @@ def coordinator_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dic
         "world_size": plan.world.size,
         "time_limit_s": plan.timeout_s,
         "error_grace_s": plan.limits.error_grace_s,
-        **asdict(plan.group),
+        **to_builtins(plan.group),
         "versions": versions(),
         "lifeline_fd": lifeline_fd,
         "verdict_fd": verdict_fd,
@@ -170,31 +161,9 @@ def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
         LaunchError: The data are not such a plan.
     """
     try:
-        return _plan(data, run_dir)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        problem = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise LaunchError(f"plan of node 0 can't be read: {problem}; every node needs the same pytest-aorta") from None
-
-
-def _plan(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
-    spec = data["spec"] and WorkloadSpec(
-        **data["spec"] | {"folder": Path(data["spec"]["folder"]), "preload": tuple(data["spec"]["preload"])}
-    )
-    world = World(**data["world"] | {"devices": tuple(Device(**device) for device in data["world"]["devices"])})
-    return LaunchPlan(
-        name=data["name"],
-        spec=spec,
-        config=data["config"],
-        script=data["script"],
-        args=tuple(data["args"]),
-        world=world,
-        timeout_s=data["timeout_s"],
-        run_dir=run_dir,
-        cwd=Path(data["cwd"]),
-        limits=Limits(**data["limits"]),
-        profiler=data["profiler"],
-        profiler_schedule=ProfilerSchedule.parse(schedule) if (schedule := data["profiler_schedule"]) else None,
-    )
+        return replace(convert(data, LaunchPlan, "plan of node 0"), run_dir=run_dir)
+    except UnreadableFile as error:
+        raise LaunchError(f"{error}; every node needs the same pytest-aorta") from None
 
 
 def on_devices(plan: LaunchPlan, devices: tuple[Device, ...]) -> LaunchPlan:
@@ -206,4 +175,4 @@ def on_devices(plan: LaunchPlan, devices: tuple[Device, ...]) -> LaunchPlan:
     there, here = ({device.model for device in chosen} for chosen in (plan.world.devices, devices))
     if there != here:
         raise LaunchError(f"GPUs are {sorted(here)}, node 0's are {sorted(there)}; every node needs the same model")
-    return replace(plan, world=replace(plan.world, devices=devices))
+    return replace(plan, world=dataclasses.replace(plan.world, devices=devices))

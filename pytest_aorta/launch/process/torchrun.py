@@ -22,6 +22,7 @@ from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 
 # The logger that names the ranks that torchrun stops.
 STOPPING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
+LOOPBACK = "127.0.0.1"
 
 
 class StoppedRanks(logging.Filter):
@@ -49,6 +50,7 @@ class StoppedRanks(logging.Filter):
 def main(argv: list[str]) -> int:
     """Run torchrun with ``argv[1:]`` and return its exit code."""
     with without_collection():
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
@@ -58,9 +60,23 @@ def main(argv: list[str]) -> int:
     stopped = StoppedRanks()
     logging.getLogger(STOPPING_LOGGER).addFilter(stopped)
     store = serve_rendezvous()
+    arguments = parse_args(argv[1:])
+    if arguments.nnodes == "1":
+        # torchrun's c10d rendezvous unpickles what anyone writes into its store. Its static rendezvous uses this store,
+        # which listens from now on, on the loopback address.
+        listener = socket.create_server((LOOPBACK, 0), backlog=2048)
+        arguments.master_addr, arguments.master_port = listener.getsockname()
+        store = TCPStore(
+            LOOPBACK,
+            arguments.master_port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+        )
     os.environ[variables.AGENT_PID] = str(os.getpid())
     try:
-        run(parse_args(argv[1:]))
+        run(arguments)
     except ChildFailedError as error:
         # Besides ranks that failed, the error contains ranks that torchrun has stopped.
         failures = [

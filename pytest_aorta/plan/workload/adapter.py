@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean
-from typing import Any
+from typing import Literal
+
+from msgspec import field
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief
 
-LOG, TENSORBOARD, TORCHTITAN = KINDS = ("log", "tensorboard", "torchtitan")
-ALL, FIRST = RANKS = ("all", "first")
+LOG, TENSORBOARD, TORCHTITAN = "log", "tensorboard", "torchtitan"
+ALL, FIRST = "all", "first"
 # Quantities that do not become metrics.
 STEP, TIMESTAMP, LOSS, GRAD_NORM = "step", "timestamp", "loss", "grad_norm"
 STEP_TIMES = {"step_time_ms": 1.0, "step_time_s": 1000.0}
@@ -28,27 +31,28 @@ _SERIES = {STEP, TIMESTAMP, LOSS, GRAD_NORM, *STEP_TIMES}
 _METRIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
 GIB = 1 << 30
 MAX_COUNT = 10**15
-ADAPTER_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["kind"],
-    "properties": {
-        "kind": {"enum": list(KINDS)},
-        "pattern": {"type": "string", "minLength": 1},
-        "file": {"type": "string", "minLength": 1},
-        "folder": {"type": "string", "minLength": 1},
-        "scalars": {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}},
-        "ranks": {"enum": list(RANKS)},
-        "warmup": {"type": ["integer", "string"]},
-        "last_step": {"type": ["integer", "string"]},
-        "every": {"type": ["integer", "string"]},
-        "tokens_per_step": {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}},
-    },
-}
 
 
 class AdapterError(AortaError):
     """The log of a script is missing, or does not match the adapter."""
+
+
+class AdapterBlock(Model, frozen=True):
+    """The block ``adapter:`` of a workload's yaml, as :class:`Adapter` describes it.
+
+    Texts, and texts in place of numbers, may contain names in braces; ``tokens_per_step`` are factors.
+    """
+
+    kind: Literal["log", "tensorboard", "torchtitan"]
+    pattern: str = ""
+    file: str = ""
+    folder: str = ""
+    scalars: dict[str, str] = field(default_factory=dict)
+    ranks: Literal["all", "first"] = "all"
+    warmup: int | str = 0
+    last_step: int | str = 0
+    every: int | str = 1
+    tokens_per_step: tuple[int | str, ...] = ()
 
 
 @dataclass(frozen=True)

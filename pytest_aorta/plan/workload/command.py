@@ -4,57 +4,55 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, field, structs
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.world import VISIBLE_VARIABLES
 
 # Names in braces besides config keys: the launch's folder, and the folder of the yaml.
 PLACES = ("run_dir", "folder")
 _NAME = re.compile(r"\{([a-z][a-z0-9_]*)\}")
-COMMAND_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "script": {"type": "string", "pattern": r"\.py$"},
-        "module": {"type": "string", "pattern": r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"},
-        "args": {
-            "type": "array",
-            "items": {
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["when", "args"],
-                        "properties": {
-                            "when": {"type": "string"},
-                            "args": {"type": "array", "items": {"type": "string"}},
-                        },
-                    },
-                ]
-            },
-        },
-        "environment": {
-            "type": "object",
-            "propertyNames": {"type": "string", "pattern": r"^[A-Za-z_]\w*$"},
-            "additionalProperties": {"type": "string"},
-        },
-    },
-    "oneOf": [{"required": ["script"]}, {"required": ["module"]}],
-}
-
-
 # Variables that the launcher sets for each rank, and variables that load code into every program of the launch.
 _REFUSED = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
     *VISIBLE_VARIABLES, "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "LD_AUDIT", "LD_PRELOAD",
 }  # fmt: skip
 _REFUSED_PREFIXES = ("AORTA_", "PET_", "TORCHELASTIC_")
+
+
+class WhenTrue(Model, frozen=True):
+    """Arguments that are passed where the config key ``when`` is true."""
+
+    when: str
+    args: tuple[str, ...]
+
+
+class Command(Model, frozen=True):
+    """The block ``command:`` of a workload's yaml; names of config keys in braces are replaced by their values.
+
+    Attributes:
+        script: Path of a script, relative to the yaml's folder; empty if ``module`` is given.
+        module: Dotted name of a module; empty if ``script`` is given.
+        args: Arguments.
+        environment: Variables that are added to the environment.
+    """
+
+    script: Annotated[str, Meta(pattern=r"(^|\.py)$")] = ""
+    module: Annotated[str, Meta(pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?$")] = ""
+    args: tuple[str | WhenTrue, ...] = ()
+    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*$")], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a command that is both a script and a module, or neither."""
+        if bool(self.script) == bool(self.module):
+            raise ValueError("give one of the keys 'script' and 'module', not both")
 
 
 @dataclass(frozen=True)
@@ -72,21 +70,21 @@ class CommandLine:
     environment: dict[str, str]
 
 
-def command_line(command: Mapping[str, Any], config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
+def command_line(command: Command, config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
     """Return the command with the config's values filled in; a script is relative to the yaml's ``folder``.
 
     Raises:
         SpecError: An argument or a variable contains a character that can't be passed to a process.
     """
     values = {**config, "run_dir": str(run_dir), "folder": str(folder)}
-    script = command.get("script")
-    args: list[str] = []
-    for entry in command.get("args", ()):
+    texts: list[str] = []
+    for entry in command.args:
         if isinstance(entry, str):
-            args.append(filled(entry, values))
-        elif config[entry["when"]]:
-            args += [filled(text, values) for text in entry["args"]]
-    environment = {name: filled(text, values) for name, text in command.get("environment", {}).items()}
+            texts.append(entry)
+        elif config[entry.when]:
+            texts += entry.args
+    args = [filled(text, values) for text in texts]
+    environment = {name: filled(text, values) for name, text in command.environment.items()}
     for where, text in [
         *(("args", text) for text in args),
         *((f"environment.{name}", environment[name]) for name in environment),
@@ -96,7 +94,25 @@ def command_line(command: Mapping[str, Any], config: Mapping[str, Any], *, folde
                 f"{folder / 'default.yaml'}: command.{where}: got {brief(ascii(text))}, allowed is text without NUL "
                 f"characters and lone surrogates"
             )
-    return CommandLine(str(folder / script) if script else command["module"], tuple(args), environment)
+    return CommandLine(str(folder / command.script) if command.script else command.module, tuple(args), environment)
+
+
+def check_command(command: Command, yaml: Path, properties: Collection[str]) -> None:
+    """Check a workload's command against its config keys.
+
+    Raises:
+        SpecError: A name can't be filled in, a variable is the launcher's own, or the script does not exist.
+    """
+    refuse_variables(f"{yaml}: command.environment", command.environment)
+    refuse_unknown_names(f"{yaml}: command", texts_of(structs.asdict(command)), properties)
+    for entry in command.args:
+        if isinstance(entry, WhenTrue) and entry.when not in properties:
+            hint = did_you_mean([entry.when], properties)
+            raise SpecError(
+                f"{yaml}: command: when: no config key {entry.when!r}{hint}; there are {sorted(properties)}"
+            )
+    if command.script and not (yaml.parent / command.script).is_file():
+        raise SpecError(f"{yaml}: command: there is no file {yaml.parent / command.script}")
 
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
@@ -144,5 +160,7 @@ def texts_of(value: Any) -> list[str]:
     """Return every string in a value of the yaml."""
     if isinstance(value, str):
         return [value]
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    if isinstance(value, WhenTrue):
+        return list(value.args)
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
     return [text for item in items for text in texts_of(item)]

@@ -9,57 +9,75 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_yaml
+from msgspec import Meta, field, structs
+
+from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.model import Model, convert
+from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean
-from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA, Adapter, AdapterError
-from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, refuse_variables, texts_of
+from pytest_aorta.plan.workload.adapter import Adapter, AdapterBlock, AdapterError
+from pytest_aorta.plan.workload.command import Command, check_command, refuse_unknown_names, texts_of
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
 from pytest_aorta.plan.workload.logs import make_adapter
 from pytest_aorta.plan.workload.schema_errors import refuse_unknown_keywords, refuse_violation, refuse_wrong_fragment
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
-_YAML_KEYS = {
-    "description", "class", "command", "adapter", "launch_mode", "min_world_size", "preload", "config", "presets",
-}  # fmt: skip
-_REQUIRED_KEYS = ("description",)
+# Keys that the schema of a config key needs besides the keywords of JSON Schema.
+_FRAGMENT_KEYS = {"type", "default", "description"}
 
 
-@dataclass(frozen=True)
-class WorkloadSpec:
-    """A workload's declaration.
+class Declaration(Model, frozen=True):
+    """The content of a workload's ``default.yaml``.
+
+    Attributes:
+        description: One sentence for lists of workloads.
+        class_name: Class of the workload; empty if the workload is a command.
+        command: Script or module and its arguments; None if the workload is a class.
+        adapter: Adapter for the log of the command; None if the command records its steps itself.
+        launch_mode: ``torchrun``.
+        min_world_size: Smallest number of ranks.
+        preload: Modules of torch that a fork server imports before it forks ranks of this workload.
+        properties: Config key -> JSON Schema fragment with type, default and description.
+        presets: Config key -> its value -> defaults of other keys.
+    """
+
+    description: Annotated[str, Meta(min_length=1)]
+    class_name: Annotated[str, Meta(pattern=r"^([A-Za-z_]\w*)?$")] = field(default="", name="class")
+    command: Command | None = None
+    adapter: AdapterBlock | None = None
+    launch_mode: Annotated[str, Meta(pattern="^torchrun$")] = "torchrun"
+    min_world_size: Annotated[int, Meta(ge=1)] = 1
+    # A fork server outlives a launch, so it imports nothing that the user may edit.
+    preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
+    properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
+        default_factory=dict, name="config"
+    )
+    presets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions between keys."""
+        if bool(self.class_name) == (self.command is not None):
+            raise ValueError("give one of the keys 'class' and 'command', not both")
+        if self.adapter is not None and self.command is None:
+            raise ValueError("adapter belongs to a command; a class returns its result itself")
+
+
+class WorkloadSpec(Declaration, frozen=True, kw_only=True):
+    """A workload: its declaration and its location. ``properties`` include ``environment``, which every workload has.
 
     Attributes:
         name: Name of the workload.
         folder: Folder of the code and of ``default.yaml``.
         module: Dotted name of an installed workload; None if the code is loaded from ``folder`` by path.
-        class_name: Class of the workload; empty if the workload is a command.
-        description: One sentence for lists of workloads.
-        launch_mode: ``torchrun``.
-        min_world_size: Smallest number of ranks.
-        properties: Config key -> JSON Schema fragment with type, default and description; includes ``environment``,
-            which every workload has.
-        presets: Config key -> its value -> defaults of other keys.
-        preload: Modules of torch that a fork server imports before it forks ranks of this workload.
-        command: Script or module and its arguments; None if the workload is a class.
-        adapter: Adapter for the log of the command; None if the command records its steps itself.
     """
 
     name: str
     folder: Path
-    module: str | None
-    class_name: str
-    description: str
-    launch_mode: str
-    min_world_size: int
-    properties: dict[str, dict[str, Any]]
-    presets: dict[str, dict[str, dict[str, Any]]]
-    preload: tuple[str, ...] = ()
-    command: dict[str, Any] | None = None
-    adapter: dict[str, Any] | None = None
+    module: str | None = None
 
     @property
     def yaml(self) -> Path:
@@ -124,37 +142,19 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
     """
     yaml = folder / YAML_NAME
     try:
-        document = read_yaml(yaml)
+        declared = convert(read_yaml(yaml), Declaration, str(yaml))
     except UnreadableFile as error:
         raise SpecError(str(error)) from None
-    if not isinstance(document, dict):
-        raise SpecError(f"{yaml}: got {type(document).__name__}, allowed is a mapping with keys {sorted(_YAML_KEYS)}")
-    if unknown := sorted(map(str, set(document) - _YAML_KEYS)):
-        hint = did_you_mean(unknown, sorted(_YAML_KEYS))
-        raise SpecError(f"{yaml}: unknown keys {unknown}{hint}; there are {sorted(_YAML_KEYS)}")
-    if absent := [key for key in _REQUIRED_KEYS if key not in document]:
-        raise SpecError(f"{yaml}: keys {absent} are required")
-    if ("class" in document) == ("command" in document):
-        raise SpecError(f"{yaml}: give one of the keys 'class' and 'command', not both")
-    refuse_violation(f"{yaml}: workload", document, _YAML_SCHEMA)
-    properties = document.get("config", {})
-    if ENVIRONMENT_KEY in properties:
+    if ENVIRONMENT_KEY in declared.properties:
         raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} exists for every workload and can't be declared")
-    spec = WorkloadSpec(
-        name=name,
-        folder=folder,
-        module=module,
-        class_name=document.get("class", ""),
-        description=document["description"],
-        launch_mode=document.get("launch_mode", "torchrun"),
-        min_world_size=document.get("min_world_size", 1),
-        properties=properties | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
-        presets=document.get("presets", {}),
-        preload=tuple(document.get("preload", ())),
-        command=document.get("command"),
-        adapter=document.get("adapter"),
-    )
-    _check_command(spec)
+    values = structs.asdict(declared) | {"properties": declared.properties | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA}}
+    spec = WorkloadSpec(**values, name=name, folder=folder, module=module)
+    if spec.command is not None:
+        check_command(spec.command, spec.yaml, spec.properties)
+    if spec.adapter is not None:
+        # Braces in a pattern are repetition counts, not names.
+        texts = texts_of({**structs.asdict(spec.adapter), "pattern": ""})
+        refuse_unknown_names(f"{yaml}: adapter", texts, {*spec.properties, "rank"})
     _check_defaults(spec)
     filled_adapter(spec, default_config(spec, {}), Path("run_dir"), 0)
     return spec
@@ -186,34 +186,6 @@ def default_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
     return config
 
 
-_YAML_SCHEMA: dict[str, Any] = {
-    "properties": {
-        "description": {"type": "string", "minLength": 1},
-        "class": {"type": "string", "pattern": r"^[A-Za-z_]\w*$"},
-        "command": COMMAND_SCHEMA,
-        "adapter": ADAPTER_SCHEMA,
-        "launch_mode": {"enum": ["torchrun"]},
-        "min_world_size": {"type": "integer", "minimum": 1},
-        # A fork server outlives a launch, so it imports nothing that the user may edit.
-        "preload": {"type": "array", "items": {"type": "string", "pattern": r"^torch(\.[A-Za-z_]\w*)+$"}},
-        "config": {
-            "type": "object",
-            "propertyNames": {"type": "string", "pattern": r"^[a-z][a-z0-9_]*$"},
-            "additionalProperties": {"type": "object", "required": ["type", "default", "description"]},
-        },
-        "presets": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "object",
-                # YAML reads the keys `1:` and `on:` as other types, which the lookup by text would never find.
-                "propertyNames": {"type": "string"},
-                "additionalProperties": {"type": "object"},
-            },
-        },
-    }
-}
-
-
 def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path, rank: int) -> Adapter | None:
     """Return the adapter for the log of one rank; None if the workload has no adapter.
 
@@ -228,27 +200,10 @@ def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path,
         raise SpecError(f"{spec.yaml}: adapter: {error}") from None
 
 
-def _check_command(spec: WorkloadSpec) -> None:
-    if spec.adapter is not None and spec.command is None:
-        raise SpecError(f"{spec.yaml}: adapter belongs to a command; a class returns its result itself")
-    refuse_variables(f"{spec.yaml}: command.environment", (spec.command or {}).get("environment", {}))
-    refuse_unknown_names(f"{spec.yaml}: command", texts_of(spec.command), spec.properties)
-    # Braces in a pattern are repetition counts, not names.
-    texts = texts_of({key: value for key, value in (spec.adapter or {}).items() if key != "pattern"})
-    refuse_unknown_names(f"{spec.yaml}: adapter", texts, {*spec.properties, "rank"})
-    for entry in (spec.command or {}).get("args", ()):
-        if isinstance(entry, dict) and entry["when"] not in spec.properties:
-            hint = did_you_mean([entry["when"]], spec.properties)
-            raise SpecError(
-                f"{spec.yaml}: command: when: no config key {entry['when']!r}{hint}; there are "
-                f"{sorted(spec.properties)}"
-            )
-    if spec.command and "script" in spec.command and not (spec.folder / spec.command["script"]).is_file():
-        raise SpecError(f"{spec.yaml}: command: there is no file {spec.folder / spec.command['script']}")
-
-
 def _check_defaults(spec: WorkloadSpec) -> None:
     for key, schema in spec.properties.items():
+        if absent := sorted(_FRAGMENT_KEYS - schema.keys()):
+            raise SpecError(f"{spec.yaml}: config.{key}: keys {absent} are required")
         refuse_wrong_fragment(f"{spec.yaml}: config.{key}", schema)
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pytest_aorta.plan.workload.adapter import (
     TIMESTAMP,
     TORCHTITAN,
     Adapter,
+    AdapterBlock,
     AdapterError,
     Record,
     refuse_bad_adapter,
@@ -51,28 +53,26 @@ TORCHTITAN_SCALARS = {
     "peak_memory_active_gib": "memory/max_active(GiB)",
     "peak_memory_reserved_gib": "memory/max_reserved(GiB)",
 }
-_NUMBERS = ("warmup", "last_step", "every")
 
 
-def make_adapter(document: Mapping[str, Any], values: Mapping[str, Any]) -> Adapter:
-    """Return the adapter of the yaml's block ``document``, its texts filled in with ``values``.
+def make_adapter(block: AdapterBlock, values: Mapping[str, Any]) -> Adapter:
+    """Return the adapter of the yaml's block, its texts filled in with ``values``.
 
     Raises:
         AdapterError: The adapter is contradictory, or a value that has to be a number is not one.
     """
-    numbers = {name: _integer(name, document[name], values) for name in _NUMBERS if name in document}
-    tokens = 1 if "tokens_per_step" in document else 0
-    for factor in document.get("tokens_per_step", ()):
-        tokens *= _integer("tokens_per_step", factor, values)
+    factors = [_integer("tokens_per_step", factor, values) for factor in block.tokens_per_step]
     adapter = Adapter(
-        kind=document["kind"],
-        pattern=document.get("pattern", ""),
-        file=filled(document.get("file", ""), values),
-        folder=filled(document.get("folder", ""), values),
-        scalars=tuple(document.get("scalars", {}).items()),
-        ranks=document.get("ranks", "all"),
-        tokens_per_step=tokens,
-        **numbers,
+        kind=block.kind,
+        pattern=block.pattern,
+        file=filled(block.file, values),
+        folder=filled(block.folder, values),
+        scalars=tuple(block.scalars.items()),
+        ranks=block.ranks,
+        warmup=_integer("warmup", block.warmup, values),
+        last_step=_integer("last_step", block.last_step, values),
+        every=_integer("every", block.every, values),
+        tokens_per_step=prod(factors) if factors else 0,
     )
     if adapter.kind == TORCHTITAN:
         if adapter.pattern or adapter.scalars:

@@ -62,7 +62,7 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     if outcome.reason == EndReason.EXIT and outcome.agent_status == 0 and finished and not outcome.survivors:
         return None
     kind, rank, headline, details = _classify(plan, outcome, ranks)
-    name = f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name
+    name = plan.title
     nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
     damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:RANKS_SHOWN]
     headline = headline if kind in _NAMED_BY_HEADLINE else f"{kind}: {headline}"

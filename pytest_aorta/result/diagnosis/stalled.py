@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_aorta.plan.launch_plan import LaunchPlan, command_of
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.diagnosis.describe import RANKS_SHOWN, ended, is_waiting, names_of, positions
 from pytest_aorta.result.evidence import RankEvidence
 from pytest_aorta.result.flight import FlightVerdict
@@ -63,7 +63,7 @@ def not_left(
     stuck = [rank for rank in alive if not is_waiting(rank.frames)] or alive
     if not stuck:
         return "process left", None, f"{_limit(plan, outcome)}; every rank left its result", []
-    what = "script" if plan.script is not None or command_of(plan) else "run()"
+    what = "script" if plan.program() else "run()"
     steps = ", ".join(str(rank.steps) for rank in stuck[:RANKS_SHOWN]) if any(rank.steps for rank in stuck) else ""
     reached = f"having entered step {steps}" if steps else "and its steps were not counted"
     headline = f"{names_of([rank.rank for rank in stuck])} did not leave after its {what} returned, {reached}"

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median_low
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
 
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
 
@@ -23,6 +26,9 @@ class Part(StrEnum):
     """Copies during which the critical rank neither computes nor communicates."""
     IDLE = "idle"
     """Time that the critical rank's device loses to delays of its host."""
+
+
+PartName: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(Part)})$")]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta
+
+from pytest_aorta.common.model import Milliseconds, Model
 
 # Suffix of the names of overlap metrics if the host could not be ahead of the device.
 AS_RUN = "_as_run"
@@ -25,6 +29,9 @@ class Collective(StrEnum):
     BROADCAST = "broadcast"
     SEND_RECV = "send_recv"
     OTHER = "other"
+
+
+CollectiveKind: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(Collective)})$")]
 
 
 @dataclass(frozen=True)
@@ -134,8 +141,7 @@ class StepOverlap:
         return cls(**{**data, "collectives": times})
 
 
-@dataclass(frozen=True)
-class FamilyTime:
+class FamilyTime(Model, frozen=True):
     """The kernels of one family in a profiled step on one rank.
 
     Attributes:
@@ -143,8 +149,12 @@ class FamilyTime:
         calls: Number of kernels per step, a mean over steps.
     """
 
-    ms: float
-    calls: float
+    ms: Milliseconds
+    calls: Annotated[float, Meta(ge=0, le=1e12)]
+
+
+# Time and calls of each kernel family, or of each operator on CPU ranks.
+Kernels: TypeAlias = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=96)], FamilyTime], Meta(max_length=64)]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta
+
+from pytest_aorta.common.model import Count, Milliseconds, Model
 from pytest_aorta.result.trace.profiled_steps import Call, Collective, CollectiveCalls
 
 # Limits on the stored calls of a rank's collectives; the schema has the same limits.
@@ -44,8 +47,7 @@ _ENDS_TOGETHER = {
 }
 
 
-@dataclass(frozen=True)
-class CollectiveFacts:
+class CollectiveFacts(Model, frozen=True):
     """The calls of one collective in a profiled step.
 
     Attributes:
@@ -58,11 +60,11 @@ class CollectiveFacts:
         straggler: The rank that the others wait for.
     """
 
-    calls: float
-    bus_bytes: float
-    transfer_ms: float
-    wait_ms: list[float]
-    straggler: int
+    calls: Annotated[float, Meta(ge=0, le=1e12)]
+    bus_bytes: Annotated[float, Meta(ge=0, le=1e100)]
+    transfer_ms: Milliseconds
+    wait_ms: Annotated[list[Milliseconds], Meta(min_length=1, max_length=MAX_WAITS_BY_RANK)]
+    straggler: Count
 
     @property
     def bus_gb_per_s(self) -> float | None:
@@ -78,17 +80,6 @@ class CollectiveFacts:
     def straggler_wait_ms(self) -> float:
         """Return the wait of the straggler itself, the least of any rank, in ms per step."""
         return min(self.wait_ms)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CollectiveFacts:
-        """Build the facts from an entry of a validated baseline, whose numbers may be written as integers."""
-        return cls(
-            float(data["calls"]),
-            float(data["bus_bytes"]),
-            float(data["transfer_ms"]),
-            [float(wait) for wait in data["wait_ms"]],
-            data["straggler"],
-        )
 
 
 @dataclass

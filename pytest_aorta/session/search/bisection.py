@@ -19,10 +19,9 @@ from pytest_aorta.session.runner import WorkloadRunner, passed
 from pytest_aorta.session.search.log import SearchLog, Skip, give
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld, in_test
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
-from pytest_aorta.verdict.commit_search.search import MAX_END_PAIRS, CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.noise.priors import platform_priors
+from pytest_aorta.verdict.commit_search import MAX_END_PAIRS, CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.comparison import PairedComparison
+from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.verdicts import Verdicts
 
 # Errors that count as a commit that does not start.

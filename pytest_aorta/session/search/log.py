@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_text
+from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, ProbedCommit, SearchEnd, SearchOutcome
-from pytest_aorta.verdict.commit_search.search import CommitSearch
+from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, ProbedCommit, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.metrics import METRICS
 
 LOG_FILE = "log.jsonl"
@@ -155,9 +155,11 @@ class SearchLog:
         if isinstance(event, Skip):
             self._add({"kind": "skip", **entry, "reason": event.reason})
             return
-        reference = None if event.reference is None else event.reference.to_json()
+        reference = None if event.reference is None else to_builtins(event.reference)
         before = {} if event.before is None else {"before": self.request.commits[event.before]}
-        self._add({"kind": "probe", **entry, **before, "candidate": event.candidate.to_json(), "reference": reference})
+        self._add(
+            {"kind": "probe", **entry, **before, "candidate": to_builtins(event.candidate), "reference": reference}
+        )
 
     def add_end(self, case: str, end: SearchEnd) -> None:
         """Add the end of the search of a comparison."""
@@ -178,8 +180,8 @@ class SearchLog:
         reference = entry["reference"]
         return Probe(
             commit,
-            LaunchFacts.from_json(entry["candidate"]),
-            None if reference is None else LaunchFacts.from_json(reference),
+            convert(entry["candidate"], LaunchFacts, str(self.path)),
+            None if reference is None else convert(reference, LaunchFacts, str(self.path)),
             self._numbers[entry["before"]] if "before" in entry else None,
         )
 
@@ -229,14 +231,11 @@ def _checked(line: str, where: str) -> dict[str, Any]:
 
 
 def _violation_of_launch(launch: dict[str, Any]) -> str | None:
-    # A launch in a baseline has these two additional keys.
-    problem = violation({"revision": 1, "center": True} | launch, "baseline.schema.json", "launch")
-    if problem is None:
-        try:
-            LaunchFacts.from_json(launch).moment_s  # noqa: B018 - raises for a moment that does not exist
-        except ValueError:
-            return f"$.recorded_at: got {launch['recorded_at']!r}, allowed is a moment in UTC"
-    return problem
+    try:
+        convert(launch, LaunchFacts, "launch")
+    except UnreadableFile as error:
+        return str(error)
+    return None
 
 
 def _request(entry: dict[str, Any]) -> SearchRequest:

@@ -1,4 +1,4 @@
-"""Probabilistic bisection: the posterior over the first commit that has a change, and the next commit to probe.
+"""Probabilistic bisection: the posterior over the first commit with a change, the next commit, and confirmation.
 
 Commits are numbered from 1, in order; commit 0 is the good one. If commit k introduces a change, every commit from k on
 has the change. Before any probe, a change is as likely as no change, and each commit is equally likely to introduce it.
@@ -40,6 +40,11 @@ _CHANGE_WIDTH, _NOISE_WIDTH = 6.0, 3.0
 _LOG_BIT_ERROR = -50.0
 # Commits near one that does not start often do not start either, so the worth of a neighbor is reduced by this.
 _NEAR_SKIPPED = 0.5
+
+
+# Launches of each commit at a look -> the most pairs of launches, one of each commit, in which the named commit may be
+# no worse. Probabilities of an error: 0.40%, 0.15%, 0.18% and 0.26%.
+LOOKS = {5: 0, 8: 5, 12: 23, 20: 98}
 
 
 @dataclass(frozen=True)
@@ -200,3 +205,25 @@ def _worth(posterior: Posterior, skipped: Collection[int], number: int) -> float
     distance = min((abs(number - other) for other in skipped), default=None)
     factor = 1.0 if distance is None else 1 - _NEAR_SKIPPED / 2 ** (distance - 1)
     return min(probability, 1 - probability) * factor
+
+
+def is_confirmed(pairs: Sequence[tuple[float, float]]) -> bool | None:
+    """Return whether the launches of the named commit are worse, or None if further pairs may show it.
+
+    The posterior that names a commit assumes a distribution of the noise, and launches that fall into two groups
+    violate it. This rule assumes only that launches of equal commits, made in turn, are exchangeable: the one-sided
+    Mann-Whitney test (Annals of Mathematical Statistics 18, 1947), exact, after 5, 8, 12 and 20 launches of each
+    commit. The four probabilities of an error add up to at most 1% (Bonferroni).
+
+    ``pairs`` contain the metric in a launch of the named commit and in one of the commit before it. A larger value is
+    worse.
+    """
+    if any(_num_not_worse(pairs[:look]) <= most for look, most in LOOKS.items() if look <= len(pairs)):
+        return True
+    return False if len(pairs) >= max(LOOKS) else None
+
+
+def _num_not_worse(pairs: Sequence[tuple[float, float]]) -> int:
+    named, before = zip(*pairs, strict=True)
+    # An equal value counts against the change, which keeps the probability of an error below that without ties.
+    return sum(here <= there for here in named for there in before)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
 
-from pytest_aorta.verdict.statistics.decision import MISS_RATE, Decision, Rule, own_variance
-from pytest_aorta.verdict.statistics.scale import difference
+from pytest_aorta.verdict.statistics.decision import MISS_RATE, Decision, Rule, difference, own_variance
 from pytest_aorta.verdict.statistics.variance import Variance
 
 # Probability that unchanged code is called a regression, over all looks. It is above the rate of stored comparisons,

@@ -11,8 +11,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pytest_aorta.verdict.statistics.decision import MISS_RATE, Decision, Outcome, Rule, own_variance, quantile_t
-from pytest_aorta.verdict.statistics.scale import difference
+from pytest_aorta.verdict.statistics.decision import (
+    MISS_RATE,
+    Decision,
+    Outcome,
+    Rule,
+    difference,
+    own_variance,
+    quantile_t,
+)
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance
 
 # Probability that unchanged code is called a regression in a comparison, over all looks.

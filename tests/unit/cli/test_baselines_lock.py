@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from pytest_aorta.verdict.baseline import (
     read_baseline_file,
     write_baseline,
 )
-from tests.unit.builders import launches_near, make_baseline, stored
+from tests.unit.builders import launches_near, make_baseline, replace, stored
 
 # A command that does not wait for the lock has ended by then.
 GRACE_S = 0.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from pytest_aorta.cli.doctor import torch_probe as doctor_torch
 from pytest_aorta.cli.doctor.host import MIB, NOTE, OK, PROBLEM
 from pytest_aorta.launch.lease.lease import lease, mark_bad
 from pytest_aorta.plan.world import AMD, NVIDIA
-from tests.unit.builders import gpus
+from tests.unit.builders import gpus, replace
 
 TORCH = {
     "torch": "2.13.0+cu130",

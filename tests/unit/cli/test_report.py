@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from pytest_aorta.cli.main import main
-from pytest_aorta.cli.report.command import labelled, sides
+from pytest_aorta.cli.report import labelled, sides
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.report.from_results import dataset_report

@@ -53,7 +53,7 @@ def test_yaml_that_can_not_be_read_is_reported_beside_the_others(own, capsys):
     (own / "workloads" / "bad" / "default.yaml").write_text("clas: x")
     assert cli.main(["workloads"]) == 1
     out = capsys.readouterr().out
-    assert "unknown keys ['clas']" in out
+    assert "unknown key 'clas'" in out
     assert "\ntoy " in out
 
 

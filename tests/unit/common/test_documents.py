@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json, read_yaml
-from pytest_aorta.common.files import (
-    write_json_rows,
-)
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
+from pytest_aorta.common.files import write_json_rows
+from pytest_aorta.common.strict_yaml import read_yaml
 
 MAX_BYTES = 10_000
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
@@ -76,7 +75,7 @@ def test_large_numbers_are_finite_although_their_sum_is_not(row):
 
 
 def test_integer_without_a_float_is_refused():
-    with pytest.raises(UnreadableFile, match=r"here: not valid JSON: 10{76}\.\.\.: an integer larger than any float"):
+    with pytest.raises(UnreadableFile, match=r"here: not valid JSON: 10+ is not a finite number"):
         parse_json(f"[1.5, 1{'0' * 400}]", "here")
 
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-import traceback
+import pickle
 
 import pytest
 
+import pytest_aorta
 from pytest_aorta.common.errors import (
     AortaError,
     ColdLaunchWarning,
@@ -18,11 +19,6 @@ class OwnError(AortaError):
     """An error class as another module than errors.py declares it."""
 
 
-def test_traceback_shows_the_message_without_the_path_of_a_module():
-    assert traceback.format_exception_only(LaunchError("boom")) == ["LaunchError: boom\n"]
-    assert traceback.format_exception_only(OwnError("boom")) == ["OwnError: boom\n"]
-
-
 @pytest.mark.parametrize(
     "kind", [LaunchError, WorkloadFailed, ComparisonFailed, ResultError, OwnError, ColdLaunchWarning]
 )
@@ -31,3 +27,17 @@ def test_control_characters_in_a_message_are_shown_as_escapes(kind):
     shown = r"rank 0: \x1b[31mred\x1b[0m" + "\n\tat" + r"\x9b2J train.py"
     assert str(error) == shown
     assert error.args == (shown,)
+
+
+EXCEPTIONS = [kind for kind in map(pytest_aorta.__dict__.get, pytest_aorta.__all__) if kind is not LaunchError]
+
+
+@pytest.mark.parametrize("error", [LaunchError("rank 3 died", "rank", 3), *(kind("why") for kind in EXCEPTIONS)])
+def test_error_survives_pickling_under_the_name_that_users_import(error):
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied), vars(copied)) == (type(error), str(error), vars(error))
+    assert getattr(pytest_aorta, type(error).__name__) is type(error)
+
+
+def test_failed_comparison_is_a_failed_assertion():
+    assert issubclass(pytest_aorta.ComparisonFailed, AssertionError)

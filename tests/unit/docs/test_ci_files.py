@@ -75,7 +75,7 @@ def test_action_and_component_have_the_same_defaults_where_both_have_an_input():
     inputs = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["inputs"]
     spec = next(yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8")))["spec"]["inputs"]
     shared = set(inputs) & set(spec) - {"requirements"}
-    assert shared == {"pytest-args", "name", "baselines", "report", "comment", "require-comment"}
+    assert shared == {"pytest-args", "name", "baselines", "report", "comment"}
     assert {name: as_text(spec[name]["default"]) for name in shared} == {
         name: inputs[name]["default"] for name in shared
     }
@@ -83,7 +83,7 @@ def test_action_and_component_have_the_same_defaults_where_both_have_an_input():
 
 def test_token_of_the_action_reaches_the_comment_alone_and_inputs_reach_no_script():
     steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
-    assert [step.get("id") for step in steps if "token" in yaml.safe_dump(step)] == ["comment"]
+    assert [step["with"]["header"] for step in steps if "token" in yaml.safe_dump(step)] == ["${{ inputs.name }}"]
     assert [step["run"] for step in steps if "${{" in step.get("run", "")] == []
 
 
@@ -92,6 +92,7 @@ def test_shell_code_of_the_action_and_of_the_component_is_sound():
     code = [step["run"] for step in steps if "run" in step]
     heredoc = component()["aorta"]["script"][0]
     code += [heredoc.split("<<'END'\n")[1].rpartition("END")[0]]
+    code += component()["aorta comment"]["script"]
     assert len(code) == 4
     assert [tool("shellcheck", "--shell=bash", "-", text=text) for text in [*code, heredoc]] == [""] * 5
 

@@ -15,7 +15,7 @@ import yaml
 from pytest_aorta.cli.main import COMMANDS, main
 from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA
+from pytest_aorta.plan.workload.adapter import AdapterBlock
 from pytest_aorta.plan.workload.declaration import find_workload, workload_places
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result import measurements
@@ -123,7 +123,7 @@ def test_numbers_that_pages_and_messages_suggest_for_options_are_allowed():
     assert len(found) > 5
 
 
-@pytest.mark.parametrize("key", ADAPTER_SCHEMA["properties"])
+@pytest.mark.parametrize("key", AdapterBlock.__struct_fields__)
 def test_every_key_of_an_adapter_is_on_its_page(key):
     assert f"`{key}`" in (DOCS / "own-scripts.md").read_text(encoding="utf-8")
 

@@ -15,35 +15,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.cli.history.export import openmetrics
 from pytest_aorta.cli.history.series import case_histories
 from pytest_aorta.cli.history.site.write import CasePage, chart_data
-from pytest_aorta.cli.run.config import given_config
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.lease.lease import bad_marks, holders
 from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
-from pytest_aorta.launch.nodes.handover import plan_from_json, plan_to_json
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
 from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.workload.adapter import Adapter, adapted, refuse_bad_adapter
-from pytest_aorta.plan.workload.command import command_line
-from pytest_aorta.plan.workload.declaration import (
-    default_config,
-    filled_adapter,
-    read_workload,
-    resolve_config,
-)
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, read_records
 from pytest_aorta.plugin.read_markers import read_markers
 from pytest_aorta.result.diagnosis.launch import launch_failure
@@ -60,11 +51,9 @@ from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.session.history.entries import parse_entry, read_history
 from pytest_aorta.session.search.log import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.bitwise.operators import locate_operator
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe
-from pytest_aorta.verdict.commit_search.search import CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.bitwise import locate_operator
+from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,
     default_priors,
@@ -74,6 +63,7 @@ from tests.unit.builders import (
     make_provenance,
     make_result,
     rank_values,
+    replace,
     stored,
     write_plan_file,
 )
@@ -164,89 +154,6 @@ def _place(error: BaseException) -> str:
     return f"{type(error).__name__} in {place}"
 
 
-# --- YAML: declarations and configs -----------------------------------------------------------------------------------
-
-DECLARATION = """
-description: a script
-command:
-  script: train.py
-  args: [--steps, "{steps}", {when: fast, args: ["--name={label}"]}]
-  environment: {MODE: "{label}"}
-adapter: {kind: log, pattern: 'step (?P<step>\\d+) in (?P<step_time_ms>\\d+)', warmup: "{steps}", file: "{run_dir}/log"}
-preload: [torch.fx]
-min_world_size: 2
-config:
-  size: {type: string, enum: [small, large], default: small, description: preset}
-  steps: {type: integer, minimum: 1, default: 5, description: steps}
-  label: {type: string, default: a, description: label}
-  fast: {type: boolean, default: false, description: fast}
-  fault: {type: object, default: {}, description: fault, properties: {kind: {type: string}}}
-presets: {size: {small: {steps: 5}, large: {steps: 50}}}
-"""
-YAML_TEXTS = [
-    DECLARATION,
-    "a: !!bool maybe", "a: !!int x", "a: !!float ''", "a: !!timestamp x", "a: !!binary '\xff'", "a: !!null {}",
-    "a: !!python/object:os.system {}", "&a [*a]", "a: &a {b: *a}", "? [a]\n: 1", "? {a: 1}\n: 1", "<<: [1]", "<<: 1",
-    "!!omap [a]", "!!pairs [1]", "!!set {a}", "!!str {}", "!!seq a", "!!map a", "=: 1", "a: 1:99:99", "a: 0b", "a: 0x",
-    "a: 2026-13-45", "a: 2026-01-01 99:99:99", "a: .nan", "a: 1e999", "%YAML 9.9\n---\na: 1", "a: 1\n---\nb: 2",
-    "\n".join(f"k{number}: 1" for number in range(30_000)),
-    "\n".join(["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 40)]),
-    "\n".join(["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}, *a{n - 1}]}}" for n in range(1, 24)]),
-    DECLARATION.replace("default: {}", "default: &x [*x]"),
-    DECLARATION.replace("enum: [small, large]", "enum: !!set {small, large}"),
-    DECLARATION.replace("--steps,", '"\\0",'), DECLARATION.replace("default: a,", 'default: "\\0",'),
-    DECLARATION.replace("default: a,", 'default: "\\ud800",'), DECLARATION.replace("torch.fx", "!!binary aa"),
-    DECLARATION.replace("a script", "!!bool maybe"), "[" * 5000, "a: " + "9" * 5000, "- " * 400 + "a",
-]  # fmt: skip
-
-
-def _yaml_of(document: Any) -> bytes:
-    try:
-        return yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass")
-    except (yaml.YAMLError, ValueError):
-        return json.dumps(document).encode()
-
-
-YAML_FILES = (
-    st.sampled_from([text.encode("utf-8") for text in YAML_TEXTS])
-    | damaged(yaml.safe_load(DECLARATION)).map(_yaml_of)
-    | damaged_bytes(DECLARATION.encode())
-)
-
-
-def _read_declaration(data: bytes, folder: Path) -> None:
-    (folder / "train.py").touch()
-    (folder / "default.yaml").write_bytes(data)
-    spec = read_workload("toy", folder, None)
-    config = resolve_config(spec, {})
-    if spec.command:
-        line = command_line(spec.command, config, folder=folder, run_dir=folder)
-        assert [os.fsencode(text) for text in (*line.args, *line.environment.values())].count(b"\0") == 0
-    filled_adapter(spec, default_config(spec, {}), folder, 0)
-
-
-def _toy(folder: Path) -> Any:
-    (folder / "train.py").touch()
-    (folder / "default.yaml").write_text(DECLARATION, encoding="utf-8")
-    return read_workload("toy", folder, None)
-
-
-def _read_config(data: bytes, folder: Path) -> None:
-    file = folder / "config.yaml"
-    file.write_bytes(data)
-    given_config(_toy(folder), file, None, [])
-
-
-def _read_assignment(text: str, folder: Path) -> None:
-    given_config(_toy(folder), None, None, [text])
-
-
-def _read_given(config: Any, folder: Path) -> None:
-    if isinstance(config, dict):
-        spec = _toy(folder)
-        command_line(spec.command or {}, resolve_config(spec, config), folder=folder, run_dir=folder)
-
-
 # --- stored documents -------------------------------------------------------------------------------------------------
 
 HASHES = asdict(TensorHashes(["w"], [[2]], {"3": ["a" * 32]}))
@@ -273,7 +180,7 @@ def _read_result(data: bytes, folder: Path) -> None:
     file = folder / "result.json"
     file.write_bytes(data)
     result = read_result(file)
-    launch_facts(result).to_json()
+    to_builtins(launch_facts(result))
     result.to_json()
 
 
@@ -604,13 +511,6 @@ def _read_messages(case: Any, folder: Path) -> None:
         _outcome(make_plan(folder), json.dumps({**VERDICT, "reason": node.outcome["reason"]}).encode())
 
 
-PLAN = json.loads(json.dumps(plan_to_json(make_plan(Path("/x")))))
-
-
-def _read_plan(document: Any, folder: Path) -> None:
-    plan_from_json(document, folder)
-
-
 CLAIM = {
     "owner": "test", "pid": 5, "pool": ["gpu0"], "count": 1, "exclusive": False, "overtaken": 0, "resources": ["gpu0"],
     "since_s": 1.0, "pid_namespace": 4026531836, "start_ticks": 7,
@@ -772,21 +672,6 @@ def _read_search_log(data: bytes, folder: Path) -> None:
 
 READERS = [
     Reader("log of a search", SEARCH_LOGS, _read_search_log),
-    Reader("workload declaration", YAML_FILES, _read_declaration),
-    Reader("config file", YAML_FILES, _read_config),
-    Reader(
-        "--set",
-        st.builds(
-            "{}={}".format, st.sampled_from(["steps", "fault.kind", "label", "x", "environment.NCCL_X", "a.b.c"]),
-            st.sampled_from(YAML_TEXTS) | st.text(max_size=20) | HOSTILE.map(repr),
-        ),
-        _read_assignment,
-    ),
-    Reader(
-        "config of a test",
-        damaged({"steps": 5, "label": "a", "fast": True, "environment": {"NCCL_DEBUG": "INFO"}}),
-        _read_given,
-    ),
     Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
     Reader("stored result", damaged_json(RESULT), _read_result),
     Reader("line of the history", damaged_json(HISTORY), _read_history_line),
@@ -806,7 +691,6 @@ READERS = [
         _read_messages,
         (WireError, NodeFailed),
     ),
-    Reader("plan for a node", damaged(PLAN), _read_plan),
     Reader("claims of leases", st.tuples(CLAIM_NAMES, CLAIM_FILES), _read_claim),
     Reader(
         "marks of bad devices", damaged_json({"boot": _boot(), "reasons": {"gpu0": "hung"}}), _read_bad

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from pytest_aorta.common.documents import UnreadableFile, parse_yaml, read_bytes
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError, ResultError, SpecError
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError
 from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.workload.command import command_line
+from pytest_aorta.plan.workload.command import Command, command_line
 from pytest_aorta.plan.workload.environment import check_environment
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
 from pytest_aorta.result.diagnosis.launch import launch_failure
@@ -45,47 +46,6 @@ def edited(document: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-# --- YAML -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["a: !!bool maybe", "a: !!int x", "a: !!float ''", "a: !!timestamp x", "a: !!int ''"])
-def test_value_that_does_not_fit_its_tag_is_named_with_its_line(text):
-    with pytest.raises(
-        UnreadableFile, match=r"(?s)here: not valid YAML: got '.*', which is not a value of tag .* line 1"
-    ):
-        parse_yaml(text, "here")
-
-
-def test_aliases_count_as_often_as_they_are_used():
-    levels = [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
-    with pytest.raises(UnreadableFile, match=r"more than the 10,000 values allowed, aliases included"):
-        parse_yaml("\n".join(["a0: &a0 [x, x]", *levels]), "here")
-
-
-def test_value_that_contains_itself_is_refused():
-    with pytest.raises(UnreadableFile, match=r"here: not valid YAML: a value contains itself"):
-        parse_yaml("&a [*a]", "here")
-
-
-def test_aliases_of_a_few_values_are_read():
-    assert parse_yaml("a: &a {x: 1}\nb: *a\nc: [*a, *a]", "here") == {
-        "a": {"x": 1},
-        "b": {"x": 1},
-        "c": [{"x": 1}, {"x": 1}],
-    }
-
-
-def test_thirty_thousand_keys_are_refused_and_the_allowed_number_is_read():
-    with pytest.raises(UnreadableFile, match="more than the 10,000 values allowed"):
-        parse_yaml("\n".join(f"k{number}: 1" for number in range(30_000)), "here")
-    assert len(parse_yaml("\n".join(f"k{number}: 1" for number in range(4_900)), "here")) == 4_900
-
-
-def test_levels_are_limited():
-    with pytest.raises(UnreadableFile, match="more than the 50 levels allowed"):
-        parse_yaml("[" * 60 + "]" * 60, "here")
-
-
 # --- environments -----------------------------------------------------------------------------------------------------
 
 
@@ -93,11 +53,11 @@ def test_levels_are_limited():
 def test_variable_that_no_process_can_be_given_is_named(value, tmp_path):
     with pytest.raises(SpecError, match=r"here: environment.NCCL_X: got '.*', allowed is text without NUL"):
         check_environment("here", {"NCCL_X": value})
-    command = {"script": "train.py", "args": ["{x}"], "environment": {"MODE": "{x}"}}
+    command = Command(script="train.py", args=("{x}",), environment={"MODE": "{x}"})
     with pytest.raises(SpecError, match=r"default.yaml: command.args: got '.*', allowed is text without NUL"):
         command_line(command, {"x": value}, folder=tmp_path, run_dir=tmp_path)
     with pytest.raises(SpecError, match=r"default.yaml: command.environment.MODE: got '.*', allowed is text"):
-        command_line(command | {"args": []}, {"x": value}, folder=tmp_path, run_dir=tmp_path)
+        command_line(replace(command, args=()), {"x": value}, folder=tmp_path, run_dir=tmp_path)
 
 
 # --- stored files -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,15 +10,17 @@ import pytest
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import command
 from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.plan.launch_plan import rank_document
+from pytest_aorta.plan.launch_plan import read_plan
+from pytest_aorta.plan.profiler import ProfilerSchedule
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.workload.environment import CPU_KERNELS, case_suffix, pinned_cpu_kernels
 from pytest_aorta.plan.world import Device, World
 from tests.unit.builders import gpus, make_plan
 
 ON_GPUS = World(2, "cuda", tuple(gpus(4)[2:]))
-SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "a toy", "torchrun", 2, {}, {})
+SPEC = WorkloadSpec(name="toy", folder=Path("/own/toy"), class_name="Toy", description="a toy", min_world_size=2)
 
 
 def test_launch_without_torch_is_refused_with_the_interpreter_that_lacks_it(tmp_path, monkeypatch):
@@ -140,7 +142,8 @@ def test_agent_starts_one_rank_per_device_with_its_own_rendezvous(tmp_path):
         "-m",
         "pytest_aorta.launch.process.torchrun",
         str(tmp_path),
-        "--standalone",
+        "--nnodes=1",
+        "--node-rank=0",
         "--nproc-per-node=3",
         f"--log-dir={tmp_path}/torchelastic",
         "-m",
@@ -149,21 +152,18 @@ def test_agent_starts_one_rank_per_device_with_its_own_rendezvous(tmp_path):
     ]
 
 
-def test_plan_names_the_workload_that_ranks_load(tmp_path):
-    document = rank_document(make_plan(tmp_path, spec=SPEC, script=None))
-    assert document["workload"] == {"name": "toy", "module": None, "folder": "/own/toy", "class": "Toy"}
-    assert (document["script"], document["config"]) == (None, {"steps": 3})
-
-
-def test_plan_of_a_script_names_it_with_its_arguments(tmp_path):
-    document = rank_document(make_plan(tmp_path, args=("--lr", "1")))
-    assert (document["workload"], document["script"], document["args"]) == (None, "train.py", ["--lr", "1"])
-
-
-def test_plan_is_plain_json(tmp_path):
-    document = rank_document(make_plan(tmp_path, spec=SPEC, script=None, world=ON_GPUS))
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert document["devices"] == ["2", "3"]
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": SPEC, "script": None, "world": ON_GPUS},
+        {"args": ("--lr", "1"), "profiler": "torch", "profiler_schedule": ProfilerSchedule.parse("wait=2 memory")},
+        {"cwd": Path(os.fsdecode(b"/not-utf-8-\xff"))},
+    ],
+)
+def test_ranks_read_the_plan_that_pytest_has_written(tmp_path, changes):
+    plan = make_plan(tmp_path, **changes)
+    prepare_folder(plan)
+    assert read_plan(tmp_path / "plan.json") == plan
 
 
 def test_variables_of_the_config_are_set_for_ranks_and_hidden_from_the_workload(tmp_path):
@@ -171,8 +171,7 @@ def test_variables_of_the_config_are_set_for_ranks_and_hidden_from_the_workload(
     plan = make_plan(tmp_path, world=ON_GPUS, config={"steps": 5, "environment": given})
     environment = launch_environment(plan, {"NCCL_ALGO": "Tree"})
     assert {name: environment[name] for name in given} == given
-    document = rank_document(plan)
-    assert (document["config"], document["environment"]) == ({"steps": 5}, given)
+    assert plan.own_config == {"steps": 5}
 
 
 def test_variables_of_the_config_name_the_case():

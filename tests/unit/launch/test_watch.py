@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,13 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.gpu_facts import Capability, Reading
-from tests.unit.builders import gpus, make_plan, write_rank_file
+from tests.unit.builders import gpus, make_plan, replace, write_rank_file
 
 # Only a watch that hangs reaches this limit.
 HANG_S = 60.0
-SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "", "torchrun", 2, {"steps": {"default": 40}}, {})
+SPEC = WorkloadSpec(
+    name="toy", folder=Path("/own/toy"), class_name="Toy", description="a toy", properties={"steps": {"default": 40}}
+)
 
 
 def on_gpus(tmp_path: Path) -> LaunchPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -12,14 +11,12 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
 from pytest_aorta.launch.command import agent_command, launch_environment
-from pytest_aorta.launch.nodes.handover import plan_from_json, plan_to_json
 from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.plan.launch_plan import limits_under, rank_document
+from pytest_aorta.plan.launch_plan import limits_under
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import ProfilerSchedule, check_profiler
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_plan, make_result, stored, with_p50
 
@@ -49,7 +46,6 @@ def test_nothing_is_started_around_torchrun_otherwise(tmp_path, profiler):
 def test_ranks_and_people_are_shown_the_profiler(tmp_path, profiler):
     plan = make_plan(tmp_path, profiler=profiler)
     assert launch_environment(plan, {})["AORTA_PROFILER"] == profiler
-    assert rank_document(plan)["profiler"] == profiler
 
 
 def test_profiler_of_another_launch_is_not_handed_on(tmp_path):
@@ -97,16 +93,8 @@ def test_ranks_are_given_the_schedule_and_people_are_shown_it(tmp_path):
     plan = make_plan(tmp_path, profiler="torch", profiler_schedule=schedule)
     environ = launch_environment(plan, {"AORTA_PROFILER_SCHEDULE": "active=7"})
     assert ProfilerSchedule.parse(environ["AORTA_PROFILER_SCHEDULE"]) == schedule
-    assert rank_document(plan)["profiler_schedule"] == "wait=2 warmup=1 repeat=1 memory"
     other = launch_environment(make_plan(tmp_path, profiler="torch"), {"AORTA_PROFILER_SCHEDULE": "active=7"})
     assert "AORTA_PROFILER_SCHEDULE" not in other
-
-
-def test_schedule_reaches_other_nodes(tmp_path):
-    for schedule in (None, ProfilerSchedule.parse("active=2 repeat=3 shapes")):
-        plan = make_plan(tmp_path, profiler="torch", profiler_schedule=schedule)
-        there = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), tmp_path)
-        assert there.profiler_schedule == schedule
 
 
 def test_wrapper_has_time_to_write_once_ranks_are_done():

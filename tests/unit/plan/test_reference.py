@@ -19,11 +19,12 @@ import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
+from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan import worktree
-from pytest_aorta.plan.launch_plan import LaunchRequest, at_reference, rank_document
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference
 from pytest_aorta.plan.prepared import PreparedCommits, Setup
 from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
 from pytest_aorta.plan.reference import commit_reference as open_reference
@@ -500,12 +501,11 @@ def test_package_called_otherwise_than_its_folder_leads_to_the_commits(opener, p
 
 def test_plan_tells_the_commit_and_starts_ranks_without_the_current_folder(opener, project, tmp_path):
     plan = make_plan(tmp_path, reference=opener("v1").open())
-    told = rank_document(plan)["reference"]
-    assert (told["name"], told["commit"]) == ("v1", git(project, "rev-parse", "v1"))
+    assert plan.title == "toy at v1"
+    assert plan.reference.commit == git(project, "rev-parse", "v1")
     command = agent_command(plan)
     assert command[:4] == [sys.executable, "-P", "-m", "pytest_aorta.launch.process.torchrun"]
     assert command[-7:-1] == ["--no-python", sys.executable, "-P", "-u", "-m", "pytest_aorta.launch.process.rank"]
-    assert rank_document(make_plan(tmp_path))["reference"] is None
 
 
 def test_reference_takes_a_fork_server_of_its_own(opener, tmp_path):
@@ -568,7 +568,7 @@ def test_other_environment_runs_what_is_installed_there(opener, complete, projec
         "AORTA_LATE_PATH": f"/mine:{project}",
     }
     assert agent_command(plan)[0] == str(complete)
-    assert rank_document(plan)["reference"] == {"name": f"python:{complete}", "python": str(complete)}
+    assert convert(to_builtins(plan), LaunchPlan, "plan") == plan
 
 
 def test_other_environment_may_be_named_from_the_root_folder(opener, complete, project):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -11,7 +10,7 @@ from pytest_aorta.plugin.run import Controller, Run
 from pytest_aorta.report.markdown import headline
 from pytest_aorta.report.write import write_session_reports
 from pytest_aorta.session.record import TestRecord
-from tests.unit.builders import make_options
+from tests.unit.builders import make_options, replace
 
 PASSED = TestRecord("test_a.py::test_one", outcome="passed", num_launches=1, can_launch=True)
 CRASHED = TestRecord("test_a.py::test_two", outcome="error", failure="worker 'gw1' crashed")

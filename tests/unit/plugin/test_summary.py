@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +12,7 @@ from pytest_aorta.session.text import totals
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NotApplicable, ReferenceKind, VerdictReference
-from tests.unit.builders import make_verdict
+from tests.unit.builders import make_verdict, replace
 
 CASE = "tests/test_a.py::test_x::fsdp"
 PASS = make_verdict(Outcome.PASS, case=CASE)
@@ -32,7 +30,7 @@ def record(*verdicts, **changes) -> TestRecord:
 
 
 def not_applicable(reason: NotApplicable, detail: str = "torch is 1"):
-    return PASS.without_comparison(reason, detail)
+    return replace(PASS, outcome=Outcome.NOT_APPLICABLE, not_applicable=reason, detail=detail)
 
 
 def rows(lines: list[str]) -> list[str]:

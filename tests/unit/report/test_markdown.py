@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 import shlex
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -27,7 +26,7 @@ from pytest_aorta.report.markdown import (
 from pytest_aorta.session.history.entries import MeasuredLaunch, Side
 from pytest_aorta.session.record import RETRIED, Compared, TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_facts, make_verdict
+from tests.unit.builders import make_facts, make_verdict, replace
 
 FAILED = TestRecord(
     "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
@@ -181,12 +180,31 @@ def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
     assert plain == printable(" ".join(text.split()))
 
 
-@pytest.mark.parametrize("text", ["@user", "a @org/team", "#12", "org/repo#12", "GH-12", "!34"])
-def test_references_of_the_host_are_broken_by_a_zero_width_space(text):
-    (shown,) = Page(escaped(text)).texts["p"]
-    assert shown != text
-    assert shown.replace("\u200b", "") == text
-    assert not re.search(r"@\w|#\d|GH-\d|!\d", shown)
+# What GitHub and GitLab make links of in text without any markup.
+LINKED = re.compile(r"@\w|[#!$&]\d|GH-\d|[~%][\w\"]|\w://|\bwww\.|\[\w+:", re.IGNORECASE)
+REFERENCES = (
+    "@user", "a @org/team", "mail@host.test", "#12", "org/repo#12", "GH-12", "!34", "$5", "&6", "~bug", '~"a b"',
+    "%v1.0", "[issue:7]", "https://evil.test/x?a=1", "HTTP://evil.test", "ftp://evil.test", "www.evil.test",
+    "x(www.evil.test)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REFERENCES)
+def test_references_and_addresses_are_text_wherever_they_stand(text):
+    launch = replace(measured(branch=text), torch=text)
+    record = TestRecord(
+        f"a.py::t[{text}]", [make_verdict(Outcome.REGRESSION, detail=text)], outcome="failed", failure=text,
+        compared=[Compared("a", launches=[launch])],
+    )  # fmt: skip
+    page = Page(markdown([record], RunFacts(("pytest", text), (text,))))
+    assert "a" not in page.tags
+    # GitHub and GitLab look for links neither in code nor in preformatted text.
+    inert = page.texts["code"] + page.texts["pre"]
+    assert any(text in shown for shown in inert)
+    open_text = [*page.texts["td"], *page.texts["li"], *page.texts["p"]]
+    assert [shown for shown in open_text if LINKED.search(shown)] == []
+    assert any(text in shown.replace("\u200b", "") for shown in open_text)
+    assert all(any(shown.endswith(code) for code in page.texts["code"]) for shown in page.texts["summary"])
 
 
 def test_line_of_a_failure_can_not_be_a_quick_action_of_gitlab():

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_aorta.report.provenance import provenance_pairs
@@ -44,7 +42,7 @@ def test_value_that_was_not_stored_is_named_as_unknown():
 
 
 def test_detached_head_is_not_an_unknown_branch():
-    assert dict(provenance_pairs(replace(KNOWN, branch=None)))["branch"] == "none (detached head)"
+    assert dict(provenance_pairs(KNOWN.replace(branch=None)))["branch"] == "none (detached head)"
 
 
 def test_command_of_a_result_reaches_its_facts():

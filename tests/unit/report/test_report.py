@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-from dataclasses import replace
 from statistics import geometric_mean
 
 import numpy as np
@@ -34,8 +33,7 @@ from pytest_aorta.result.trace.overlap import Lane, overlap_of
 from pytest_aorta.session.record import RETRIED, Compared, TestRecord
 from pytest_aorta.session.text import totals
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
 from tests.unit.builders import (
     launches_near,
@@ -43,6 +41,7 @@ from tests.unit.builders import (
     make_facts,
     make_result,
     make_verdict,
+    replace,
     stored,
 )
 from tests.unit.sample_run import make_run

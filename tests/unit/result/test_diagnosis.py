@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,15 @@ from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_plan_file, write_rank_file, write_ranks
+from tests.unit.builders import (
+    ENDED_WELL,
+    make_plan,
+    rank_values,
+    replace,
+    write_plan_file,
+    write_rank_file,
+    write_ranks,
+)
 
 
 @pytest.fixture(autouse=True)

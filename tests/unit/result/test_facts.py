@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from pytest_aorta.verdict.baseline import SCHEMA, Baseline
-from tests.unit.builders import make_baseline, make_provenance, make_result, stored
+from tests.unit.builders import make_baseline, make_provenance, make_result, replace, stored
 
 # Maxima over the ranks, step by step: 4, 2, 3, 5.
 TWO_RANKS = [[1.0, 2.0, 3.0, 5.0], [4.0, 1.0, 2.0, 1.0]]
@@ -121,7 +120,7 @@ def test_canary_before_the_steps_counts_where_the_process_group_is_gone_after_th
 
 def test_facts_survive_json():
     facts = launch_facts(make_result(TWO_RANKS))
-    assert LaunchFacts.from_json(facts.to_json()) == facts
+    assert convert(to_builtins(facts), LaunchFacts, "facts") == facts
 
 
 def test_facts_have_the_time_and_the_block_of_the_result_s_provenance():
@@ -135,10 +134,10 @@ def test_facts_have_the_time_and_the_block_of_the_result_s_provenance():
 def test_facts_and_their_json_have_the_version_of_the_code(version):
     commit, branch, dirty = version
     measured = make_provenance(commit=commit, branch=branch, dirty=dirty)
-    facts = LaunchFacts.from_json(launch_facts(make_result(TWO_RANKS, provenance=measured)).to_json())
+    facts = launch_facts(make_result(TWO_RANKS, provenance=measured))
     assert (facts.commit, facts.branch, facts.dirty) == version
     assert facts.version == ("" if commit is None else "c0ffee00c0ff and changes" if dirty else "c0ffee00c0ff")
-    assert ("dirty" in facts.to_json()) is (dirty is not None)
+    assert ("dirty" in to_builtins(facts)) is (dirty is not None)
 
 
 def test_facts_of_a_result_without_provenance_belong_to_no_block():
@@ -156,7 +155,7 @@ def test_late_steps_are_a_fact_that_a_baseline_can_store():
     assert violation(baseline.to_json(), SCHEMA) is None
     assert Baseline.from_json(baseline.to_json()).launches[0].facts.late_steps == text
     none_late = launch_facts(make_result(TWO_RANKS, overlap=[[step] * 8] * 2, head_start=[replace(lead, late_steps=0)]))
-    assert "late_steps" not in none_late.to_json()
+    assert "late_steps" not in to_builtins(none_late)
 
 
 def test_counts_that_differ_between_ranks_keep_all_digits_of_their_mean():

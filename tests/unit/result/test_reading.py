@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.model import convert, to_builtins
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workload.adapter import ALL
 from pytest_aorta.plan.world import World
-from pytest_aorta.result import reading
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import FailureDetail
 from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
@@ -190,7 +191,7 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
 
 def test_loss_of_each_ranks_own_batch_in_a_log_says_how_to_read_rank_0_alone(tmp_path, monkeypatch):
     adapter = SimpleNamespace(ranks=ALL)
-    monkeypatch.setattr(reading, "adapters_of", lambda plan: [adapter] * 2)
+    monkeypatch.setattr(LaunchPlan, "adapter", lambda plan, rank: adapter)
     message = ranks_error(tmp_path, loss=[9.0, 8.0, 7.0])
     assert "; log a loss that is reduced over the ranks, or set `ranks: first` in the adapter to read" in message
 
@@ -419,7 +420,7 @@ def test_kernels_and_collectives_of_profiled_steps_are_kept_by_rank(tmp_path):
     facts = launch_facts(result)
     assert facts.kernels == {"gemm": FamilyTime(6.0, 4.0)}
     assert facts.collectives["all_gather"] == CollectiveFacts(1.0, 524288.0, 1.0, [2.0, 0.0], 1)
-    assert LaunchFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert convert(to_builtins(facts), LaunchFacts, "facts") == facts
 
 
 def test_older_result_with_all_to_all_calls_by_size_is_read_without_their_waits(tmp_path):
@@ -433,7 +434,7 @@ def test_older_result_with_all_to_all_calls_by_size_is_read_without_their_waits(
 def test_result_without_profiled_steps_has_none_and_so_has_an_older_file(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values())
     assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])
-    assert not {"kernels", "collectives"} & launch_facts(result).to_json().keys()
+    assert not {"kernels", "collectives"} & to_builtins(launch_facts(result)).keys()
     document = json.loads((tmp_path / "result.json").read_text())
     del document["overlap"], document["timeline"], document["kernels"], document["collectives"]
     (tmp_path / "result.json").write_text(json.dumps(document))

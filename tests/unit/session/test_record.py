@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from pytest_aorta.session.record import Compared, LaunchTimes, TestRecord
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import Origin, Tolerance
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
 from tests.unit.builders import make_baseline, make_verdict
 

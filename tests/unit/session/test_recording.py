@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_aorta.common.errors import BaselineError, LaunchError
 from pytest_aorta.session import baselines
 from pytest_aorta.session.baselines import Recording, unfinished_recordings
 from pytest_aorta.verdict.baseline import StoredLaunch
-from tests.unit.builders import make_baseline, make_facts, make_options
+from tests.unit.builders import make_baseline, make_facts, make_options, replace
 
 
 @pytest.fixture

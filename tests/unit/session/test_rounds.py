@@ -5,8 +5,7 @@ from itertools import cycle
 import pytest
 
 from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference, Verdicts

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_aorta.session.text import comparison_text
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, stored

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, stored
@@ -44,4 +41,4 @@ def outcomes(verdicts: Verdicts) -> dict[str, Outcome]:
 
 def chose(kinds: str, facts=None):
     facts = facts or make_facts()
-    return replace(facts, environment=facts.environment | {"activation_checkpointing": kinds})
+    return facts.replace(environment=facts.environment | {"activation_checkpointing": kinds})

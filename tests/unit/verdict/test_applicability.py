@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity, other_config
 from pytest_aorta.verdict.metrics import Tolerance
-from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
+from pytest_aorta.verdict.noise import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stamp, stored, with_p50
 from tests.unit.verdict.compared import (

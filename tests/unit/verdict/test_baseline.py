@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,7 +101,7 @@ def test_baseline_that_is_not_there_is_none(tmp_path):
 @given(p50=st.floats(1e-300, 1e12), loss=st.none() | NUMBER, metric=NUMBER, text=ANY_TEXT, case=ANY_TEXT)
 def test_written_baseline_is_read_back_equal(tmp_path_factory, p50, loss, metric, text, case):
     facts = make_facts(final_loss=loss, metrics={"tokens_per_s": metric}, environment={"torch": text, "hip": None})
-    facts = replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
+    facts = facts.replace(step_time_ms=facts.step_time_ms | {"p50": p50})
     launches = (*stored(make_facts(), center=False), *stored(facts, make_facts(), revision=2))
     baseline = make_baseline(case=case, launches=launches, config={"size": text, "fault": {}}, forced={"2": text})
     assert read_again(tmp_path_factory.getbasetemp() / "round-trip", baseline) == baseline

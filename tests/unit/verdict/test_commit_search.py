@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,13 +10,20 @@ from hypothesis import strategies as st
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
-from pytest_aorta.verdict.commit_search.search import CONFIDENCE, MIN_PAIRS, CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.commit_search import (
+    CONFIDENCE,
+    MIN_PAIRS,
+    CommitSearch,
+    NextLaunch,
+    Probe,
+    SearchEnd,
+    SearchOutcome,
+)
+from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
-from pytest_aorta.verdict.statistics.confirmation import LOOKS
+from pytest_aorta.verdict.statistics.bisection import LOOKS
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
-from tests.unit.builders import default_priors, make_facts, with_p50
+from tests.unit.builders import default_priors, make_facts, replace, with_p50
 from tests.unit.simulated import at_most
 
 Launch = Callable[[int], LaunchFacts]
@@ -228,7 +234,7 @@ def test_metric_that_the_bad_commit_lost_is_searched_as_bits():
     launch = hashed(0)
     end, _ = run(
         CommitSearch(16, comparison(["weight_hash"])),
-        lambda commit: replace(launch(commit), weight_hashes={}) if commit >= 6 else launch(commit),
+        lambda commit: launch(commit).replace(weight_hashes={}) if commit >= 6 else launch(commit),
     )
     assert (end.outcome, end.suspects) == (SearchOutcome.FOUND, (6,))
 
@@ -257,7 +263,7 @@ def test_bits_are_searched_before_times_and_the_note_names_the_times():
     slow = timed(4, change=0.2)
     end, _ = run(
         CommitSearch(8, comparison(["step_time_p50", "weight_hash"])),
-        lambda commit: replace(slow(commit), weight_hashes=hashed(4)(commit).weight_hashes),
+        lambda commit: slow(commit).replace(weight_hashes=hashed(4)(commit).weight_hashes),
     )
     assert (end.metric, end.suspects) == ("weight_hash", (4,))
 
@@ -345,7 +351,7 @@ def test_time_without_a_tolerance_asks_for_one():
 
     def launch(commit: int) -> LaunchFacts:
         facts = slow(commit)
-        return replace(facts, step_time_ms=facts.step_time_ms | {"mean": facts.step_time_ms["p50"]})
+        return facts.replace(step_time_ms=facts.step_time_ms | {"mean": facts.step_time_ms["p50"]})
 
     end, launches = run(CommitSearch(8, comparison(["step_time_mean"])), launch)
     assert end.outcome is SearchOutcome.UNDECIDED

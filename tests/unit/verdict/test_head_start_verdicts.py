@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_aorta.common.schema import violation
@@ -11,8 +9,7 @@ from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, FamilyTime, HeadStart
 from pytest_aorta.session.rounds import settle, settle_pairs
 from pytest_aorta.verdict.baseline import SCHEMA, Baseline
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import launches_to_learn, objections
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -21,7 +18,7 @@ from tests.unit.builders import default_priors, make_baseline, make_facts, make_
 
 CALL = "cudaStreamSynchronize in aten::item"
 BLOCKED = make_facts(metrics={"overlap_ratio_as_run": 0.61, "exposed_comm_ms_as_run": 3.9}, blocked_by=CALL)
-LATE = replace(BLOCKED, blocked_by="")
+LATE = BLOCKED.replace(blocked_by="")
 WAITS = f"a step waits for the device in {CALL}, so the host cannot run ahead; as run 0.61"
 LARGE = "the trace of one profiled step has 412,345,678 bytes on the largest rank"
 UNREAD = make_facts(overlap_problem=LARGE)

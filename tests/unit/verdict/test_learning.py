@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -9,7 +8,16 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, write_baseline
 from pytest_aorta.verdict.learning import detection_lines, launches_to_learn, merged, objections
 from pytest_aorta.verdict.metrics import Tolerance
-from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.builders import (
+    default_priors,
+    launches_near,
+    make_baseline,
+    make_facts,
+    on_cpu,
+    replace,
+    stored,
+    with_p50,
+)
 
 P50 = {"step_time_p50": Tolerance(0.05)}
 
@@ -237,7 +245,7 @@ def test_widened_tolerance_is_refused_with_the_tolerance_that_the_marker_sets():
 def test_device_that_waits_for_its_host_is_named_beside_noise_of_step_times(idle_ms, is_named):
     metrics = {} if idle_ms is None else {"device_idle_ms": idle_ms}
     noisy, stable = (
-        [replace(launch, metrics=metrics) for launch in launches_near(10.0, 10, deviation=deviation, seed=1)]
+        [launch.replace(metrics=metrics) for launch in launches_near(10.0, 10, deviation=deviation, seed=1)]
         for deviation in (0.05, 0.001)
     )
     noise, *causes = objections(noisy, P50, default_priors)

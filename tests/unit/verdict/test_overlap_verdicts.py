@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,16 +16,24 @@ from pytest_aorta.cli.baselines.show import show_lines
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, CollectiveTime, StepOverlap
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline
-from pytest_aorta.verdict.causes.explain import exposure
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.causes import exposure
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, objections
 from pytest_aorta.verdict.metrics import METRICS, measured_values
 from pytest_aorta.verdict.statistics.decision import MISS_RATE, Outcome
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing
-from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
+from tests.unit.builders import (
+    default_priors,
+    make_baseline,
+    make_facts,
+    make_result,
+    on_cpu,
+    replace,
+    stored,
+    with_p50,
+)
 from tests.unit.simulated import at_most, until_decided
 
 STEP_MS = 10.0
@@ -172,7 +179,7 @@ def test_stored_launches_with_late_hosts_leave_the_others_values(late):
     """Compare what is shown and reported with a baseline of the other launches alone."""
     name = "overlap_ratio"
     launches = [
-        replace(launch, metrics={f"{name}{AS_RUN}": 0.61}) if number in late else launch
+        launch.replace(metrics={f"{name}{AS_RUN}": 0.61}) if number in late else launch
         for number, launch in enumerate(around(0.86, 10))
     ]
     others = [launch for launch in launches if name in launch.metrics]

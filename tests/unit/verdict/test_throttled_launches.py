@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_aorta.cli.run.trials import write_trial
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.gpu_facts import Capability, PlatformFacts, Reading, Sample, summarize
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import read_baseline, write_baseline
-from pytest_aorta.verdict.causes.explain import notes
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.causes import notes
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import objections
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -70,7 +68,7 @@ def test_facts_of_a_launch_name_the_throttled_device_and_the_lowest_clock():
 
 
 def test_launch_that_nothing_is_known_of_is_stored_as_before():
-    assert launch_facts(make_result([[1.0], [1.0]])).to_json().keys().isdisjoint({"throttled", "sm_clock_mhz"})
+    assert to_builtins(launch_facts(make_result([[1.0], [1.0]]))).keys().isdisjoint({"throttled", "sm_clock_mhz"})
 
 
 def test_baseline_keeps_throttling_and_clock(tmp_path):
@@ -80,7 +78,7 @@ def test_baseline_keeps_throttling_and_clock(tmp_path):
 
 
 def test_regression_of_throttled_launches_stays_one_and_says_so():
-    slow = [replace(launch, throttled=HOT) if number else launch for number, launch in enumerate(launches_near(12, 3))]
+    slow = [launch.replace(throttled=HOT) if number else launch for number, launch in enumerate(launches_near(12, 3))]
     verdicts = judged(*slow)
     row = verdicts["step_time_p50"]
     assert (row.outcome, row.reason) == (Outcome.REGRESSION, "GPUs throttled in 2 of 3 launches")
@@ -88,12 +86,12 @@ def test_regression_of_throttled_launches_stays_one_and_says_so():
 
 
 def test_first_slow_launch_that_was_throttled_says_so_and_asks_for_another_one():
-    row = judged(replace(launches_near(12, 1)[0], throttled=HOT))["step_time_p50"]
+    row = judged(launches_near(12, 1)[0].replace(throttled=HOT))["step_time_p50"]
     assert (row.outcome, row.is_open, row.reason) == (Outcome.INCONCLUSIVE, True, "GPUs throttled in the launch")
 
 
 def test_pass_of_a_throttled_launch_needs_no_reason_and_has_the_note():
-    verdicts = judged(replace(STEADY[0], throttled=HOT))
+    verdicts = judged(STEADY[0].replace(throttled=HOT))
     assert (verdicts["step_time_p50"].outcome, verdicts["step_time_p50"].reason) == (Outcome.PASS, "")
     assert list(verdicts.notes) == [f"launch 1: {HOT}"]
 
@@ -101,7 +99,7 @@ def test_pass_of_a_throttled_launch_needs_no_reason_and_has_the_note():
 def test_memory_that_grew_is_not_put_down_to_throttling():
     memory = make_facts(metrics={"peak_memory_bytes": 1e9})
     baseline = make_baseline(launches=stored(*[memory] * 10))
-    launches = [replace(memory, metrics={"peak_memory_bytes": 2e9}, throttled=HOT)] * 3
+    launches = [memory.replace(metrics={"peak_memory_bytes": 2e9}, throttled=HOT)] * 3
     verdicts = StoredComparison("case", baseline.config, baseline, {}, default_priors, 5).judge(launches)
     assert (verdicts["peak_memory_bytes"].outcome, verdicts["peak_memory_bytes"].reason) == (Outcome.REGRESSION, "")
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
-
+import msgspec
 import pytest
 
+from pytest_aorta.common.model import decode
 from pytest_aorta.verdict.metrics import Origin, Tolerance
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import (
     Missing,
     NotApplicable,
@@ -86,7 +85,7 @@ def test_verdict_survives_json(outcome):
         launches=5,
         is_open=True,
     )
-    assert Verdict.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert decode(msgspec.json.encode(row), Verdict, "row") == row
 
 
 def test_regression_always_fails_and_missing_where_it_shall():

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.launch.lease import queue
 from pytest_aorta.launch.lease.lease import MAX_OVERTAKES, Lease, clear_bad, holders, lease, mark_bad
-from pytest_aorta.launch.lease.queue import LeaseError, default_folder
+from pytest_aorta.launch.lease.queue import default_folder
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
 # Only a wait that hangs reaches this limit.

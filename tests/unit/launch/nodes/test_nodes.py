@@ -5,7 +5,6 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from pytest_aorta.plan.launch_plan import NodePart
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import steps_entered
-from tests.unit.builders import gpus, make_options, make_plan
+from tests.unit.builders import gpus, make_options, make_plan, replace
 
 PART = NodePart(2, "10.0.0.1:2900", "run", "10.0.0.2", "eth0")
 
@@ -157,7 +156,12 @@ def test_node_without_a_valid_number_names_the_variables(environ, part):
 
 def test_plan_is_the_same_on_the_other_node(tmp_path):
     spec = WorkloadSpec(
-        "toy", tmp_path, None, "Toy", "a toy", "torchrun", 2, {"steps": {"type": "integer"}}, {}, ("torch._inductor",)
+        name="toy",
+        folder=tmp_path,
+        class_name="Toy",
+        description="a toy",
+        properties={"steps": {"type": "integer"}},
+        preload=("torch._inductor",),
     )
     plan = make_plan(tmp_path, spec=spec, script=None, world=World(4, "cuda", tuple(gpus(2)), 2), profiler="torch")
     there = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), tmp_path / "there")

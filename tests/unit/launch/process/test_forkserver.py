@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from pytest_aorta.launch.process.forkserver import children
 from pytest_aorta.launch.process.warm_agent import rank_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan.world import World
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_plan, replace
 
 
 @pytest.fixture

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.plan.workload.adapter import Adapter, AdapterError, Record, adapted, refuse_bad_adapter
+from pytest_aorta.plan.workload.adapter import Adapter, AdapterBlock, AdapterError, Record, adapted, refuse_bad_adapter
+from pytest_aorta.plan.workload.command import CommandLine
 from pytest_aorta.plan.workload.declaration import read_workload
 from pytest_aorta.plan.workload.logs import MAX_LOG_BYTES, TORCHTITAN_PATTERN, log_records, make_adapter, read_records
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.reading import collect_result
-from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_ranks
+from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, write_ranks
 
 PATTERN = r"step (?P<step>\d+): loss (?P<loss>\S+) in (?P<step_time_ms>[\d.]+) ms"
 LOGGED = Adapter("log", PATTERN)
@@ -202,7 +201,7 @@ def test_torchtitan_log_gives_step_times(tmp_path, extra, clock):
     log = tmp_path / "output.log"
     log.write_text(titan_log())
     adapter = make_adapter(
-        {"kind": "torchtitan", "warmup": 1, "last_step": "{steps}"} | extra, {"batch": 2, "steps": 3}
+        AdapterBlock(kind="torchtitan", warmup=1, last_step="{steps}", **extra), {"batch": 2, "steps": 3}
     )
     found = adapted(adapter, *read_records(adapter, log))
     assert found.environment["step_clock"] == clock
@@ -211,7 +210,7 @@ def test_torchtitan_log_gives_step_times(tmp_path, extra, clock):
 
 
 def test_torchtitan_with_a_folder_reads_its_scalars():
-    adapter = make_adapter({"kind": "torchtitan", "folder": "{run_dir}/tb", "ranks": "first"}, {"run_dir": "/run"})
+    adapter = make_adapter(AdapterBlock(kind="torchtitan", folder="{run_dir}/tb", ranks="first"), {"run_dir": "/run"})
     assert (adapter.kind, adapter.folder, adapter.ranks) == ("tensorboard", "/run/tb", "first")
     assert dict(adapter.scalars)["step_time_s"] == "time_metrics/end_to_end(s)"
     assert adapter.clock == "logged step_time_s"
@@ -367,8 +366,6 @@ def test_rank_without_step_times_makes_the_result_invalid_where_all_log(tmp_path
 
 
 def test_plan_of_a_command_tells_ranks_what_to_run_and_to_read(tmp_path):
-    from pytest_aorta.plan.launch_plan import rank_document
-
-    document = json.loads(json.dumps(rank_document(logged_plan(tmp_path, "all"))))
-    assert (document["script"], document["args"], document["workload"]) == ("train", [], None)
-    assert [adapter["pattern"] for adapter in document["adapters"]] == [PATTERN, PATTERN]
+    plan = logged_plan(tmp_path, "all")
+    assert plan.program() == CommandLine("train", (), {})
+    assert [plan.adapter(rank).pattern for rank in (0, 1)] == [PATTERN, PATTERN]

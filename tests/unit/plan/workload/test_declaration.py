@@ -70,21 +70,18 @@ def test_absent_yaml_is_named(tmp_path):
         read_workload("toy", tmp_path / "toy", None)
 
 
-@pytest.mark.parametrize(("text", "kind"), [("- a\n", "list"), ("words", "str"), ("5", "int"), ("~", "NoneType")])
+@pytest.mark.parametrize(("text", "kind"), [("- a\n", "array"), ("words", "str"), ("5", "int"), ("~", "null")])
 def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
-    message = yaml_error(tmp_path, text)
-    assert f"got {kind}, allowed is a mapping with keys ['adapter', 'class', 'command', 'config'," in message
+    assert f"Expected `object`, got `{kind}`" in yaml_error(tmp_path, text)
 
 
-@pytest.mark.parametrize("key", ["clas", "1", "true"])
-def test_unknown_yaml_key_names_those_there_are(tmp_path, key):
-    message = yaml_error(tmp_path, f"{GOOD}{key}: x\n")
-    hint = " (did you mean 'class'?)" if key == "clas" else ""
-    assert f"unknown keys ['{key.capitalize() if key == 'true' else key}']{hint}; there are ['adapter', " in message
+def test_unknown_yaml_key_names_those_there_are(tmp_path):
+    message = yaml_error(tmp_path, f"{GOOD}clas: x\n")
+    assert "unknown key 'clas' (did you mean 'class'?); there are ['adapter', 'class', 'command', 'config'," in message
 
 
 def test_yaml_without_a_description_is_refused(tmp_path):
-    assert "keys ['description'] are required" in yaml_error(tmp_path, GOOD.replace("description: a toy", ""))
+    assert "missing required field `description`" in yaml_error(tmp_path, GOOD.replace("description: a toy", ""))
 
 
 def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_path):
@@ -103,17 +100,17 @@ def test_command_without_a_config_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("description: a toy", "description: 5", 'description: got 5, allowed is type "string"'),
-        ("description: a toy", "description: ''", "description: got '', allowed is minLength 1"),
-        ("class: Toy", "class: 2toy", "class: got '2toy', allowed is pattern"),
-        ("min_world_size: 2", "min_world_size: 0", "min_world_size: got 0, allowed is at least 1"),
-        ("min_world_size: 2", "min_world_size: '2'", "min_world_size: got '2', allowed is type \"integer\""),
-        ("min_world_size: 2", "preload: [os]", "preload.0: got 'os', allowed is pattern"),
-        ("min_world_size: 2", "launch_mode: mpirun", "launch_mode: got 'mpirun', allowed is one of [\"torchrun\"]"),
-        ("  scale:", "  Scale:", "got 'Scale', allowed is pattern"),
-        ("  scale:", "  on:", 'config: got True, allowed is type "string"'),
-        ("type: number, default: 1.0", "type: number", "config.scale: got"),
-        ("{type: number, default: 1.0, description: scale}", "1.0", 'config.scale: got 1.0, allowed is type "object"'),
+        ("description: a toy", "description: 5", "$.description: got 5; Expected `str`"),
+        ("description: a toy", "description: ''", '$.description: got ""; Expected `str` of length >= 1'),
+        ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
+        ("min_world_size: 2", "min_world_size: 0", "$.min_world_size: got 0; Expected `int` >= 1"),
+        ("min_world_size: 2", "min_world_size: '2'", '$.min_world_size: got "2"; Expected `int`'),
+        ("min_world_size: 2", "preload: [os]", '$.preload[0]: got "os"; Expected `str` matching'),
+        ("min_world_size: 2", "launch_mode: mpirun", '$.launch_mode: got "mpirun"; Expected'),
+        ("  scale:", "  Scale:", "$.config: Expected `str` matching"),
+        ("  scale:", "  on:", "$.config: Expected `str`"),
+        ("type: number, default: 1.0", "type: number", "config.scale: keys ['default'] are required"),
+        ("{type: number, default: 1.0, description: scale}", "1.0", "$.config[...]: Expected `object`, got `float`"),
         ("default: 5", "default: many", "steps: got 'many', allowed is type \"integer\""),
         ("default: 5", "default: 0", "steps: got 0, allowed is at least 1"),
         ("default: 1.0", "default: .nan", "config of workload 'toy': scale"),
@@ -150,7 +147,6 @@ def test_wrong_value_in_the_schema_of_a_config_key_is_named_with_what_is_allowed
             "type: integer, anyOf: [{minimum: 1}, {minimun: 1}]",
             "config.steps.anyOf.1: unknown keywords ['minimun'] (did you mean 'minimum'?)",
         ),
-        ("type: integer, 1: 2", "config.steps: unknown keywords ['1']; there are"),
         ("type: integer, title: steps, measured", "a text with a comma needs quotes"),
     ],
 )
@@ -189,7 +185,7 @@ def test_unknown_key_of_an_adapter_is_named_first(tmp_path):
     (folder / "train.py").touch()
     with pytest.raises(
         SpecError,
-        match=r"yaml: workload: adapter: unknown keys \['last_stp'\] \(did you mean 'last_step'\?\); there are \[",
+        match=r"yaml: \$\.adapter: unknown key 'last_stp' \(did you mean 'last_step'\?\); there are \[",
     ):
         read_workload("toy", folder, None)
 
@@ -212,7 +208,7 @@ def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown, meant)
 
 def test_preset_for_a_value_that_is_no_text_is_refused(tmp_path):
     message = yaml_error(tmp_path, GOOD.replace("    small:", "    1:"))
-    assert 'presets.size: got 1, allowed is type "string"' in message
+    assert "$.presets[...]: Expected `str`" in message
 
 
 def test_preset_with_a_wrong_value_is_refused_before_it_is_used(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.breakdown import Part, break_down
 from pytest_aorta.result.trace.kineto.device import overlap_with_host
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
-from tests.unit.builders import make_result
+from tests.unit.builders import make_result, replace
 from tests.unit.kineto_traces import boundary, event, kernel, trace
 
 GATHER = "ncclDevKernel_AllGather_RING_LL"

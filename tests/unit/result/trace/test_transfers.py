@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.common.model import convert
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
 from pytest_aorta.result.trace.transfers import MAX_CALLS, CollectiveFacts, collective_facts, waits_ms
 
@@ -164,7 +165,7 @@ def test_waits_and_transfers_add_up_to_the_durations(durations):
 
 def test_stored_integers_are_read_as_floats():
     stored = {"calls": 2, "bus_bytes": 3, "transfer_ms": 1, "wait_ms": [0, 1], "straggler": 0}
-    assert CollectiveFacts.from_json(stored) == CollectiveFacts(2.0, 3.0, 1.0, [0.0, 1.0], 0)
+    assert convert(stored, CollectiveFacts, "stored") == CollectiveFacts(2.0, 3.0, 1.0, [0.0, 1.0], 0)
 
 
 def test_more_calls_than_a_result_keeps_give_no_figures_since_steps_would_lack_calls():

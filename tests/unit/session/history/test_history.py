@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -16,7 +15,7 @@ from pytest_aorta.verdict.baseline import write_baseline
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
-from tests.unit.builders import make_baseline, make_facts, make_options, make_verdict, stored
+from tests.unit.builders import make_baseline, make_facts, make_options, make_verdict, replace, stored
 from tests.unit.sample_history import entries_of, make_entry, make_history, write_history
 
 CASE = "tests/test_a.py::test_x::fsdp"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
-from pytest_aorta.verdict.statistics.confirmation import LOOKS, is_confirmed
+from pytest_aorta.verdict.statistics.bisection import LOOKS, is_confirmed
 
 FINITE = st.floats(-1e6, 1e6)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Scale
 
 scales = st.sampled_from(Scale)
 sizes = st.floats(1e-3, 1e3)

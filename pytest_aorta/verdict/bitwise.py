@@ -1,0 +1,474 @@
+"""Bitwise comparison of two results: step by step, and the first tensor, module and operator that differ.
+
+The functions are pure, except that they launch by a function of the caller and read the files of operators. Operators
+are matched by content: the name, the plain arguments and the hashes of the inputs. So the launches may run their
+operators in different orders, and one launch may run operators that the other does not run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.common.text import brief, counted
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
+from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, read_operators
+from pytest_aorta.verdict.applicability import other_machine, other_settings
+from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
+
+Bits: TypeAlias = Mapping[int, str | float]
+_EXACT, _REFERENCE = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
+Calls: TypeAlias = Sequence[OperatorCall]
+# Launches one side again with these config keys changed.
+Again: TypeAlias = Callable[[WorkloadResult, Mapping[str, Any]], WorkloadResult]
+# The config keys that make a workload hash single tensors.
+HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
+# The config key that makes a workload capture every operator of a step.
+HASH_OPERATORS_STEP = "hash_operators_step"
+# In the order in which a step computes them.
+TENSOR_KINDS = ("forward", "backward", "gradients", "optimizer", "weights")
+_LOGICAL = {"gradients": "gradients", "optimizer": "tensors of the optimizer's state", "weights": "parameters"}
+
+
+@dataclass(frozen=True)
+class _StepMetric:
+    """A value that a result contains for each step; ``remedy`` says how to record it for all steps."""
+
+    name: str
+    bits: Callable[[WorkloadResult], Bits]
+    remedy: str
+
+
+# In the order in which a step computes them.
+STEP_METRICS = {
+    row.name: row
+    for row in (
+        _StepMetric("loss", lambda result: dict(enumerate(result.loss, 1)), "recorder.loss(value) in each step"),
+        _StepMetric(
+            "grad_norm", lambda result: dict(enumerate(result.grad_norm, 1)), "recorder.grad_norm(value) in each step"
+        ),
+        _StepMetric(
+            "weight_hash",
+            lambda result: {int(step): value for step, value in result.weight_hashes.items()},
+            "config hash_every=1, or recorder.weight_hash(step, value) after each step",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference: the step, counted from 1, and the metric that differs first in the step."""
+
+    step: int
+    metric: str
+
+
+def from_first_step(steps: int) -> dict[str, Any]:
+    """Return the config that makes a workload measure and hash its first ``steps`` steps."""
+    return {"steps": steps, "warmup": 0, "hash_every": 1}
+
+
+def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
+    """Split the metrics to compare into metrics of steps and of whole launches; None selects all metrics of steps.
+
+    Raises:
+        SpecError: ``metrics`` is empty, or a metric is unknown.
+    """
+    if metrics is None:
+        return list(STEP_METRICS), []
+    known = [*STEP_METRICS, *(name for name in METRICS if name not in STEP_METRICS)]
+    check_compared(metrics, known)
+    by_step = [name for name in STEP_METRICS if name in metrics]
+    return by_step, [name for name in METRICS if name in metrics and name not in by_step]
+
+
+def compare_steps(
+    case: str, candidate: WorkloadResult, reference: WorkloadResult, steps: int, metrics: Collection[str]
+) -> tuple[Verdict, ...]:
+    """Return one verdict per metric on the bits of the first ``steps`` measured steps.
+
+    The verdict is *missing* if a side lacks some of these steps, and *not applicable* if both the values and the
+    machines, or the versions installed there, differ.
+    """
+    return tuple(_compare(case, STEP_METRICS[name], candidate, reference, steps) for name in metrics)
+
+
+def first_difference(
+    candidate: WorkloadResult, reference: WorkloadResult, steps: int, metrics: Collection[str]
+) -> Difference | None:
+    """Return the earliest step that differs, with the differing metric that it computes first, or None."""
+    for step in range(1, steps + 1):
+        for row in STEP_METRICS.values():
+            here, there = row.bits(candidate), row.bits(reference)
+            if row.name in metrics and step in here and step in there and not _is_same(here[step], there[step]):
+                return Difference(step, row.name)
+    return None
+
+
+def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: WorkloadResult, steps: int) -> Verdict:
+    here, there = row.bits(candidate), row.bits(reference)
+
+    def verdict(outcome: Outcome, detail: str, shown: int | None = None, **reason: Any) -> Verdict:
+        """Return a verdict that shows the values of step ``shown``."""
+        value, other = (None, None) if shown is None else (here[shown], there[shown])
+        return Verdict(case, row.name, outcome, value, other, None, _EXACT, _REFERENCE, detail=detail, **reason)
+
+    for side, result, held in (("candidate", candidate, here), ("reference", reference, there)):
+        if absent := [step for step in range(1, steps + 1) if step not in held]:
+            detail = _absence(side, result, row, absent, steps)
+            return verdict(Outcome.MISSING, detail, missing=Missing.CANDIDATE_VALUE)
+    if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
+        return verdict(Outcome.PASS, f"all {steps} steps" if steps > 1 else "the step", steps)
+    facts, others = launch_facts(candidate), launch_facts(reference)
+    if other := other_machine(facts, others, str(_REFERENCE)):
+        return verdict(Outcome.NOT_APPLICABLE, other, different[0], not_applicable=NotApplicable.ENVIRONMENT)
+    details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other_settings(facts, others)]
+    if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
+        details.append(
+            "not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"
+        )
+    return verdict(Outcome.REGRESSION, "; ".join(filter(None, details)), different[0])
+
+
+def _absence(side: str, result: WorkloadResult, row: _StepMetric, absent: list[int], steps: int) -> str:
+    remedy = row.remedy
+    if result.total_iterations < steps:
+        remedy = f"config steps={steps}; it measured {result.total_iterations}"
+    held = f"{steps - len(absent)} of steps 1 to {steps}"
+    return f"the {side} has values for {held}, but not for step {absent[0]}; use {remedy}"
+
+
+def _is_same(one: str | float, other: str | float) -> bool:
+    # Compare bits, because 0.0 == -0.0.
+    return one.hex() == other.hex() if isinstance(one, float) and isinstance(other, float) else one == other
+
+
+def difference_text(
+    failing: Sequence[Verdict], candidate: WorkloadResult, reference: WorkloadResult, located: Sequence[str]
+) -> str:
+    """Return the text of a failed comparison step by step: failing verdicts, differences in config, and location."""
+    names = dict.fromkeys([candidate.workload, reference.workload])
+    lines = [f"{' against '.join(names)} on {candidate.platform}, step by step:"]
+    lines += [f"  {verdict}" for verdict in failing]
+    if keys := other_keys(candidate, reference):
+        lines.append(f"  config: {keys}")
+    return "\n".join([*lines, *(f"  {line}" for line in located)])
+
+
+def locate_first(
+    candidate: WorkloadResult,
+    reference: WorkloadResult,
+    difference: Difference,
+    config_keys: Collection[str],
+    again: Again | None,
+) -> list[str]:
+    """Return lines on the location of the difference.
+
+    The location comes from the results, or from one more launch of each side by ``again``; None allows no launch.
+    ``config_keys`` are the config keys that both sides have.
+    """
+    step = difference.step
+    lines = [f"first difference: step {step}, {difference.metric}"]
+    can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
+    can_capture = HASH_OPERATORS_STEP in config_keys
+    is_hashed = has_hashes(candidate, step) and has_hashes(reference, step)
+    if again is None or not can_hash or (is_hashed and not can_capture):
+        found = locate(candidate, reference, step)
+        if not found and can_hash:
+            found = [
+                f"next: --aorta-locate launches both once more to find the parameter and the module in step {step}"
+            ]
+        return lines + found
+    changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step}
+    if can_capture:
+        changes[HASH_OPERATORS_STEP] = step
+    try:
+        there, here = again(reference, changes), again(candidate, changes)
+    except LaunchError as error:
+        return [*lines, *locate(candidate, reference, step), f"not located further, because a launch failed: {error}"]
+    repeated = first_difference(here, there, step, [difference.metric])
+    if repeated != difference:
+        now = f"in step {repeated.step}" if repeated else f"in no step up to {step}"
+        lines.append(f"launched once more, they first differ {now}: results vary between launches of the same code")
+    return lines + locate(here, there, step)
+
+
+def has_hashes(result: WorkloadResult, step: int) -> bool:
+    """Return True if all kinds of tensors were hashed in the step."""
+    held = [*result.tensor_hashes.items(), *(result.boundary_hashes[0].items() if result.boundary_hashes else ())]
+    return {kind for kind, hashes in held if str(step) in hashes.steps} == set(TENSOR_KINDS)
+
+
+def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[str]:
+    """Return a line for each kind of tensor that both sides hashed in the step, in the order of computation."""
+    lines: list[str] = []
+    for kind in TENSOR_KINDS:
+        if kind in _LOGICAL:
+            line = _locate_tensor(kind, candidate.tensor_hashes, reference.tensor_hashes, step)
+        else:
+            line = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
+        if line is not None:
+            lines.append(f"step {step}, {kind}: {line}")
+    if len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
+        lines.append("so the weights were changed in the optimizer's step, or after it")
+    if (line := locate_operator(_operators(candidate, step), _operators(reference, step))) is not None:
+        lines.append(f"step {step}, operators: {line}")
+    return lines
+
+
+def _operators(result: WorkloadResult, step: int) -> dict[int, list[OperatorCall]]:
+    """Return the operators of each rank that captured the step."""
+    if result.launch is None:
+        return {}
+    calls = {rank: read_operators(result.launch.run_dir, rank, step) for rank in range(result.world_size)}
+    return {rank: found for rank, found in calls.items() if found is not None}
+
+
+def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
+    """Return the config keys with different values as text; empty if there are none."""
+    here, there = candidate.config, reference.config
+    return ", ".join(
+        f"{key} is {brief(repr(here[key]), 120)}, the reference's {brief(repr(there[key]), 120)}"
+        for key in here
+        if here[key] != there.get(key, here[key])
+    )
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """The tensors that both sides hashed in a step.
+
+    Attributes:
+        names: Names in the reference's order.
+        different: Names with different hashes.
+        shapes: Shape of each tensor, by name.
+        alone: Names that only one side hashed.
+    """
+
+    names: list[str]
+    different: list[str]
+    shapes: dict[str, list[int]]
+    alone: list[str]
+
+
+def _compared(here: TensorHashes | None, there: TensorHashes | None, step: int) -> _Compared | None:
+    if here is None or there is None or str(step) not in here.steps or str(step) not in there.steps:
+        return None
+    mine, other = _by_name(here, step), _by_name(there, step)
+    names = [name for name in there.names if name in mine]
+    different = [name for name in names if mine[name] != other[name]]
+    shapes = dict(zip(there.names, there.shapes, strict=True))
+    return _Compared(names, different, shapes, sorted(mine.keys() ^ other.keys()))
+
+
+def _by_name(hashes: TensorHashes, step: int) -> dict[str, Any]:
+    rows = zip(hashes.names, hashes.shapes, hashes.steps[str(step)], strict=True)
+    return {name: (shape, value) for name, shape, value in rows}
+
+
+def _locate_tensor(
+    kind: str, here: Mapping[str, TensorHashes], there: Mapping[str, TensorHashes], step: int
+) -> str | None:
+    found = _compared(here.get(kind), there.get(kind), step)
+    if found is None:
+        return None
+    alone = f"; one of the two alone has {found.alone[:3]}" if found.alone else ""
+    if not found.different:
+        return f"all {len(found.names)} {_LOGICAL[kind]} are the same{alone}"
+    first = f"{found.different[0]} {found.shapes[found.different[0]]}"
+    return f"{len(found.different)} of {len(found.names)} {_LOGICAL[kind]} differ, first {first}{alone}"
+
+
+def _locate_module(
+    kind: str, here: list[dict[str, TensorHashes]], there: list[dict[str, TensorHashes]], step: int
+) -> str | None:
+    pairs = zip(here, there, strict=False)
+    ranks = [found for mine, other in pairs if (found := _compared(mine.get(kind), other.get(kind), step))]
+    if not ranks:
+        return None
+    what = "inputs and outputs of modules" if kind == "forward" else "gradients of modules' outputs"
+    if not (different := [rank for rank, found in enumerate(ranks) if found.different]):
+        return f"all {len(ranks[0].names)} {what} are the same on all {len(ranks)} ranks"
+    # Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
+    rank = min(different, key=lambda rank: ranks[rank].names.index(ranks[rank].different[0]))
+    found = ranks[rank]
+    position = found.names.index(found.different[0])
+    first = found.different[0]
+    explained = (_in_forward if kind == "forward" else _in_backward)(first, found.names[:position])
+    return (
+        f"{len(found.different)} of {len(found.names)} {what} differ on rank {rank}, first {_boundary(kind, first)} "
+        f"{found.shapes[first]}: {explained} (some differ on {len(different)} of {len(ranks)} ranks)"
+    )
+
+
+def _boundary(kind: str, name: str) -> str:
+    module, _, part = name.partition(":")
+    shown = f"the {part} of {module or 'the model'}"
+    return shown if kind == "forward" else f"the gradient of {shown}"
+
+
+def _in_forward(name: str, before: list[str]) -> str:
+    module, _, part = name.partition(":")
+    if part.startswith("output"):
+        return f"what {module or 'the model'} was given is the same, so that it is computed there"
+    if not before:
+        return "the model is given other data"
+    parent = module.rpartition(".")[0] or "the model"
+    return f"computed outside of modules, in what {parent} does after {_boundary('forward', before[-1])}"
+
+
+def _in_backward(name: str, before: list[str]) -> str:
+    del name
+    if not before:
+        return "it comes from the loss"
+    return f"made by backward between it and {_boundary('backward', before[-1])}, which is the same"
+
+
+class Evidence(IntEnum):
+    """The evidence that an operator differs, from strong to weak."""
+
+    COMPUTED = 0
+    """The same inputs gave another output."""
+    CHANGED = 1
+    """An input is not in the reference, and no earlier operator wrote it."""
+    OTHER = 2
+    """The reference does not run this operator on these inputs."""
+    RECEIVED = 3
+    """A collective gave another output for the same input of this rank; the cause may be another rank."""
+
+
+@dataclass(frozen=True)
+class FirstOperator:
+    """The first operator that differs on one rank.
+
+    Attributes:
+        rank: the rank.
+        call: the operator's call by the candidate.
+        evidence: how the call differs.
+        position: index of the tensor that differs: among the call's inputs for ``CHANGED``, else among its outputs.
+    """
+
+    rank: int
+    call: OperatorCall
+    evidence: Evidence
+    position: int
+
+
+def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> str | None:
+    """Return a line on the first operator that differs, given each side's calls by rank; None without common ranks."""
+    ranks = sorted(candidate.keys() & reference.keys())
+    if not ranks:
+        return None
+    firsts = _firsts(candidate, reference)
+    if not firsts and all(alone := _run_alone(candidate[ranks[0]], reference[ranks[0]])):
+        return (
+            f"none named, because no operator gave another output for the same inputs, and the variants run different "
+            f"operators: the candidate alone {_several(alone[0])}, the reference alone {_several(alone[1])}"
+        )
+    if not firsts:
+        count = sum(len(candidate[rank]) for rank in ranks)
+        is_cut = any(len(calls) >= MAX_CALLS for side in (candidate, reference) for calls in side.values())
+        partly = f"; only the first {MAX_CALLS:,} of a rank are captured" if is_cut else ""
+        return f"all {count:,} outputs of operators are the same on all {counted(len(ranks), 'rank')}{partly}"
+    first = _strongest(firsts)
+    shared = f"some operators differ on {len(firsts)} of {counted(len(ranks), 'rank')}"
+    return f"first {_placed(first.call)} on rank {first.rank}: {_explained(first)} ({shared})"
+
+
+def first_of_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> FirstOperator | None:
+    """Return the first differing operator of the rank with the strongest evidence; None without a difference."""
+    firsts = _firsts(candidate, reference)
+    return _strongest(firsts) if firsts else None
+
+
+def _run_alone(candidate: Calls, reference: Calls) -> tuple[list[OperatorCall], list[OperatorCall]]:
+    """Return the first call of each operator that only the candidate runs, and of each that only the reference runs."""
+    return _only_in(candidate, reference), _only_in(reference, candidate)
+
+
+def _only_in(calls: Calls, others: Calls) -> list[OperatorCall]:
+    known, firsts = {call.name for call in others}, dict[str, OperatorCall]()
+    for call in calls:
+        if call.name not in known:
+            firsts.setdefault(call.name, call)
+    return list(firsts.values())
+
+
+def _several(calls: Calls) -> str:
+    """Return the first of some calls with its place, and the number of the others."""
+    others = f" and {counted(len(calls) - 1, 'other')}" if len(calls) > 1 else ""
+    return _placed(calls[0]) + others
+
+
+def _firsts(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[FirstOperator]:
+    """Return the first operator that differs on each rank that both sides captured and that differs."""
+    ranks = sorted(candidate.keys() & reference.keys())
+    return [found for rank in ranks if (found := first_operator(rank, candidate[rank], reference[rank]))]
+
+
+def _strongest(firsts: Sequence[FirstOperator]) -> FirstOperator:
+    return min(firsts, key=lambda found: (found.evidence, found.rank))
+
+
+def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperator | None:
+    """Return the first operator of a rank that differs from the reference's, or None.
+
+    If each variant runs operators that the other lacks, each also has values that the other lacks. Then the only
+    evidence is a different output for the same inputs.
+    """
+    is_one_program = not all(_run_alone(candidate, reference))
+    outputs: dict[tuple[str, str, tuple[str, ...]], set[tuple[str, ...]]] = defaultdict(set)
+    known: set[str] = set()
+    for call in reference:
+        outputs[_key(call)].add(call.outputs)
+        known.update(call.inputs, call.outputs)
+    for call in candidate:
+        expected = outputs.get(_key(call))
+        if expected is not None:
+            if call.outputs not in expected and (is_one_program or not call.is_collective):
+                evidence = Evidence.RECEIVED if call.is_collective else Evidence.COMPUTED
+                pairs = zip(call.outputs, next(iter(expected)), strict=False)
+                position = next((number for number, (here, there) in enumerate(pairs) if here != there), 0)
+                return FirstOperator(rank, call, evidence, position)
+            continue
+        if not is_one_program:
+            continue
+        changed = next((number for number, value in enumerate(call.inputs) if value not in known), None)
+        if changed is not None:
+            return FirstOperator(rank, call, Evidence.CHANGED, changed)
+        return FirstOperator(rank, call, Evidence.OTHER, 0)
+    return None
+
+
+def _key(call: OperatorCall) -> tuple[str, str, tuple[str, ...]]:
+    return call.name, call.arguments, call.inputs
+
+
+def _placed(call: OperatorCall) -> str:
+    place = f" of {call.module}" if call.module else ""
+    source = f" ({call.source})" if call.source else ""
+    return f"{call.name} in {call.phase}{place}{source}"
+
+
+def _explained(first: FirstOperator) -> str:
+    call, number = first.call, first.position
+    if first.evidence is Evidence.COMPUTED:
+        parameter = dict(call.parameters).get(number)
+        output = parameter or ("output" if len(call.outputs) == 1 else f"output {number + 1} of {len(call.outputs)}")
+        return f"the same inputs gave another {output}"
+    if first.evidence is Evidence.CHANGED:
+        return (
+            f"its input {number + 1} of {len(call.inputs)} is not in the reference, and no captured operator "
+            f"before wrote it"
+        )
+    if first.evidence is Evidence.OTHER:
+        return "the reference does not run this operator on these inputs"
+    return "every rank gave the same, and this rank received another output"

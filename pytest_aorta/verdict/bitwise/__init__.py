@@ -1,1 +1,0 @@
-"""Comparison of two launches bit for bit."""

@@ -1,0 +1,528 @@
+"""Text on the causes of a verdict: stragglers, kernels and collectives, the split of a step, the machine. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, mode
+
+from pytest_aorta.common.text import counted
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.trace.breakdown import Part
+from pytest_aorta.result.trace.families import is_communication
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
+from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.verdict.applicability import changed_choice
+from pytest_aorta.verdict.metrics import METRICS, MetricKind
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.statistics.variance import median_variance
+from pytest_aorta.verdict.verdicts import Verdict
+
+# The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of
+# unchanged launches differ by up to 2% on 4 H200s, and by tens of percent on CPU ranks that share cores.
+STRAGGLER_FRACTION = {"cuda": 0.03, "cpu": 0.3}
+# The same fraction if reference launches show the usual differences between ranks.
+_SHIFT_FRACTION = {"cuda": 0.01, "cpu": 0.1}
+_MIN_REFERENCE = 3
+_NOISES = 3.0
+# One launch of this many may show a lag of the other sign.
+_LAUNCHES_PER_OUTLIER = 10
+# The least increase of the devices' mean idle time, as a fraction of a rank's lag, that explains the lag by late hosts
+# of all ranks. While one host of two is late, the other rank's device is in a collective: half of the lag is idle time.
+_IDLE_OF_LAG = 0.75
+# The largest increase of the straggler's own compute, as a fraction of its lag, beside such an explanation.
+_COMPUTE_OF_LAG = 0.5
+# The least growth from a launch's first step to its last that is reported.
+STEP_GROWTH = {"cuda": 0.03, "cpu": 0.5}
+MEMORY_GROWTH = 0.03
+# The least slowdown of the canary against the baseline that is reported.
+CANARY_CHANGE = {"cuda": 0.05, "cpu": 1.0}
+# The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
+CLOCK_CHANGE = 0.05
+_CANARY_PARTS = {"gemm_ms": "GEMM", "all_reduce_ms": "all-reduce"}
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: Its number.
+        lag_ms: The difference between its peers' wait and its own wait, in ms per step.
+        increase_ms: The increase of this difference over the reference; None if the reference has no known waits.
+        idle_ms: The increase of the time per step in which no stream of a device is busy, a mean over ranks, if late
+            hosts of all ranks explain the lag; None if they do not.
+    """
+
+    rank: int
+    lag_ms: float
+    increase_ms: float | None = None
+    idle_ms: float | None = None
+
+    def note(self, side: str) -> str:
+        """Return the line for a failure; ``side`` is the word for the reference."""
+        if self.idle_ms is not None and self.increase_ms is not None:
+            late = (
+                f"the hosts are late, since no stream is busy for {self.idle_ms:.3g} ms/step longer than in the {side}"
+            )
+            last = f"rank {self.rank} arrives last, its peers wait {self.increase_ms:.3g} ms/step longer"
+            return f"no straggler: {late}; {last}"
+        if self.increase_ms is None:
+            return f"straggler: the other ranks wait {self.lag_ms:.3g} ms/step for rank {self.rank}"
+        more = f"{self.increase_ms:.3g} ms/step longer"
+        return f"straggler: the other ranks wait {more} for rank {self.rank} than in the {side}"
+
+
+def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
+    """Return the rank that waits clearly less in collectives than its peers, or None.
+
+    Ranks of unchanged launches differ too, depending on their position in the machine. So with ``reference`` launches,
+    the increase of a rank's lag over its lag in the reference counts. With three or more of them, it has to be at least
+    half of the increase of the step time, and more than three standard deviations of the reference's lags. The lag
+    itself has to exceed the same threshold, because a rank whose peers became as slow is not waited for. A rank that
+    was as far ahead of its peers in another launch is not the straggler either: ranks are late in turns.
+    """
+    lags, usual = _lags(launches), _lags(reference)
+    if not lags:
+        return None
+    known = bool(usual) and len(usual[0]) == len(lags[0])
+    now = _medians(lags)
+    before = _medians(usual) if known else [0.0] * len(now)
+    shifts = [lag - earlier for lag, earlier in zip(now, before, strict=True)]
+    p50_ms, device = _p50_ms(launches), launches[0].device
+    needed = STRAGGLER_FRACTION[device] * p50_ms
+    if known and len(usual) >= _MIN_REFERENCE:
+        noise = _NOISES * _lag_deviation(usual) * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
+        needed = max(_SHIFT_FRACTION[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
+    late = [rank for rank, lag in enumerate(now) if lag > needed and _least_lag(lags, rank) > -needed]
+    last = max(late, key=lambda rank: shifts[rank], default=None)
+    if last is None or shifts[last] <= needed:
+        return None
+    if not known:
+        return Straggler(last, now[last])
+    return Straggler(last, now[last], shifts[last], _late_hosts_ms(launches, reference, shifts[last]))
+
+
+def _least_lag(lags: Sequence[Sequence[float]], rank: int) -> float:
+    """Return the least lag of a rank in any launch, without the outliers that are allowed."""
+    return sorted(launch[rank] for launch in lags)[len(lags) // _LAUNCHES_PER_OUTLIER]
+
+
+def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], lag_ms: float) -> float | None:
+    """Return the increase of the devices' idle time if it explains that a rank lags by ``lag_ms`` more, else None.
+
+    Hosts that are late by themselves drift apart, and one of them is the last. The devices of all ranks are then idle
+    in the profiled steps, which all hosts begin together.
+    """
+    now, before = ([idle for side in part if (idle := _idle_ms(side)) is not None] for part in (launches, reference))
+    if not now or not before or not clearly_above(now, before):
+        return None
+    increase_ms = median(now) - median(before)
+    compute_ms = _extra_compute_ms(launches) - _extra_compute_ms(reference)
+    is_explained = increase_ms >= _IDLE_OF_LAG * lag_ms and compute_ms < _COMPUTE_OF_LAG * lag_ms
+    return increase_ms if is_explained else None
+
+
+def _idle_ms(launch: LaunchFacts) -> float | None:
+    return launch.metrics.get("device_idle_ms")
+
+
+def _extra_compute_ms(launches: Sequence[LaunchFacts]) -> float:
+    return median(launch.breakdown_ms.get(Part.STRAGGLER, 0.0) for launch in launches)
+
+
+def notes_on(
+    rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str
+) -> tuple[str, ...]:
+    """Return the notes on a comparison. A slow machine explains times, but no other metric."""
+    undecided_or_failed = (Outcome.REGRESSION, Outcome.INCONCLUSIVE)
+    are_times_in_question = any(
+        row.outcome in undecided_or_failed and METRICS[row.metric].kind is MetricKind.TIMING for row in rows
+    )
+    found = split_note(rows, launches, others) + notes(launches, others, side)
+    return tuple(found + (canary_notes(launches, others, side) if are_times_in_question else []))
+
+
+def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+    """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
+    found = []
+    if slow := straggler(launches, reference):
+        found.append(slow.note(side))
+    elif not any(launch.rank_lag_ms for launch in launches) and any(map(_has_several_ranks, launches)):
+        found.append("straggler unknown: no collective waits recorded")
+    device = launches[0].device
+    steps = median(launch.step_time_growth for launch in launches)
+    if abs(steps) > STEP_GROWTH[device]:
+        found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")
+    memory = median(launch.memory_growth for launch in launches)
+    if memory > MEMORY_GROWTH:
+        found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
+    found += _launch_notes([launch.late_steps for launch in launches])
+    return found + _choice_notes(launches, reference, side) + _throttle_notes(launches, reference, side)
+
+
+def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+    """Return a line on a setting that setup() chose differently in the reference; it changes times and memory."""
+    pairs = ((launch, other) for launch in launches for other in reference)
+    for launch, other in pairs:
+        if key := changed_choice(launch, other):
+            return [f"{key} is {launch.environment.get(key)!r}, the {side}'s {other.environment.get(key)!r}"]
+    return []
+
+
+def _has_several_ranks(launch: LaunchFacts) -> bool:
+    # Medians of measured times are equal only if they are of one rank.
+    return launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms
+
+
+def _launch_notes(texts: Sequence[str]) -> list[str]:
+    """Return a line for each launch that has a text; ``texts`` are in order of the launches."""
+    return [f"launch {number}: {text}" for number, text in enumerate(texts, 1) if text]
+
+
+def _throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+    """Return lines on throttled devices, and on SM clocks below those of the reference launches."""
+    found = _launch_notes([launch.throttled for launch in launches])
+    hot = [launch.throttled for launch in reference if launch.throttled]
+    if hot:
+        found.append(f"{len(hot)} of the {side}'s {counted(len(reference), 'launch')}: {hot[-1]}")
+    here, there = _clocks_mhz(launches), _clocks_mhz(reference)
+    if here and there and median(here) < (1 - CLOCK_CHANGE) * median(there):
+        found.append(
+            f"the SM clock was {1 - median(here) / median(there):.0%} lower than in the {side}: "
+            f"{median(here):,.0f} against {median(there):,.0f} MHz"
+        )
+    return found
+
+
+def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
+    return [launch.sm_clock_mhz for launch in launches if launch.sm_clock_mhz is not None]
+
+
+def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+    """Return lines on parts of the canary that were slower than in the reference launches, beyond their range."""
+    found = []
+    for name, part in _CANARY_PARTS.items():
+        here = [launch.canary_ms[name] for launch in launches if name in launch.canary_ms]
+        there = [launch.canary_ms[name] for launch in reference if name in launch.canary_ms]
+        if not here or not there or not median(there):
+            continue
+        change = median(here) / median(there) - 1
+        if change > CANARY_CHANGE[launches[0].device] and clearly_above(here, there):
+            found.append(f"the canary's {part} was {change:.0%} slower than in the {side}; suspect the machine")
+    return found
+
+
+def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
+    known = [launch.rank_lag_ms for launch in launches if launch.rank_lag_ms]
+    return known if len({len(lags) for lags in known}) == 1 else []
+
+
+def _medians(lags: Sequence[Sequence[float]]) -> list[float]:
+    return [median(values) for values in zip(*lags, strict=True)]
+
+
+def _lag_deviation(lags: Sequence[Sequence[float]]) -> float:
+    """Return the standard deviation of a rank's lag between launches, over all ranks, in ms."""
+    off = [value - middle for values in lags for value, middle in zip(values, _medians(lags), strict=True)]
+    return math.sqrt(sum(value**2 for value in off) / (len(off) - len(lags[0])))
+
+
+def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
+    return median(launch.step_time_ms["p50"] for launch in launches)
+
+
+# The metrics that exposed collectives explain.
+_BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
+# The metrics that slower kernels and collectives explain.
+_BY_KERNELS = (*_BY_EXPOSURE, "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
+
+
+def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
+    causes = [
+        exposure(launches, others) if metric in _BY_EXPOSURE else "",
+        moved(launches, others) if metric in _BY_KERNELS else "",
+        bottleneck(launches, others) if metric == "device_idle_ms" else "",
+    ]
+    return "; ".join(filter(None, causes))
+
+
+def bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text that names the host as the bottleneck, with the idle time of ``launches`` and ``others``.
+
+    Every launch must have an idle time.
+    """
+    now, before = (median(launch.metrics["device_idle_ms"] for launch in side) for side in (launches, others))
+    return (
+        f"the host is the bottleneck: no stream is busy for {now:.3g} ms/step, was {before:.3g}; look for slower "
+        "Python code, smaller kernels, waits for the device, or other load on the host"
+    )
+
+
+def exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text on the collective whose exposed time increased most from ``others`` to ``launches``.
+
+    For each collective, the median over launches counts. The worst rank is the one that is worst in most launches. The
+    text is empty if no launch has exposed times.
+    """
+    now, before = _median_exposed_ms(launches), _median_exposed_ms(others)
+    if not now:
+        return ""
+    kind = max(now, key=lambda name: now[name] - before.get(name, 0.0))
+    was = f", was {before.get(kind, 0.0):.3g}" if before else ""
+    ranks = [launch.most_exposed_rank for launch in launches if launch.most_exposed_rank is not None]
+    worst = f"; rank {max(ranks, key=ranks.count)} worst" if ranks else ""
+    return f"{kind} exposed {now[kind]:.3g} ms/step{was}{worst}"
+
+
+def _median_exposed_ms(launches: Sequence[LaunchFacts]) -> dict[str, float]:
+    known = [launch.exposed_ms for launch in launches if launch.exposed_ms]
+    kinds = {kind for exposed in known for kind in exposed}
+    return {kind: median(exposed.get(kind, 0.0) for exposed in known) for kind in sorted(kinds)}
+
+
+# The least change that is named, as a fraction of the step, of the largest change, and of the change of the step.
+LEAST_OF_STEP = 0.001
+_LEAST_OF_LARGEST = 0.1
+_LEAST_OF_CHANGE = 0.05
+_MOST_NAMED = 3
+# The longest wait of a late rank itself, as a fraction of its peers' wait. Of two ranks, the one that is late in two
+# thirds of the calls waits half as long as the other. A rank that waits longer is late in turns with its peers.
+_MOST_OWN_WAIT = 0.5
+_ABSENT = FamilyTime(0.0, 0.0)
+
+
+def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text on the families and collectives whose times changed from ``others`` to ``launches``.
+
+    The text names families that increased, are new or are gone, slower transfers of collectives, and ranks that arrive
+    late, unless launches of one side differ as much. It is empty if one side has no profiled steps, or if nothing
+    changed by a thousandth of the step and by a twentieth of the step's own change: smaller changes do not explain the
+    regression.
+    """
+    now_ms, before_ms = (median(launch.step_time_ms["p50"] for launch in side) for side in (launches, others))
+    least_ms = max(LEAST_OF_STEP * before_ms, _LEAST_OF_CHANGE * (now_ms - before_ms))
+    parts = [_families(launches, others, least_ms), *_collectives(launches, others, least_ms)]
+    return "; ".join(filter(None, parts))
+
+
+def clearly_above(here: Sequence[float], there: Sequence[float]) -> bool:
+    """Return True if nine tenths of the values ``here`` are above nine tenths of those ``there``."""
+    return sorted(here)[len(here) // 10] > sorted(there)[-1 - len(there) // 10]
+
+
+def median_times(launches: Sequence[LaunchFacts]) -> dict[str, FamilyTime]:
+    """Return the median time and calls of each family that is not communication; a launch without a family counts 0."""
+    return {family: _median_time(times) for family, times in _times(launches).items()}
+
+
+def _times(launches: Sequence[LaunchFacts]) -> dict[str, list[FamilyTime]]:
+    """Return the times of each family in each launch that has kernels."""
+    known = [launch.kernels for launch in launches if launch.kernels]
+    names = sorted({family for kernels in known for family in kernels if not is_communication(family)})
+    return {family: [kernels.get(family, _ABSENT) for kernels in known] for family in names}
+
+
+def _median_time(times: Sequence[FamilyTime]) -> FamilyTime:
+    return FamilyTime(median(time.ms for time in times), median(time.calls for time in times))
+
+
+def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> str:
+    here, there = _times(launches), _times(others)
+    if not here or not there:
+        return ""
+    pairs = {family: (here.get(family, [_ABSENT]), there.get(family, [_ABSENT])) for family in here | there}
+    middles = {family: (_median_time(now), _median_time(before)) for family, (now, before) in pairs.items()}
+    changes = {family: now.ms - before.ms for family, (now, before) in middles.items()}
+    least_ms = max(least_ms, _LEAST_OF_LARGEST * max(map(abs, changes.values())))
+    texts: list[str] = []
+    named: Counter[str] = Counter()
+    for family in sorted(pairs, key=lambda name: -abs(changes[name])):
+        if abs(changes[family]) < least_ms or not _is_clear(*pairs[family]):
+            continue
+        kind, text = _change(family, *middles[family])
+        named[kind] += 1
+        if text and named[kind] <= _MOST_NAMED:
+            texts.append(text)
+    what = "operators" if launches[0].device == "cpu" else "kernels"
+    return f"{what} per step: {', '.join(texts)}" if texts else ""
+
+
+def _is_clear(now: Sequence[FamilyTime], before: Sequence[FamilyTime]) -> bool:
+    now_ms, before_ms = ([one.ms for one in side] for side in (now, before))
+    return clearly_above(now_ms, before_ms) or clearly_above(before_ms, now_ms)
+
+
+def _change(family: str, now: FamilyTime, before: FamilyTime) -> tuple[str, str]:
+    """Return the kind of a family's change and its text, which is empty for a family that got faster."""
+    if not before.calls:
+        return "new", f"new {family} {now.ms:.3g} ms ({_calls(now.calls)})"
+    if not now.calls:
+        return "gone", f"gone {family} {before.ms:.3g} ms ({_calls(before.calls)})"
+    if now.ms < before.ms:
+        return "faster", ""
+    return "slower", f"{family} {now.ms - before.ms:+.3g} ms ({_calls(now.calls)}, was {before.calls:.4g})"
+
+
+def _calls(number: float) -> str:
+    return f"{number:.4g} call{'' if number == 1 else 's'}"
+
+
+def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> list[str]:
+    """Return a text for each collective whose transfer got slower or whose ranks wait longer for late ranks."""
+    found = []
+    for kind in sorted({kind for launch in launches for kind in launch.collectives}):
+        here, there = (
+            [side.collectives[kind] for side in part if kind in side.collectives] for part in (launches, others)
+        )
+        if not there:
+            continue
+        texts = [_transfer(here, there, least_ms), _late_ranks(here, there, least_ms)]
+        if any(texts):
+            found.append(f"{kind}: {', '.join(filter(None, texts))}")
+    return found
+
+
+def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
+    increase = _increase(here, there, lambda facts: facts.transfer_ms, least_ms)
+    if increase is None:
+        return ""
+    now_ms, before_ms = increase
+    text = f"transfer {now_ms:.3g} ms/step, was {before_ms:.3g}"
+    now_calls, before_calls = (_median(side, lambda facts: facts.calls) for side in (here, there))
+    text += f", {_calls(now_calls)}, was {before_calls:.4g}"
+    speeds = [[facts.bus_gb_per_s for facts in side if facts.bus_gb_per_s] for side in (here, there)]
+    if not all(speeds):
+        return text
+    now_mb, before_mb = (_median(side, lambda facts: facts.bus_bytes) / 1e6 for side in (here, there))
+    now_speed, before_speed = map(median, speeds)
+    return f"{text}, {now_mb:.4g} MB on the bus, was {before_mb:.4g}, at {now_speed:.3g} GB/s, was {before_speed:.3g}"
+
+
+def _late_ranks(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
+    """Return text on the rank that arrives late, or on all ranks if they wait for each other in turns."""
+    increase = _increase(here, there, lambda facts: facts.peers_wait_ms, least_ms)
+    if increase is None:
+        return ""
+    now_ms, before_ms = increase
+    own_now_ms, own_before_ms = (_median(side, lambda facts: facts.straggler_wait_ms) for side in (here, there))
+    if own_now_ms - own_before_ms > _MOST_OWN_WAIT * (now_ms - before_ms):
+        return f"ranks arrive late in turns, each waits {own_now_ms:.3g} ms/step or more, was {own_before_ms:.3g}"
+    rank = mode(facts.straggler for facts in here)
+    return f"rank {rank} arrives late, its peers wait {now_ms:.3g} ms/step, was {before_ms:.3g}"
+
+
+def _increase(
+    here: Sequence[CollectiveFacts],
+    there: Sequence[CollectiveFacts],
+    value: Callable[[CollectiveFacts], float],
+    least_ms: float,
+) -> tuple[float, float] | None:
+    """Return the medians of a time after and before a clear increase by ``least_ms`` or more, or None."""
+    now_ms, before_ms = _median(here, value), _median(there, value)
+    is_clear = clearly_above([*map(value, here)], [*map(value, there)])
+    return (now_ms, before_ms) if is_clear and now_ms - before_ms >= least_ms else None
+
+
+def _median(side: Sequence[CollectiveFacts], value: Callable[[CollectiveFacts], float]) -> float:
+    return median(map(value, side))
+
+
+# The first of these metrics that regressed is split. Profiled steps say nothing about the slow steps of the tail.
+SPLIT = ("step_time_p50", "step_time_mean")
+_NAMES = {
+    Part.COMPUTE: "compute",
+    Part.STRAGGLER: "straggler's extra compute",
+    Part.EXPOSED: "exposed communication",
+    Part.IDLE: "device idle (host)",
+}
+_REST = "rest"
+_COPIES = "copies"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A change of step time and its parts, in milliseconds.
+
+    Attributes:
+        total_ms: The change.
+        parts_ms: The change of each part. Copies, and all time that profiled steps do not show, belong to the rest.
+        rank: The critical rank of most launches under test; None with one rank.
+    """
+
+    total_ms: float
+    parts_ms: dict[Part, float]
+    rank: int | None
+
+    @property
+    def rest_ms(self) -> float:
+        """Return the change that is in no named part."""
+        return self.total_ms - sum(self.parts_ms[part] for part in _NAMES)
+
+    def __str__(self) -> str:
+        """Return one line in which the parts add up to the change as printed.
+
+        If profiled steps do not show most of the change, they do not show its rank either, so the rank is left out.
+        """
+        digits = _digits(self.total_ms)
+        shown = {name: round(self.parts_ms[part], digits) for part, name in _NAMES.items()}
+        total = round(self.total_ms, digits)
+        rest = round(total - sum(shown.values()), digits)
+        copies = round(self.parts_ms[Part.COPY], digits)
+        parts = [f"{name} {value:+.{digits}f}" for name, value in shown.items() if value]
+        parts.append(f"{_REST} {rest:+.{digits}f}" + (f" ({_COPIES} {copies:+.{digits}f})" if copies else ""))
+        is_shown = abs(self.rest_ms - self.parts_ms[Part.COPY]) <= abs(self.total_ms) / 2
+        where = "" if self.rank is None or not is_shown else f" on rank {self.rank}, the critical rank"
+        return f"split of {total:+.{digits}f} ms{where}: {', '.join(parts)}"
+
+
+def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Split | None:
+    """Return the split of a change from ``others`` to ``launches``, or None if either side has no breakdown.
+
+    Each part changes by the difference of its medians over launches; the rest is what remains of ``total_ms``.
+    """
+    here, there = _with_breakdown(launches), _with_breakdown(others)
+    if not here or not there:
+        return None
+    parts = {part: _median_ms(here, part) - _median_ms(there, part) for part in Part}
+    ranks = [launch.critical_rank for launch in here if launch.critical_rank is not None]
+    return Split(total_ms, parts, mode(ranks) if ranks else None)
+
+
+def split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
+    """Return a line with the split of a regression of step time, or with the reason why it can't be split.
+
+    The list is empty without such a regression, or if no launch was profiled.
+    """
+    row = next((row for name in SPLIT for row in rows if _regressed(row, name)), None)
+    if row is None or not _with_breakdown([*launches, *others]):
+        return []
+    value, baseline = row.value, row.baseline
+    assert isinstance(value, float)
+    assert isinstance(baseline, float)
+    if found := split(value - baseline, launches, others):
+        return [f"{row.metric}: {found}"]
+    if not _with_breakdown(launches):
+        return [f"{row.metric}: the change can't be split, since the launches under test profiled no step"]
+    again = "" if row.is_by_ab else "; record it again with --update-baselines --aorta-reset-baselines"
+    return [f"{row.metric}: the change can't be split, since the {row.reference} has no breakdown of a step{again}"]
+
+
+def _regressed(row: Verdict, name: str) -> bool:
+    return row.metric == name and row.outcome is Outcome.REGRESSION and row.delta is not None
+
+
+def _with_breakdown(launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
+    return [launch for launch in launches if launch.breakdown_ms]
+
+
+def _median_ms(launches: Sequence[LaunchFacts], part: Part) -> float:
+    return median(launch.breakdown_ms.get(part, 0.0) for launch in launches)
+
+
+def _digits(total_ms: float) -> int:
+    """Return the number of decimals that show three digits of a change, at most three decimals."""
+    return next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(total_ms) >= least), 3)

@@ -1,1 +1,0 @@
-"""The search for the commit that changed a metric."""

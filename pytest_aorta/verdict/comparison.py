@@ -1,0 +1,323 @@
+"""Comparison of launches with a stored baseline or with an A/B reference, metric by metric."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pytest_aorta.common.text import counted
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.applicability import (
+    choose_tolerances,
+    other_setup,
+    other_steps,
+    under_profiler,
+    widened,
+)
+from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.causes import cause_of, notes_on
+from pytest_aorta.verdict.kernel_gate import judged_pairs, judged_stored, verdict_of
+from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, middle
+from pytest_aorta.verdict.noise import (
+    RESET,
+    Priors,
+    allowed_tolerance,
+    metric_blocks,
+    next_block,
+    reference_step_ms,
+    too_noisy,
+    transformed_by_block,
+    transformed_by_revision,
+    transformed_values,
+    unresolved,
+)
+from pytest_aorta.verdict.rows import (
+    STALE,
+    Row,
+    incomparable,
+    judge_exact,
+    judge_ranges,
+    late_hosts,
+    profiled,
+    unprofiled,
+)
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
+from pytest_aorta.verdict.statistics.pairs import decide_pairs
+from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
+from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
+
+# With fewer launches, most of a baseline's variance comes from the prior.
+MIN_LAUNCHES = 5
+
+
+class _Decided(NamedTuple):
+    """A decision on the numbers of both sides, with the value of the other side and the tolerance that was applied."""
+
+    decision: Decision
+    center: Value
+    tolerance: Tolerance
+
+
+class _Comparison(ABC):
+    """What both kinds of comparison share: the way from a metric that can be compared to its verdict."""
+
+    case: str
+
+    def _verdicts(
+        self,
+        tolerances: Mapping[str, Tolerance],
+        launches: Sequence[LaunchFacts],
+        others: Sequence[LaunchFacts],
+        reference: VerdictReference,
+        decided: Mapping[str, Verdict] | None,
+    ) -> Verdicts:
+        """Return one verdict per metric; verdicts in ``decided`` are kept."""
+        rows = [
+            (decided or {}).get(name)
+            or self._judge(Row(self.case, METRICS[name], tolerance, reference, launches, others, len(launches)))
+            for name, tolerance in tolerances.items()
+        ]
+        return Verdicts(self.case, tuple(rows), notes_on(rows, launches, others, str(reference)))
+
+    def _judge_measured(
+        self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
+    ) -> Verdict:
+        """Return the verdict on those ``launches`` and ``others`` that have a value unless the code lost it."""
+        if not launches:
+            return row.verdict(None, baseline=middle(row.metric, others) if others else None)
+        row = replace(row, launches=launches, others=others)
+        if problem := incomparable(row):
+            return problem
+        if row.tolerance.value is None or isinstance(row.value, str):
+            return judge_exact(row)
+        if row.metric.by_family:
+            return self._of_families(row, row.tolerance.value)
+        if (found := self._decide(row)) is None:
+            return judge_ranges(row, max_launches)
+        decision = found.decision
+        detail = cause_of(row.metric.name, launches, others) if decision.outcome is Outcome.REGRESSION else ""
+        if decision.outcome is Outcome.INCONCLUSIVE:
+            detail = self._undecided(row, decision.launches)
+        return row.by_decision(*found, detail)
+
+    @abstractmethod
+    def _judge(self, row: Row) -> Verdict:
+        """Return the verdict on a metric, given all launches."""
+
+    @abstractmethod
+    def _of_families(self, row: Row, tolerance: float) -> Verdict:
+        """Return the verdict on a metric whose kernel families are compared one by one."""
+
+    @abstractmethod
+    def _decide(self, row: Row) -> _Decided | None:
+        """Return the decision, or None if a value can't be transformed, so that ranges are compared."""
+
+    def _undecided(self, row: Row, num_launches: int) -> str:
+        """Return why the final verdict of ``num_launches`` launches is inconclusive, with the remedy; may be empty."""
+        del row, num_launches
+        return ""
+
+
+@dataclass(frozen=True)
+class StoredComparison(_Comparison):
+    """A comparison of launches of one session block with a stored baseline, repeated as launches are added.
+
+    Attributes:
+        config: The candidate's config; a baseline of another config is not compared.
+        marked: The tolerances set by markers.
+        priors: Returns the prior of a metric's variance.
+        max_launches: Number of the candidate's launches after which every verdict is final.
+        file: Path of the baseline's file for reports, or the label of other results.
+        kind: ``RESULTS`` if the baseline was built from other results.
+        workload: The candidate's workload or script; a baseline of another one is not compared. Empty if it is known to
+            be that of the baseline.
+    """
+
+    case: str
+    config: dict[str, Any]
+    baseline: Baseline | None
+    marked: Mapping[str, Tolerance]
+    priors: Priors
+    max_launches: int = 1
+    file: str = ""
+    kind: ReferenceKind = ReferenceKind.BASELINE
+    workload: str = ""
+
+    def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
+        """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
+
+        ``decided`` maps metrics to verdicts of fewer launches. These verdicts are kept.
+
+        Raises:
+            SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
+        """
+        tolerances = {
+            name: widened(METRICS[name], launches[0], tolerance)
+            for name, tolerance in choose_tolerances(self.marked, launches[0], *self._center[-1:]).items()
+        }
+        is_stored = self.kind is ReferenceKind.BASELINE
+        revision = self.baseline.revision if self.baseline is not None and is_stored else None
+        reference = VerdictReference(self.kind, self.file, revision)
+        return self._verdicts(tolerances, launches, self._center, reference, decided)
+
+    @property
+    def _center(self) -> tuple[LaunchFacts, ...]:
+        return () if self.baseline is None else self.baseline.center_launches
+
+    def variance(self, metric: Metric) -> VarianceComponents:
+        """Return the variance of a metric in the baseline, or the prior if the baseline has no estimate."""
+        return self.estimate(metric).variance if self.has_estimate(metric) else self.priors(metric)
+
+    def has_estimate(self, metric: Metric) -> bool:
+        """Return True if all center launches but those with a late host have a value on the metric's scale."""
+        known = profiled(metric, self._center)
+        return bool(known) and None not in transformed_values(metric, known, self._center)
+
+    def estimate(self, metric: Metric) -> Estimate:
+        """Return the baseline estimate of a metric, which the baseline must have (:meth:`has_estimate`)."""
+        assert self.baseline is not None
+        center_values = transformed_by_block(metric, self._center, self._center)
+        return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))
+
+    def undecidable(self, metric: Metric, tolerance: Tolerance) -> str | None:
+        """Return why unchanged code may fail to pass, with the remedy; None if unchanged code mostly passes.
+
+        ``tolerance`` is the tolerance before widening. The baseline must exist and contain the metric.
+        """
+        stored = self.estimate(metric)
+        if problem := too_noisy(metric, tolerance, stored):
+            return f"{problem}; record the baseline again with {RESET}, or set a tolerance"
+        block = next_block(metric, self._center)
+        return unresolved(metric, allowed_tolerance(metric, tolerance, stored), stored, block, self.max_launches)
+
+    def _judge(self, row: Row) -> Verdict:
+        metric, launches, center = row.metric, row.launches, row.others
+        if detail := under_profiler(metric, launches):
+            return row.not_applicable(NotApplicable.PROFILER, detail)
+        if self.baseline is None:
+            if found := unprofiled(row, launches, ()):
+                return found
+            if row.value is None:
+                return row.missing(Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
+            return row.missing(Missing.BASELINE, "no baseline", is_unrecorded=True)
+        if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
+            return row.missing(Missing.BASELINE, detail, is_unrecorded=True)
+        if found := unprofiled(row, launches, center):
+            return found
+        if len(launches) >= last_look(self.max_launches):
+            row = replace(row, late=late_hosts(metric, launches))
+        known = profiled(metric, center) or center
+        return self._judge_measured(row, profiled(metric, launches), known, self.max_launches)
+
+    def _of_families(self, row: Row, tolerance: float) -> Verdict:
+        assert self.baseline is not None
+        return verdict_of(
+            row, judged_stored(row.metric, row.launches, self.baseline, tolerance, self.max_launches), STALE
+        )
+
+    def _decide(self, row: Row) -> _Decided | None:
+        metric, tolerance = row.metric, row.tolerance
+        values = [value for value in transformed_values(metric, row.launches, row.others) if value is not None]
+        if len(values) < len(row.launches) or not self.has_estimate(metric):
+            return None
+        stored = self.estimate(metric)
+        allowed = allowed_tolerance(metric, tolerance, stored)
+        decision = decide_stored(
+            values,
+            metric_blocks(metric, [*row.others, *row.launches])[-1],
+            stored,
+            allowed.value or 0.0,
+            max_launches=self.max_launches,
+            worse=metric.worse,
+            relative=metric.scale is Scale.RELATIVE,
+            may_pass=too_noisy(metric, tolerance, stored) is None,
+        )
+        center = metric.scale.from_transformed(stored.center, reference_step_ms(row.others))
+        return _Decided(decision, center, allowed)
+
+    def _undecided(self, row: Row, num_launches: int) -> str:
+        remedy = self.undecidable(row.metric, row.tolerance)
+        if remedy is None and len(row.others) < MIN_LAUNCHES:
+            remedy = f"only {counted(len(row.others), 'launch')} in the center; record more with {RESET}"
+        early = "further launches could not decide" if num_launches < last_look(self.max_launches) else ""
+        return "; ".join(filter(None, [early, remedy]))
+
+
+@dataclass(frozen=True)
+class PairedComparison(_Comparison):
+    """A comparison of launches of candidate and A/B reference that alternate in one session block.
+
+    Attributes:
+        variance: Returns the prior of a metric's variance.
+        only: Names of the metrics to compare. Metrics without a tolerance, from a marker or by default, are compared
+            bit for bit. None selects the metrics that a comparison with a stored baseline selects.
+        max_pairs: Number of pairs after which every verdict is final.
+        version: Name of the version that the reference ran; empty if both sides are variants of the test.
+    """
+
+    case: str
+    marked: Mapping[str, Tolerance]
+    variance: Priors
+    only: Collection[str] | None = None
+    max_pairs: int = 1
+    version: str = ""
+
+    def judge(
+        self,
+        candidates: Sequence[LaunchFacts],
+        references: Sequence[LaunchFacts],
+        decided: Mapping[str, Verdict] | None = None,
+    ) -> Verdicts:
+        """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
+
+        ``decided`` is as in :meth:`StoredComparison.judge`.
+
+        Raises:
+            SpecError: ``only`` is empty or names an unknown metric, or as in
+                :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
+        """
+        tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        if self.only is not None:
+            check_compared(self.only, METRICS)
+            tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
+        reference = VerdictReference(ReferenceKind.AB, self.version)
+        return self._verdicts(tolerances, candidates, references, reference, decided)
+
+    def _judge(self, row: Row) -> Verdict:
+        metric, candidates, references = row.metric, row.launches, row.others
+        both = [*candidates, *references]
+        if detail := under_profiler(metric, both):
+            return row.not_applicable(NotApplicable.PROFILER, detail)
+        if (num_steps := other_steps(candidates, references[-1])) is not None:
+            expected = counted(references[-1].num_steps, "measured step")
+            return row.missing(Missing.BASELINE, f"the reference ran {expected}, the launch {num_steps}")
+        if found := unprofiled(row, candidates, references) or unprofiled(row, references, candidates):
+            return found
+        if len(both) >= 2 * self.max_pairs:
+            row = replace(row, late=late_hosts(metric, both))
+        pairs = [pair for pair in zip(candidates, references, strict=True) if len(profiled(metric, pair)) == 2]
+        measured, others = zip(*pairs, strict=True) if pairs else ((), ())
+        return self._judge_measured(row, measured, others, self.max_pairs)
+
+    def _of_families(self, row: Row, tolerance: float) -> Verdict:
+        within = self.variance(row.metric).within
+        return verdict_of(row, judged_pairs(row.metric, row.launches, row.others, tolerance, within, self.max_pairs))
+
+    def _decide(self, row: Row) -> _Decided | None:
+        metric = row.metric
+        sides = (transformed_values(metric, side, row.others) for side in (row.launches, row.others))
+        differences = [a - b for a, b in zip(*sides, strict=True) if a is not None and b is not None]
+        if len(differences) < len(row.launches):
+            return None
+        decision = decide_pairs(
+            differences,
+            self.variance(metric).within,
+            row.tolerance.value or 0.0,
+            max_pairs=self.max_pairs,
+            worse=metric.worse,
+            relative=metric.scale is Scale.RELATIVE,
+        )
+        return _Decided(decision, middle(metric, row.others), row.tolerance)

@@ -1,1 +1,0 @@
-"""Comparison of launches with a stored baseline or with an A/B reference, metric by metric."""

@@ -1,0 +1,267 @@
+"""Noise of a metric: session blocks, priors of its variance, and the tolerances that the noise of a baseline allows."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from statistics import median
+from typing import TypeAlias
+
+from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.common.text import counted
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
+from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance
+from pytest_aorta.verdict.statistics.decision import Scale
+from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, least_tolerance
+from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
+from pytest_aorta.verdict.verdicts import format_change
+
+RESET = "--update-baselines --aorta-reset-baselines"
+# Limits for widening the default tolerance of a fraction or of an exposed time, so that a lost overlap does not pass.
+WIDEST = {Scale.POINTS: 0.05, Scale.OF_STEP: 0.02}
+# The most launches that --aorta-launches records.
+_MOST_LAUNCHES = 50
+# Returns the prior of a metric's variance.
+Priors: TypeAlias = Callable[[Metric], VarianceComponents]
+
+# After a pause of this length the state of a machine has changed: clocks, temperature, other jobs.
+BLOCK_GAP_S = {"cuda": 6 * 3600, "cpu": 3600}
+MIN_CASES = 3
+# Degrees of freedom of each side, slower and faster, of a prior from other cases.
+CASES_DF = 2.0
+# Standard deviations within and between blocks, measured on H200s and on shared CPUs (docs/benchmarks.md).
+_WITHIN = {"cuda": 0.005, "cpu": 0.15}
+_BETWEEN = {"cuda": 0.005, "cpu": 0.25}
+_WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
+# Means and tails vary more than medians, by these factors; memory hardly varies.
+_TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
+_MEMORY = 0.001
+# Standard deviations of fractions, and of times as fractions of a step. Device idle time has its own values: on GPUs,
+# the host's delays are far larger than the noise of communication in steps in which the host has a head start.
+_FRACTION = {
+    "cuda": {Scale.POINTS: 0.005, Scale.OF_STEP: 0.002},
+    "cpu": {Scale.POINTS: 0.1, Scale.OF_STEP: 0.1},
+}
+_IDLE = {"cuda": 0.05, "cpu": 0.1}
+# A loss has no noise, unless recorded launches show noise, which then outweighs this prior.
+_NUMERIC, _NUMERIC_DF = 1e-12, 0.1
+# The block of all values that do not depend on the state of a machine.
+_EVERY_BLOCK = "every block"
+
+
+def default_variance(metric: Metric, device: str) -> VarianceComponents:
+    """Return the variance that is assumed without any measurement; ``device`` is ``cuda`` or ``cpu``."""
+    if metric.kind is MetricKind.NUMERIC:
+        return VarianceComponents.of(_NUMERIC, _NUMERIC, _NUMERIC_DF)
+    if metric.kind is MetricKind.MEMORY:
+        within = between = _MEMORY
+    elif metric.scale is not Scale.RELATIVE:
+        within = between = _IDLE[device] if metric.name == "device_idle_ms" else _FRACTION[device][metric.scale]
+    else:
+        factor = _TIMES.get(metric.name, 1.0)
+        within, between = factor * _WITHIN[device], factor * _BETWEEN[device]
+    side = Variance(within**2, _WITHIN_DF)
+    return VarianceComponents(side, side, Variance(between**2, _BETWEEN_DF))
+
+
+class StoredCase:
+    """A stored baseline and the variance of its metrics, which the priors of all other cases of its platform need.
+
+    Attributes:
+        baseline: The baseline.
+    """
+
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
+        self._variances: dict[str, VarianceComponents] = {}
+
+    def variance(self, metric: Metric) -> VarianceComponents:
+        """Return the variance of a metric's launches without a prior; it is computed once."""
+        if metric.name not in self._variances:
+            self._variances[metric.name] = observed(transformed_by_revision(metric, self.baseline))
+        return self._variances[metric.name]
+
+
+def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> VarianceComponents:
+    """Return the median variance of a platform's other cases, or the default if fewer than three have one.
+
+    The default also applies to a loss, whose noise depends on the workload and not on the platform, and to launches
+    that vary far less than those of the other cases.
+    """
+    default = default_variance(metric, device)
+    if metric.kind is MetricKind.NUMERIC:
+        return default
+    variances = [case.variance(metric) for case in cases]
+    measured = [variance for variance in variances if variance.slower.df > 0]
+    if len(measured) < MIN_CASES:
+        return default
+    within = typical([VarianceComponents(part.slower, part.faster, part.slower) for part in measured], CASES_DF)
+    between = [variance.between for variance in variances if variance.between.df > 0]
+    shared = None
+    if len(between) >= MIN_CASES:
+        shared = typical([VarianceComponents(part, part, part) for part in between], 2 * CASES_DF)
+    sides = within or default
+    return VarianceComponents(sides.slower, sides.faster, (shared or default).between, otherwise=default)
+
+
+def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision]:
+    """Return the transformed values of a metric as ``[revision][block][launch]``; absent values are left out."""
+    center_launches = baseline.center_launches
+    return [list(transformed_by_block(metric, launches, center_launches).values()) for launches in baseline.revisions]
+
+
+def transformed_by_block(
+    metric: Metric, launches: Sequence[LaunchFacts], center_launches: Sequence[LaunchFacts]
+) -> dict[Hashable, list[float]]:
+    """Return the transformed values of a metric, by the key of the block; absent values are left out."""
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    keys = metric_blocks(metric, launches)
+    for value, key in zip(transformed_values(metric, launches, center_launches), keys, strict=True):
+        if value is not None:
+            groups[key].append(value)
+    return dict(groups)
+
+
+def transformed_values(
+    metric: Metric, launches: Iterable[LaunchFacts], center_launches: Sequence[LaunchFacts]
+) -> list[float | None]:
+    """Return each launch's value on the metric's scale, or None for a value that is absent or can't be transformed.
+
+    ``center_launches`` are the launches to compare with. Their step time is the unit of exposed times.
+    """
+    step_ms = reference_step_ms(center_launches)
+    return [metric.scale.transform(metric.measure(launch), step_ms) for launch in launches]
+
+
+def reference_step_ms(center_launches: Sequence[LaunchFacts]) -> float:
+    """Return the step time that exposed times are divided by: the median p50 of the center launches, in ms."""
+    return median(launch.step_time_ms["p50"] for launch in center_launches)
+
+
+def blocks(launches: Sequence[LaunchFacts]) -> list[Hashable]:
+    """Return a key for each launch that is equal for launches of one session block.
+
+    A block is one machine since one boot, without a pause longer than :data:`BLOCK_GAP_S`.
+    """
+    keys: dict[int, Hashable] = {}
+    last: dict[str, tuple[int, int]] = {}
+    for number in sorted(range(len(launches)), key=lambda number: launches[number].moment_s):
+        launch = launches[number]
+        before_s, stretch = last.get(launch.block, (launch.moment_s, 0))
+        gap_s = BLOCK_GAP_S[launch.device]
+        stretch += int(launch.moment_s - before_s > gap_s)
+        last[launch.block] = launch.moment_s, stretch
+        keys[number] = (launch.block, stretch)
+    return [keys[number] for number in range(len(launches))]
+
+
+def metric_blocks(metric: Metric, launches: Sequence[LaunchFacts]) -> list[Hashable]:
+    """Return a key for each launch that is equal for launches whose values of ``metric`` share a block's noise.
+
+    Session blocks do not change a loss, so its launches are all of one block.
+    """
+    return [_EVERY_BLOCK] * len(launches) if metric.kind is MetricKind.NUMERIC else blocks(launches)
+
+
+def next_block(metric: Metric, center_launches: Sequence[LaunchFacts]) -> Hashable:
+    """Return the key of the block in which further launches are expected to be compared with ``center_launches``.
+
+    Times of CPU ranks are compared within one block only.
+    """
+    is_known = metric.kind is MetricKind.NUMERIC or center_launches[-1].device == "cpu"
+    return metric_blocks(metric, center_launches)[-1] if is_known else "another"
+
+
+def platform_priors(folder: Path, platform: str, device: str, case: str) -> Callable[[Metric], VarianceComponents]:
+    """Return a function that computes :func:`prior_variance` from a platform's baselines other than ``case``."""
+
+    @cache
+    def others() -> tuple[StoredCase, ...]:
+        found = map(_stored_case, sorted((folder / platform).glob("*.json")))
+        return tuple(stored for stored in found if stored is not None and stored.baseline.case != case)
+
+    @cache
+    def of(name: str) -> VarianceComponents:
+        return prior_variance(METRICS[name], device, others())
+
+    return lambda metric: of(metric.name)
+
+
+def _stored_case(path: Path) -> StoredCase | None:
+    """Return the case of a file; None if it can't be read, which the test of that baseline reports."""
+    try:
+        status = path.stat()
+        return _read_case(path, (status.st_ino, status.st_mtime_ns, status.st_size))
+    except (OSError, BaselineError):
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _read_case(path: Path, _version: tuple[int, int, int]) -> StoredCase:
+    # Each test of a platform reads the baselines of all others; files are replaced, so a new content has a new version.
+    return StoredCase(read_baseline_file(path))
+
+
+def allowed_tolerance(metric: Metric, tolerance: Tolerance, stored: Estimate) -> Tolerance:
+    """Return the tolerance. A default tolerance is widened until the noise of the stored launches allows a decision.
+
+    A default tolerance of a fraction or of an exposed time is widened to at most :data:`WIDEST`.
+    """
+    if tolerance.origin is not Origin.DEFAULT or tolerance.value is None:
+        return tolerance
+    least, widest = _needed(metric, stored), WIDEST.get(metric.scale, math.inf)
+    if least <= tolerance.value:
+        return tolerance
+    return Tolerance(min(math.ceil(least * 100) / 100, widest), metric.scale, Origin.WIDENED)
+
+
+def too_noisy(metric: Metric, tolerance: Tolerance, stored: Estimate) -> str | None:
+    """Return the problem if the stored launches need a tolerance above the limit of a default tolerance, or None.
+
+    ``tolerance`` is the tolerance before widening.
+    """
+    least, widest = _needed(metric, stored), WIDEST.get(metric.scale, math.inf)
+    if tolerance.origin is not Origin.DEFAULT or least <= widest:
+        return None
+    deviation = metric.scale.change(math.sqrt(stored.variance.within.value))
+    deviation_text, needed = (format_change(change, metric.scale).lstrip("+") for change in (deviation, least))
+    return (
+        f"standard deviation of the baseline's launches is {deviation_text}, which needs a tolerance of {needed}, but "
+        f"a default tolerance is at most {metric.scale.text(widest)}"
+    )
+
+
+def unresolved(
+    metric: Metric, tolerance: Tolerance, stored: Estimate, block: Hashable, max_launches: int
+) -> str | None:
+    """Return the remedy if noise of the stored launches may keep unchanged code from passing, or None.
+
+    ``tolerance`` is the tolerance after widening, and ``block`` is the session block of the launches to compare.
+    """
+    scale, have = metric.scale, sum(stored.counts.values())
+    allowed = tolerance.value or 0.0
+
+    def needed(count: int) -> float:
+        return least_tolerance(
+            stored.with_launches(count), block, max_launches=max_launches, relative=scale is Scale.RELATIVE
+        )
+
+    if needed(have) <= allowed:
+        return None
+    enough = next((count for count in range(have + 1, _MOST_LAUNCHES + 1) if needed(count) <= allowed), None)
+    if enough is not None:
+        more = counted(enough - have, "more launch")
+        return f"record {more} ({RESET} --aorta-launches={enough}): the baseline's {have} cannot resolve {tolerance}"
+    wider = scale.text(math.ceil(needed(have) * 100) / 100)
+    return (
+        f"no number of launches recorded at once resolves {tolerance}; set a tolerance of {wider}, or compare with "
+        "another version side by side (--aorta-ab)"
+    )
+
+
+def _needed(metric: Metric, stored: Estimate) -> float:
+    return metric.scale.change(RESOLVED_BY * math.sqrt(stored.variance.within.value))

@@ -1,1 +1,0 @@
-"""Noise of a metric: its priors, and the tolerances that it allows."""

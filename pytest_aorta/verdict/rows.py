@@ -1,0 +1,253 @@
+"""One row of a comparison: a metric with the launches of both sides, and the verdicts that need no statistics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from pytest_aorta.common.text import brief, counted
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.applicability import (
+    is_not_profiled_again,
+    lost_reproducibility,
+    not_applicable,
+    not_profiled,
+    other_settings,
+)
+from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Tolerance, Value, middle
+from pytest_aorta.verdict.noise import RESET
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome
+from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
+
+STALE = f"the baseline is stale; record the better value with {RESET}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric that is judged, with the launches of both sides. Each method builds the verdict, once.
+
+    Attributes:
+        reference: The other side of the comparison.
+        launches, others: The launches under test and those of the other side.
+        count: Number of launches under test, with those that have no value of the metric because their host was late.
+        late: The explanation if hosts were late and no further launch is allowed, so that an open verdict is final.
+    """
+
+    case: str
+    metric: Metric
+    tolerance: Tolerance
+    reference: VerdictReference
+    launches: Sequence[LaunchFacts]
+    others: Sequence[LaunchFacts]
+    count: int
+    late: str = ""
+
+    @property
+    def value(self) -> Value:
+        """Return the value of the launches under test."""
+        return middle(self.metric, self.launches)
+
+    def verdict(self, outcome: Outcome | None, **known: Any) -> Verdict:
+        """Return a verdict with the fields ``known``; it is open if ``outcome`` is None."""
+        unknown = {"baseline": None, "delta": None, "tolerance": self.tolerance, "launches": self.count}
+        fields = {"value": self.value} | unknown | known
+        if outcome is None:
+            fields |= {"detail": self.late} if self.late else {"is_open": True}
+        return Verdict(
+            case=self.case,
+            metric=self.metric.name,
+            outcome=outcome or Outcome.INCONCLUSIVE,
+            reference=self.reference,
+            **fields,
+        )
+
+    def missing(self, part: Missing, detail: str, **known: Any) -> Verdict:
+        """Return the verdict *missing*. Without a value of the candidate, the state of the baseline does not matter."""
+        value = known.get("value", self.value)
+        return self.verdict(
+            Outcome.MISSING, missing=Missing.CANDIDATE_VALUE if value is None else part, detail=detail, **known
+        )
+
+    def not_applicable(self, reason: NotApplicable, detail: str, **known: Any) -> Verdict:
+        """Return the verdict *not applicable*."""
+        return self.verdict(Outcome.NOT_APPLICABLE, not_applicable=reason, detail=detail, **known)
+
+    def decided(self, outcome: Outcome | None, detail: str, **known: Any) -> Verdict:
+        """Return a statistical verdict; for a time that did not pass, the detail names throttled devices."""
+        num_hot = sum(bool(launch.throttled) for launch in self.launches)
+        if num_hot and self.metric.kind is MetricKind.TIMING and outcome is not Outcome.PASS:
+            of = f"{num_hot} of {len(self.launches)} launches" if len(self.launches) > 1 else "the launch"
+            detail = ", ".join(filter(None, [f"GPUs throttled in {of}", detail]))
+        return self.verdict(outcome, **{"detail": detail} | known)
+
+    def by_decision(self, decision: Decision, center: Value, tolerance: Tolerance, detail: str) -> Verdict:
+        """Return the verdict of a decision; ``center`` is the value of the other side."""
+        change, worse = self.metric.scale.change, self.metric.worse
+        low, high = sorted(change(worse * end) for end in (decision.low, decision.high))
+        return self.decided(
+            decision.outcome,
+            STALE if decision.outcome is Outcome.IMPROVED else detail,
+            tolerance=tolerance,
+            baseline=center,
+            delta=change(worse * decision.effect),
+            low=low,
+            high=high,
+            launches=decision.launches,
+        )
+
+
+def profiled(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
+    """Return the launches without those whose profiled steps gave no value of the metric."""
+    return [launch for launch in launches if not_profiled(metric, launch) is None]
+
+
+def late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> str:
+    """Return text on the launches that have no value of the metric because their host was late; empty without any."""
+    late = [detail for launch in launches if (detail := not_profiled(metric, launch))]
+    number = f"{len(late)} of {counted(len(launches), 'launch')}" if len(launches) > 1 else "the launch"
+    return f"no value of {number}: {late[-1]}" if late else ""
+
+
+def unprofiled(row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Verdict | None:
+    """Return the verdict for a metric that profiled steps of ``launches`` did not give, or None.
+
+    The metric does not apply if no launch of ``others`` has it. If one has it, a new wait for the device and a trace
+    that has become too large fail the test. Otherwise a change could avoid the comparison by either. After a late host,
+    the next launch can have the metric.
+    """
+    metric = row.metric
+    found = [(launch, detail) for launch in launches if (detail := not_profiled(metric, launch))]
+    if not found:
+        return None
+    known = profiled(metric, [other for other in others if metric.measure(other) is not None])
+    if not known:
+        launch, detail = found[0]
+        reason = NotApplicable.TRACE if launch.overlap_problem else NotApplicable.HEAD_START
+        return row.not_applicable(reason, detail, value=None)
+    lasting = [detail for launch, detail in found if is_not_profiled_again(launch)]
+    if not lasting:
+        return None
+    return row.missing(Missing.CANDIDATE_VALUE, lasting[0], value=None, baseline=middle(metric, known))
+
+
+def incomparable(row: Row) -> Verdict | None:
+    """Return the verdict for a metric that one side lacks or that does not apply, or None if it can be compared."""
+    metric, launches, others, side = row.metric, row.launches, row.others, str(row.reference)
+    known, last = [metric.measure(other) for other in others], others[-1]
+    if any(metric.measure(launch) is None for launch in launches):
+        return row.missing(Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}", value=None, baseline=known[-1])
+    is_ab, is_variant = row.reference.kind is ReferenceKind.AB, row.reference.is_variant
+    is_elsewhere = is_variant or row.reference.kind is ReferenceKind.RESULTS
+    # A test may compare a reproducible variant with a variant that is not.
+    is_bitwise = metric.kind is MetricKind.NUMERIC and row.tolerance.is_exact and not is_variant
+    detail = None if is_elsewhere else _other_device(launches, last, side)
+    if detail := detail or (lost_reproducibility(launches, last, side) if is_bitwise else None):
+        remedy = "" if is_ab else f"; if this is intended, record the baseline again with {RESET}"
+        return row.missing(Missing.CANDIDATE_VALUE, detail + remedy, baseline=known[-1])
+    if found := not_applicable(metric, row.tolerance, launches[0], last, side):
+        return row.not_applicable(
+            *found, baseline=None if metric.direction is Direction.EXACT else middle(metric, others)
+        )
+    if any(value is None for value in known):
+        reason = not_profiled(metric, last)
+        absent = f"the {side} has no {metric.name}" + (f": {reason}" if reason else "")
+        return row.missing(Missing.BASELINE_VALUE, absent if is_ab else f"{absent}; record it again with {RESET}")
+    if metric.by_step is not None:
+        here, there = max(metric.by_step(launches[-1])), max(metric.by_step(last))
+        if here != there:
+            detail = f"the last hash is that of step {here}, the {side}'s that of step {there}"
+            return row.missing(Missing.CANDIDATE_VALUE, detail, baseline=known[-1])
+    return None
+
+
+def _other_device(launches: Sequence[LaunchFacts], other: LaunchFacts, side: str) -> str | None:
+    """Return text if a launch computed on another kind of device than the other side on the same platform, or None.
+
+    The code has left the devices of its world, e.g. because torch finds no GPU and a script then takes the CPU.
+    """
+    there = other.environment.get("device")
+    for launch in launches:
+        here = launch.environment.get("device")
+        if None not in (here, there) and here != there:
+            return f"the ranks computed on {here}, those of the {side} on {there}"
+    return None
+
+
+def judge_exact(row: Row) -> Verdict:
+    """Return the verdict on values that must be equal: the last ones, and those of every earlier step."""
+    metric = row.metric
+    expected = {metric.measure(other) for other in row.others}
+    for launch in row.launches:
+        value = metric.measure(launch)
+        if different := sorted(expected - {value}, key=str):
+            other = next(other for other in row.others if metric.measure(other) == different[0])
+            details = [_first_difference(metric, launch, other), _settings(metric, launch, row.others[-1])]
+            return _other_bits(row, value, different[0], details)
+    if metric.by_step is None:
+        return row.verdict(Outcome.PASS, baseline=row.value)
+    for launch, other in itertools.product(row.launches, row.others):
+        here, there = metric.by_step(launch), metric.by_step(other)
+        first = next((step for step in sorted(here.keys() & there.keys()) if here[step] != there[step]), None)
+        if first is not None:
+            detail = f"after step {first}; after the last step, {max(here)}, the weights are equal"
+            return _other_bits(row, here[first], there[first], [detail, _settings(metric, launch, other)])
+    for launch in () if row.reference.is_variant else row.launches:  # variants of a test may hash different steps
+        if lost := sorted(metric.by_step(row.others[-1]).keys() - metric.by_step(launch).keys()):
+            steps = f"{counted(len(lost), 'step')} for which the {row.reference} has one"
+            detail = f"the launch has no hash of {steps}: {brief(', '.join(map(str, lost)))}"
+            return row.missing(Missing.CANDIDATE_VALUE, detail, baseline=row.value)
+    return row.verdict(Outcome.PASS, baseline=row.value)
+
+
+def _other_bits(row: Row, value: Value, other: Value, details: Sequence[str]) -> Verdict:
+    return row.verdict(Outcome.REGRESSION, value=value, baseline=other, detail="; ".join(filter(None, details)))
+
+
+def _settings(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
+    """Return the numeric settings that the code changed, which may explain other bits."""
+    return other_settings(launch, other) if metric.kind is MetricKind.NUMERIC else ""
+
+
+def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
+    """Return after which step two sides first differ; empty if both have a value for one step only, or for none."""
+    if metric.by_step is None:
+        return ""
+    here, there = metric.by_step(launch), metric.by_step(other)
+    common = sorted(here.keys() & there.keys())
+    first = next((step for step in common if here[step] != there[step]), None)
+    if len(common) < 2 or first is None:
+        return ""
+    equal = max((step for step in common if step < first), default=None)
+    before = "" if equal is None else f", and are equal after step {equal}"
+    return f"the weights first differ after step {first}{before}"
+
+
+def judge_ranges(row: Row, max_launches: int) -> Verdict:
+    """Return the verdict on the ranges of values, because values of zero or below have no logarithm.
+
+    A change is reported if every launch lies beyond all launches of the other side, and the medians differ by more than
+    the tolerance.
+    """
+    here, there = (
+        [row.metric.worse * float(row.metric.measure(launch) or 0) for launch in side]
+        for side in (row.launches, row.others)
+    )
+    by_chance = 1 / math.comb(len(here) + len(there), len(here))
+    never_varies = len(set(here)) == len(set(there)) == 1
+    are_separate = len(here) >= MIN_LAUNCHES_TO_FAIL and (never_varies or by_chance <= FALSE_ALARM_RATE)
+    allowed = (row.tolerance.value or 0.0) * abs(median(there))
+    if min(there) <= median(here) <= max(there) or abs(median(here) - median(there)) <= allowed:
+        outcome: Outcome | None = Outcome.PASS
+    elif are_separate and min(here) > max(there):
+        outcome = Outcome.REGRESSION
+    elif are_separate and max(here) < min(there):
+        outcome = Outcome.IMPROVED
+    else:
+        outcome = None if len(here) < max_launches else Outcome.INCONCLUSIVE
+    detail = "values are not positive, so their ranges are compared"
+    return row.verdict(outcome, baseline=middle(row.metric, row.others), detail=detail)

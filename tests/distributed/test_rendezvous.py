@@ -1,0 +1,63 @@
+"""Strangers at the rendezvous of a cold launch: no port that a launch opens runs their code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_aorta.launch.guarded import launch
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.folder import rank_pids
+
+ATTACKER = Path(__file__).parent / "scripts" / "rendezvous_attacker.py"
+START_S = 150.0
+# torch's c10d rendezvous reads its state every five seconds.
+LOOKS_S = 11.0
+WAITS = """
+import sys, time
+from pathlib import Path
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.1)
+"""
+LISTENING = "0A"
+
+
+def listening_ports() -> set[str]:
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {str(int(fields[1].rpartition(":")[2], 16)) for fields in lines if fields[3] == LISTENING}
+
+
+def make_plan(folder: Path) -> LaunchPlan:
+    script = folder / "waits.py"
+    script.write_text(WAITS, encoding="utf-8")
+    args = (str(folder / "done"),)
+    return LaunchPlan("waits", None, {}, str(script), args, World(2, "cpu"), START_S, folder / "run", folder)
+
+
+def await_true(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+def test_stranger_who_sets_every_key_of_the_stores_runs_no_code(tmp_path):
+    plan, before = make_plan(tmp_path), listening_ports()
+    launching = threading.Thread(target=launch, args=(plan,))
+    launching.start()
+    try:
+        await_true(lambda: len(rank_pids(plan.run_dir)) == plan.world.size)
+        command = [sys.executable, str(ATTACKER), str(tmp_path / "entered"), *(listening_ports() - before)]
+        ended = subprocess.run(command, check=True, capture_output=True, text=True)
+        time.sleep(LOOKS_S)
+    finally:
+        (tmp_path / "done").touch()
+        launching.join(START_S)
+    assert sum(json.loads(ended.stdout).values()) > 0, "the attacker has found no store"
+    assert not (tmp_path / "entered").exists()

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.verdict.causes import Straggler, canary_notes, notes, straggler
+from tests.unit.builders import make_facts, on_cpu, with_p50
+
+
+def lagging(*lags_ms: float, build=make_facts):
+    """Return three launches with 10 ms steps."""
+    return [build(rank_lag_ms=list(lags_ms))] * 3
+
+
+def test_rank_that_waits_clearly_less_is_the_straggler():
+    assert straggler(lagging(-0.5, -0.4, 0.9, -0.5)) == Straggler(2, 0.9)
+
+
+def test_ranks_that_differ_a_little_are_none():
+    assert straggler(lagging(-0.1, 0.2)) is None
+
+
+def test_lag_of_one_launch_out_of_three_is_none():
+    assert straggler([*lagging(0.1, -0.1)[:2], *lagging(9.0, -9.0)[:1]]) is None
+
+
+def test_ranks_that_are_late_in_turns_from_launch_to_launch_are_none():
+    """Two hosts sleep out of phase, and chance decides which one is ahead in a launch."""
+    turns = [make_facts(rank_lag_ms=[lag, -lag]) for lag in (20.0, -19.0, 21.0)]
+    assert straggler(turns) is None
+    assert straggler(turns, lagging(0.0, 0.0)) is None
+    assert notes(turns, lagging(0.0, 0.0), "baseline") == []
+
+
+def test_rank_that_is_late_in_all_but_one_of_ten_launches_is_the_straggler():
+    launches = [*lagging(-20.0, 20.0) * 3, make_facts(rank_lag_ms=[19.0, -19.0])]
+    assert straggler(launches) == Straggler(1, 20.0)
+
+
+def idle(idle_ms: float, *lags_ms: float, extra_ms: float = 0.0):
+    """Return three launches with 10 ms steps, in which no stream is busy for ``idle_ms``."""
+    breakdown = {"compute": 5.0, "straggler": extra_ms}
+    changes = {"metrics": {"device_idle_ms": idle_ms}, "breakdown_ms": breakdown, "rank_lag_ms": list(lags_ms)}
+    return [make_facts(**changes)] * 3
+
+
+@pytest.mark.parametrize("side", ["baseline", "reference"])
+def test_rank_that_arrives_last_while_all_hosts_are_late_is_not_the_straggler(side):
+    """On 2 H200s, both hosts slept for 36 ms in each step, and one rank waited 20 ms for the other."""
+    usual = idle(0.3, 0.0, 0.0)
+    assert notes(idle(21.0, -20.0, 20.0), usual, side) == [
+        f"no straggler: the hosts are late, since no stream is busy for 20.7 ms/step longer than in the {side}; rank 1 "
+        "arrives last, its peers wait 20 ms/step longer"
+    ]
+    # Of two hosts, one is late: the other rank's device is in a collective meanwhile.
+    found = notes(idle(10.3, -20.0, 20.0), usual, side)
+    assert found == [f"straggler: the other ranks wait 20 ms/step longer for rank 1 than in the {side}"]
+
+
+def test_late_hosts_do_not_hide_a_rank_with_more_compute():
+    found = straggler(idle(4.3, -4.0, 4.0, extra_ms=4.0), idle(0.3, 0.0, 0.0))
+    assert found == Straggler(1, 4.0, pytest.approx(4.0))
+
+
+def test_idle_time_within_the_range_of_the_reference_does_not_explain_a_lag():
+    usual = [*idle(0.3, 0.0, 0.0), *idle(4.2, 0.0, 0.0)]
+    assert straggler(idle(4.1, -4.0, 4.0), usual) == Straggler(1, 4.0, pytest.approx(4.0))
+
+
+def test_idle_time_without_a_reference_does_not_explain_a_lag():
+    assert straggler(idle(21.0, -20.0, 20.0)) == Straggler(1, 20.0)
+    assert straggler(idle(21.0, -20.0, 20.0), lagging(0.0, 0.0)) == Straggler(1, 20.0, pytest.approx(20.0))
+
+
+def test_rank_that_was_as_slow_at_the_baseline_is_none():
+    assert straggler(lagging(-0.5, 0.9), lagging(-0.5, 0.8)) is None
+
+
+def test_lag_is_reported_beyond_that_of_the_baseline():
+    assert straggler(lagging(-0.5, 0.9), lagging(0.0, 0.5)) == Straggler(1, 0.9, pytest.approx(0.4))
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_rank_whose_peers_became_as_slow_is_not_blamed(launches):
+    assert straggler(lagging(0.0, 0.0), lagging(-5.0, 5.0)[:launches]) is None
+    assert straggler(lagging(-0.1, 0.1), lagging(-5.0, 5.0)[:launches]) is None
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_rank_that_still_waits_longer_than_its_peers_is_not_blamed(launches):
+    assert straggler(lagging(-2.0, 2.0), lagging(-5.0, 5.0)[:launches]) is None
+
+
+def test_rank_that_the_others_wait_for_is_named_even_if_another_rank_caught_up_by_more():
+    assert straggler(lagging(-1.0, -0.5, 1.5), lagging(-9.0, 5.0, 0.5)) == Straggler(2, 1.5, pytest.approx(1.0))
+
+
+def test_lag_within_the_noise_of_the_baseline_names_no_straggler():
+    scattered = [make_facts(rank_lag_ms=[-lag, lag]) for lag in (0.0, 0.6, -0.6, 0.3, -0.3)]
+    assert straggler(lagging(-0.4, 0.4), scattered) is None
+    assert straggler(lagging(-0.4, 0.4), lagging(0.0, 0.0) * 2) == Straggler(1, 0.4, pytest.approx(0.4))
+
+
+def test_lag_of_less_than_half_of_what_steps_got_longer_names_nobody():
+    slower = [with_p50(launch, 11.0) for launch in lagging(-0.4, 0.4)]
+    assert straggler(slower, lagging(0.0, 0.0)) is None
+    slower = [with_p50(launch, 11.0) for launch in lagging(-0.6, 0.6)]
+    assert straggler(slower, lagging(0.0, 0.0)) == Straggler(1, 0.6, pytest.approx(0.6))
+
+
+def test_baseline_of_another_number_of_ranks_tells_nothing_of_lags():
+    assert straggler(lagging(-0.5, 0.9), lagging(0.0, 0.9, 0.0)) == Straggler(1, 0.9)
+
+
+def test_launches_without_waits_have_no_slow_rank():
+    assert straggler([make_facts()]) is None
+
+
+def test_cpu_ranks_that_share_cores_may_differ_by_more():
+    assert straggler(lagging(-1.0, 2.0, build=on_cpu)) is None
+    assert straggler(lagging(-1.0, 4.0, build=on_cpu)) == Straggler(1, 4.0)
+
+
+def test_straggler_is_unknown_only_if_several_ranks_recorded_no_waits():
+    unknown = ["straggler unknown: no collective waits recorded"]
+    assert notes([make_facts(rank_lag_ms=[])], [], "baseline") == unknown
+    assert notes([make_facts(rank_lag_ms=[]), make_facts()], [], "baseline") == []
+    one_rank = make_facts(rank_lag_ms=[], slowest_rank_p50_ms=1.0, fastest_rank_p50_ms=1.0)
+    assert notes([one_rank], [], "baseline") == []
+
+
+def test_nothing_odd_has_no_notes():
+    assert notes([make_facts()] * 3, [make_facts()], "baseline") == []
+
+
+def test_slow_rank_is_noted_with_what_the_others_wait():
+    assert notes(lagging(-0.5, 0.9), [], "baseline") == ["straggler: the other ranks wait 0.9 ms/step for rank 1"]
+
+
+@pytest.mark.parametrize("side", ["baseline", "reference"])
+def test_lag_beyond_that_of_the_other_side_is_noted_as_a_difference(side):
+    found = notes(lagging(-0.5, 0.9), lagging(0.0, 0.5), side)
+    assert found == [f"straggler: the other ranks wait 0.4 ms/step longer for rank 1 than in the {side}"]
+
+
+@pytest.mark.parametrize(
+    ("growth", "text"),
+    [
+        (0.041, "steps get slower within a launch by at least 4.1%"),
+        (-0.2, "steps get faster within a launch by at least 20.0%"),
+    ],
+)
+def test_steps_that_change_within_a_launch_are_noted(growth, text):
+    assert notes([make_facts(step_time_growth=growth)], [], "baseline") == [text]
+
+
+def test_growth_in_one_launch_out_of_three_is_not_noted():
+    assert (
+        notes([make_facts(), make_facts(), make_facts(step_time_growth=0.5, memory_growth=0.5)], [], "baseline") == []
+    )
+
+
+def test_memory_that_grows_is_noted_and_memory_that_shrinks_is_not():
+    assert notes([make_facts(memory_growth=0.1)], [], "baseline") == [
+        "memory grows within a launch by at least 10.0%; look for a leak"
+    ]
+    assert notes([make_facts(memory_growth=-0.1)], [], "baseline") == []
+
+
+@pytest.mark.parametrize(("name", "part"), [("gemm_ms", "GEMM"), ("all_reduce_ms", "all-reduce")])
+@pytest.mark.parametrize("side", ["baseline", "reference"])
+def test_slower_canary_suspects_the_machine(name, part, side):
+    found = canary_notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})], side)
+    assert found == [f"the canary's {part} was 20% slower than in the {side}; suspect the machine"]
+
+
+def test_canary_within_the_range_of_the_reference_suspects_nothing():
+    """Compare with ten launches of one hour on 2 H200s."""
+    times_ms = (0.511, 0.513, 0.509, 0.51, 0.521, 0.52, 0.526, 0.512, 0.562, 0.55)
+    usual = [make_facts(canary_ms={"all_reduce_ms": ms}) for ms in times_ms]
+
+    def notes_on(*here_ms):
+        return canary_notes([make_facts(canary_ms={"all_reduce_ms": ms}) for ms in here_ms], usual, "baseline")
+
+    assert notes_on(0.53, 0.56, 0.58) == []
+    assert notes_on(0.56, 0.57, 0.58) == [
+        "the canary's all-reduce was 10% slower than in the baseline; suspect the machine"
+    ]
+
+
+@pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
+def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
+    assert canary_notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []
+
+
+def test_launch_with_late_steps_is_noted():
+    late = make_facts(late_steps="the host was late in 2 of 8 profiled steps")
+    assert notes([make_facts(), late], [], "baseline") == ["launch 2: the host was late in 2 of 8 profiled steps"]
