@@ -1,16 +1,15 @@
 """Quality and speed of the weight hash: its sums beside plain sums of the same memory, as markdown tables.
 
-Run: python -m benchmarks.hashing.weight_hash [--device cuda] [--threads N] [--mib N] [--rounds N] [--tiles]
+Run: python -m benchmarks.hashing.weight_hash [--device cuda] [--threads N] [--mib N] [--rounds N] [--quality]
 
-Bandwidths are measured in alternation; each ratio is of one round, with its range over rounds. ``--tiles`` adds the
-Triton kernel's other shapes.
+On a device, its bits are first compared with the CPU's. Bandwidths are measured in alternation; each ratio is of one
+round, with its range over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import operator
 import time
 from collections.abc import Callable
 from statistics import median
@@ -21,6 +20,7 @@ from pytest_aorta.worker.hashing.grid import Axis, Grid
 from pytest_aorta.worker.hashing.sums import tensor_sums
 
 WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
+DTYPES = [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
 NUM_TRIALS = 400
 
 
@@ -43,7 +43,24 @@ def seconds(call: Callable[[], object], device: str) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def calls_of(tensor: torch.Tensor, tiles: bool) -> dict[str, Callable[[], object]]:
+def compare_bits(device: str) -> None:
+    """Check that runs and blocks of all dtypes have the bits of the CPU on ``device``, and print their number.
+
+    Raises:
+        AssertionError: A sum differs.
+    """
+    runs = [(0, 0), (1, 2), (1023, 1), (70_000, 1000), (2**21 + 5, 2**33 + 17), (2**22, 0)]
+    grids = [Grid.of(Axis(2**40, range(begin, begin + count))) for count, begin in runs]
+    grids += [Grid.of(Axis(9000, range(7, 4007)), Axis(2048, range(3, 3 + width))) for width in (1, 64, 512)]
+    grids += [Grid.of(Axis(900, torch.arange(0, 900, 3)), Axis(64, range(64)), Axis(300, range(100, 200)))]
+    for grid, dtype in itertools.product(grids, DTYPES):
+        raw = torch.randint(0, 2 if dtype is torch.bool else 256, (grid.numel * dtype.itemsize,), dtype=torch.uint8)
+        found, expected = (tensor_sums(raw.to(place).view(dtype), grid).tolist() for place in (device, "cpu"))
+        assert found == expected, f"{dtype} at {grid}: {found} on {device}, {expected} on the CPU"
+    print(f"{len(grids) * len(DTYPES)} blocks of {len(DTYPES)} dtypes have the same bits on {device} and on the CPU\n")
+
+
+def calls_of(tensor: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Return the calls that are compared on one tensor."""
     grid, word = whole(tensor.numel()), WORDS[tensor.dtype]
     calls: dict[str, Callable[[], object]] = {"hash": lambda: tensor_sums(tensor, grid)}
@@ -51,11 +68,6 @@ def calls_of(tensor: torch.Tensor, tiles: bool) -> dict[str, Callable[[], object
         calls["x.sum()"] = lambda: tensor.sum()
     calls[f"x.view({str(word)[6:]}).sum()"] = lambda: tensor.view(word).sum()
     calls["x.view(int).sum()"] = lambda: tensor.view(torch.int64).sum()
-    if tiles:
-        from pytest_aorta.worker.hashing.kernel import Tile, triton_sums
-
-        for tile in itertools.starmap(Tile, itertools.product((1, 2, 4), (2, 4, 8, 16), (4, 8, 16, 32))):
-            calls[str(tile)] = lambda tile=tile: triton_sums(tensor.view(word), grid, tile)
     return calls
 
 
@@ -63,21 +75,17 @@ def print_bandwidths(args: argparse.Namespace) -> None:
     """Print one row per dtype and call: GB/s, and the hash's bandwidth relative to the call's."""
     print("| dtype | call | GB/s | hash / call (range) |\n| --- | --- | --- | --- |")
     for dtype in WORDS:
-        best = ("", 0.0)
         numel = args.mib * 2**20 // dtype.itemsize
         tensor = torch.randint(0, 255, (numel * dtype.itemsize,), dtype=torch.uint8, device=args.device).view(dtype)
-        calls = calls_of(tensor, args.tiles)
+        calls = calls_of(tensor)
         for call in calls.values():
             call()
         times = [{name: seconds(call, args.device) for name, call in calls.items()} for _ in range(args.rounds)]
         for name in calls:
             speed = median(args.mib * 2**20 / row[name] / 1e9 for row in times)
-            best = max(best, (name, speed), key=operator.itemgetter(1)) if name.startswith("Tile") else best
             ratios = sorted(row[name] / row["hash"] for row in times)
             spread = f"{median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
             print(f"| {str(dtype)[6:]} | `{name}` | {speed:.2f} | {spread} |")
-        if args.tiles:
-            print(f"| {str(dtype)[6:]} | best: `{best[0]}` | {best[1]:.2f} | |")
 
 
 def lanes_of(word: int, index: int) -> list[int]:
@@ -171,12 +179,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--mib", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--quality", action="store_true")
     args = parser.parse_args()
     args.mib = args.mib or (1024 if args.device == "cuda" else 64)
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, {args.mib} MiB, {args.rounds} rounds\n")
+    if args.device != "cpu":
+        compare_bits(args.device)
     print_bandwidths(args)
     if args.quality:
         print()

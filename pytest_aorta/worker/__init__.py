@@ -8,7 +8,6 @@ from __future__ import annotations
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
-from pytest_aorta.worker.former_names import keep_former_names
 from pytest_aorta.worker.hashing.operators import OperatorCapture
 from pytest_aorta.worker.hashing.weights import (
     LocalShard,
@@ -56,5 +55,3 @@ __all__ = [
     "record_optimizer_steps",
     "recorder",
 ]
-
-keep_former_names(__name__)

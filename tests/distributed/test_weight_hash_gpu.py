@@ -1,4 +1,4 @@
-"""The weight hash's kernel on a GPU computes the bits of the CPU engine, for all dtypes, sizes, offsets and blocks."""
+"""The weight hash has the same bits on a GPU as on a CPU, for all dtypes, sizes, offsets and blocks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def gpu_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckProce
 
 
 @pytest.mark.world(size=1, device="cuda")
-@pytest.mark.parametrize("check", checks_of("triton_*.py"))
-def test_kernel_has_the_bits_of_the_cpu_engine(distributed_world: DistributedWorld, gpu_process, check):
+@pytest.mark.parametrize("check", checks_of("device_*.py"))
+def test_a_gpu_computes_the_bits_of_a_cpu(distributed_world: DistributedWorld, gpu_process, check):
     gpu_process.check(check)

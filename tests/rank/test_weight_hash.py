@@ -116,10 +116,21 @@ def test_elements_are_mixed_each_or_by_halves_low_first_and_packed_into_words(dt
 def test_rows_of_the_largest_mixed_words_are_summed_exactly(word):
     elements = torch.arange(-(2**16), 2**16, dtype=torch.int32).mul_(2**15 + 1)
     elements[-(2**16) :] = unmixed(word)
-    grid = Grid.of(Axis(len(elements), range(len(elements))))
 
     assert sums._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
-    assert sums._run_sums(elements, 0).tolist() == sums._scattered_sums(elements, grid).tolist()
+    assert sums_of(elements) == reference_sums(elements.tolist())
+
+
+@pytest.mark.parametrize("axes", [[(2**40, 5, 300_000)], [(300, 1, 299), (4096, 7, 1000)]], ids=["run", "block"])
+def test_the_size_of_chunks_changes_no_bits(axes, monkeypatch):
+    axes = [Axis(size, range(begin, begin + count)) for size, begin, count in axes]
+    elements = torch.randint(-(2**15), 2**15, [len(axis.held) for axis in axes], dtype=torch.int16)
+    found = []
+    for rows in (1, 64, 128, 2048):
+        monkeypatch.setattr(sums, "_CPU_ROWS", rows)
+        found.append(sums_of(elements, *axes))
+
+    assert found == [found[0]] * 4
 
 
 @settings(max_examples=40)

@@ -49,16 +49,6 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """``count`` runs of ``length`` each; the first starts at ``begin``, and starts are ``stride`` apart."""
-
-    count: int
-    length: int
-    begin: int
-    stride: int
-
-
-@dataclass(frozen=True)
 class Grid:
     """The position of a local block in its logical tensor: the product of its axes, row-major."""
 
@@ -83,31 +73,11 @@ class Grid:
         """Return the grid of words for elements of ``times`` words each."""
         return Grid.of(*self.axes, Axis(times, range(times)))
 
-    def packed(self, per_word: int) -> Grid | None:
-        """Return the grid of words of ``per_word`` elements, or None if a word is not held in full or not in order."""
-        *outer, inner = self.axes
-        if per_word == 1:
-            return self
-        if not isinstance(inner.held, range) or inner.held.start % per_word or inner.held.stop % per_word:
-            return None
-        if outer and inner.size % per_word:
-            return None
-        held = range(inner.held.start // per_word, inner.held.stop // per_word)
-        return Grid((*outer, Axis(-(-inner.size // per_word), held)))
-
-    def rows(self, columns: int) -> Rows | None:
-        """Return this grid as evenly spaced runs.
-
-        Return None unless the grid is one run, or two axes of ranges whose runs are a multiple of ``columns`` apart.
-        """
-        ranges = [axis.held for axis in self.axes if isinstance(axis.held, range)]
-        if len(ranges) < len(self.axes) or len(ranges) > 2:
-            return None
-        outer, inner = [range(1), *ranges][-2:]
-        stride = self.axes[-1].size if len(ranges) == 2 else 0
-        if stride % columns:
-            return None
-        return Rows(len(outer), len(inner), outer.start * stride + inner.start, stride)
+    @property
+    def run(self) -> range | None:
+        """Return the held flat indices if they are one contiguous run, else None."""
+        held = self.axes[0].held
+        return held if len(self.axes) == 1 and isinstance(held, range) else None
 
     @property
     def key(self) -> list[object]:
