@@ -16,8 +16,8 @@ from statistics import median
 
 import torch
 
-from pytest_aorta.worker.hashing.grid import Axis, Grid
-from pytest_aorta.worker.hashing.sums import tensor_sums
+from pytest_aorta.worker.layout import Axis, Grid
+from pytest_aorta.worker.weight_hash import tensor_sums
 
 WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
 DTYPES = [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]

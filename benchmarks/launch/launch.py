@@ -19,7 +19,7 @@ import pytest
 
 from pytest_aorta.launch.command import launch_environment
 from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.world import World

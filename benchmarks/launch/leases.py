@@ -32,7 +32,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import mean, median
 
-from pytest_aorta.launch.lease.lease import holders, lease
+from pytest_aorta.launch.leases import holders, lease
 
 DEVICES = tuple(f"GPU-{number}" for number in range(8))
 SIZES = (1, 2, 4, 8)

@@ -40,9 +40,8 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import BaselineError, LeaseError
-from pytest_aorta.launch.lease.lease import holders, lease
-from pytest_aorta.launch.lease.world import cpu_slots
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.launch.leases import cpu_slots, holders, lease
+from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.verdict.baseline import read_baseline_file
 
 # Relative frequency of each kind of victim.

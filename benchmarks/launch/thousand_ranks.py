@@ -20,8 +20,9 @@ from pathlib import Path
 
 from pytest_aorta.common.files import write_json_rows
 from pytest_aorta.launch.guarded import prepare_folder
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.world import Device, World
+from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import LaunchOutcome

@@ -6,8 +6,8 @@ import argparse
 
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.text import counted, emit, output_width, table
-from pytest_aorta.launch.lease.lease import bad_marks, clear_bad, holders
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.launch.leases import bad_marks, clear_bad, holders
+from pytest_aorta.plan.accelerators import visible_devices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

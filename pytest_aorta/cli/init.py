@@ -14,7 +14,7 @@ from pathlib import Path
 from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.text import did_you_mean, emit
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
 
 # Folders that runs write to; baselines are committed.
 _IGNORED = ("results/",)

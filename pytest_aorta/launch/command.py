@@ -11,11 +11,11 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.sweep import launch_ids
+from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.plan.profiler import wrapper_command
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, pinned_cpu_kernels
-from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 from pytest_aorta.result.folder import ELASTIC_FOLDER, flight_prefix
 
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
@@ -100,7 +100,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
     }
     kept |= plan.config.get(ENVIRONMENT_KEY, {})
-    _show_devices(plan.world, kept)
+    show_devices(plan.world.devices, kept)
     kept[variables.DEVICE] = plan.world.device
     kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
     for name, value in ((variables.PROFILER, plan.profiler), (variables.PROFILER_SCHEDULE, plan.profiler_schedule)):
@@ -143,22 +143,6 @@ def _join_nodes(part: NodePart, environ: dict[str, str]) -> None:
         environ.setdefault("GLOO_SOCKET_IFNAME", part.interface)
     if part.store_fd is not None:
         environ[variables.STORE_FD] = str(part.store_fd)
-
-
-def _show_devices(world: World, environ: dict[str, str]) -> None:
-    """Make exactly the world's devices visible to ranks, in the world's order.
-
-    HIP_VISIBLE_DEVICES numbers only the devices that ROCR_VISIBLE_DEVICES leaves visible.
-    """
-    tokens = ",".join(device.token for device in world.devices)
-    if world.device == "cpu":
-        # HIP ignores an empty value.
-        environ |= {CUDA_VARIABLE: "", HIP_VARIABLE: "-1", ROCR_VARIABLE: ""}
-    elif any(device.vendor == AMD for device in world.devices):
-        environ[HIP_VARIABLE] = tokens
-        environ.pop(CUDA_VARIABLE, None)
-    else:
-        environ[CUDA_VARIABLE] = tokens
 
 
 def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:

@@ -15,17 +15,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json
+from msgspec.structs import replace
+
+from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, remove_scratch, write_json
-from pytest_aorta.common.model import to_builtins
-from pytest_aorta.common.schema import violation
+from pytest_aorta.common.model import decode, to_builtins
 from pytest_aorta.launch.command import agent_command, launch_environment
-from pytest_aorta.launch.lease.queue import record_end, record_launch
+from pytest_aorta.launch.leases import record_end, record_launch
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import end_processes, is_stopped
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -100,7 +100,7 @@ def launch(
         running.wait()
     outcome = replace(running.outcome(), launcher=launcher)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
-        write_json(plan.run_dir / OUTCOME_FILE, asdict(outcome))
+        write_json(plan.run_dir / OUTCOME_FILE, to_builtins(outcome))
     return outcome
 
 
@@ -260,25 +260,17 @@ def start_watcher(
         )
 
 
-def _outcome(plan: LaunchPlan, text: bytes) -> LaunchOutcome:
-    if not text:
+def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
+    """Return the guard's verdict, with the phases that the ranks' marks show."""
+    if not verdict:
         return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0)
     try:
-        verdict = parse_json(text.decode("utf-8", "replace"), "verdict of the guard")
-        if problem := violation(verdict, "rank_files.schema.json", "verdict"):
-            raise UnreadableFile(f"verdict of the guard: {problem}")
+        outcome = decode(verdict, LaunchOutcome, "verdict of the guard")
     except UnreadableFile as error:
         return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error))
-    began_s, wall_s = verdict.get("began_ns", 0) / 1e9, verdict["wall_s"]
-    return LaunchOutcome(
-        reason=EndReason(verdict["reason"]),
-        agent_status=verdict["agent_status"],
-        stopped=tuple(verdict["stopped"]),
-        survivors=tuple(verdict["survivors"]),
-        wall_s=wall_s,
-        detail=verdict.get("detail", ""),
-        phases_s=phases_s(rank_folders(plan.run_dir, plan.world.size), began_s, began_s + wall_s),
-    )
+    began_s = outcome.began_ns / 1e9
+    phases = phases_s(rank_folders(plan.run_dir, plan.world.size), began_s, began_s + outcome.wall_s)
+    return replace(outcome, phases_s=phases)
 
 
 def _limit_s(plan: LaunchPlan) -> float:

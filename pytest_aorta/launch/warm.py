@@ -22,6 +22,7 @@ from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import unmarked
+from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -32,8 +33,6 @@ from pytest_aorta.result.outcome import LaunchOutcome
 START_S = 300.0
 # Forking a process that has imported torch takes milliseconds.
 REPLY_S = 30.0
-# Longer than the server's own limit for the CUDA proof.
-PROOF_S = 90.0
 MAX_LAUNCHES = 200
 # Variables that only ranks read, after the fork; every other variable may be read when torch is imported.
 _RANKS_OWN_PREFIXES = ("AORTA_", "PYTEST_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
@@ -103,12 +102,10 @@ class ForkServers:
                 server = None
         if server is None:
             server = self._servers[slot] = ForkServer(plan, self._environ, key)
-            if problem := server.problem():
-                raise ServerUnfit(problem)
-        if plan.spec is not None:
-            server.preload(plan.spec.preload)
-        if plan.world.device == "cuda":
-            server.prove_cuda(launch_environment(plan, self._environ))
+        on_gpu = plan.world.device in ACCELERATED
+        server.prepare(
+            plan.spec.preload if plan.spec else (), launch_environment(plan, self._environ) if on_gpu else None
+        )
         return server
 
 
@@ -125,8 +122,6 @@ class ForkServer:
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], key: Key) -> None:
         self._key = key
         self._num_launches = 0
-        self._cuda_proof: dict[str, Any] | None = None
-        self._preloaded: set[str] = set()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
         with servers_end:
@@ -148,38 +143,24 @@ class ForkServer:
         if key != self._key or self._num_launches >= MAX_LAUNCHES:
             return False
         try:
-            return self.problem() is None
+            self.prepare()
         except ServerUnfit:
             return False
+        return True
 
-    def problem(self) -> str | None:
-        """Return the reason why the server must not be forked; None if it may be forked."""
-        reply, _ = self._ask({"request": "check"}, REPLY_S)
-        problem: str | None = reply["problem"]
-        return problem
+    def prepare(self, modules: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> None:
+        """Have the server import modules that ranks need, and prove once that a forked child can use CUDA.
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Have the server import the modules that ranks of a workload need, each module once.
-
-        Raises:
-            ServerUnfit: The server can't import them, or can't be forked with them.
-        """
-        new = [name for name in modules if name not in self._preloaded]
-        if new:
-            reply, _ = self._ask({"request": "preload", "modules": new}, START_S)
-            if problem := reply["problem"]:
-                raise ServerUnfit(problem)
-            self._preloaded.update(new)
-
-    def prove_cuda(self, environ: Mapping[str, str]) -> None:
-        """Prove that the server has not initialized CUDA: a forked child allocates on the device, once per server.
+        Args:
+            modules: Modules that ranks of a workload need.
+            environ: Environment of ranks that use CUDA; None on CPU ranks.
 
         Raises:
-            ServerUnfit: The child could not allocate.
+            ServerUnfit: The server must not be forked, or can't import the modules, or a child can't use the device.
         """
-        if self._cuda_proof is None:
-            self._cuda_proof, _ = self._ask({"request": "prove_cuda", "environ": dict(environ)}, PROOF_S)
-        if problem := self._cuda_proof["problem"]:
+        message = {"request": "prepare", "modules": list(modules), "environ": environ and dict(environ)}
+        reply, _ = self._ask(message, START_S)
+        if problem := reply["problem"]:
             raise ServerUnfit(problem)
 
     def start_guard(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-from pytest_aorta.launch.sensors import Sensors, SensorsUnavailable, open_sensors, source_of
+from pytest_aorta.plan.accelerators import Sensors, SensorsUnavailable, open_sensors, source_of
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.world import Device
 from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
 from pytest_aorta.result.gpu_facts import PlatformFacts, Sample, summarize
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.common.programs import run_program
 from pytest_aorta.plan.options.values import PYTHON_PREFIX
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder, read_workload
-from pytest_aorta.plan.worktree import Worktree, commit_of, open_worktree
+from pytest_aorta.plan.worktree import NO_SETUP, Setup, Worktree, commit_of, open_worktree
 
 PROBE_S = 120.0
 # Modules by which a launch starts and reads workloads; versions older than these packages have them elsewhere.
@@ -165,13 +165,20 @@ def check_reference(name: str, rootdir: Path) -> None:
 
 
 class References:
-    """The A/B reference of a session, opened on first use."""
+    """The A/B references of a session, each opened at its first use.
 
-    def __init__(self, name: str | None, rootdir: Path) -> None:
+    Args:
+        name: The reference that ``--aorta-ab`` names; None if there is none.
+        rootdir: pytest's root folder.
+        setup: The commands that prepare worktrees.
+    """
+
+    def __init__(self, name: str | None, rootdir: Path, setup: Setup = NO_SETUP) -> None:
         self._name = name
         self._rootdir = rootdir
-        self._reference: AnyReference | None = None
-        self._opened = ExitStack()
+        self._setup = setup
+        self._commits: dict[str, CommitReference] = {}
+        self._environment: EnvironmentReference | None = None
 
     def open(self) -> AnyReference:
         """Return the A/B reference that ``--aorta-ab`` names.
@@ -179,50 +186,40 @@ class References:
         Raises:
             SpecError: The option is not given, or its reference can't be used.
         """
-        if self._reference is None:
-            if self._name is None:
-                raise SpecError("no A/B reference to launch; name one with --aorta-ab=REF")
-            try:
-                self._reference = self._open(self._name)
-            except SpecError as error:
-                raise SpecError(f"--aorta-ab={self._name}: {error}") from None
-        return self._reference
-
-    def close(self) -> None:
-        """Remove the worktree."""
-        self._reference = None
-        self._opened.close()
-
-    def _open(self, name: str) -> AnyReference:
-        if name.startswith(PYTHON_PREFIX):
-            python = _interpreter(name, self._rootdir)
-            return EnvironmentReference(name, python, self._rootdir, _probe(python))
-        worktree = self._opened.enter_context(open_worktree(self._rootdir, name))
+        if self._name is None:
+            raise SpecError("no A/B reference to launch; name one with --aorta-ab=REF")
         try:
-            return commit_reference(name, self._rootdir, worktree)
-        except BaseException:
-            self._opened.close()
-            raise
+            if not self._name.startswith(PYTHON_PREFIX):
+                return self.commit(commit_of(self._rootdir, self._name), self._name)
+            if self._environment is None:
+                python = _interpreter(self._name, self._rootdir)
+                self._environment = EnvironmentReference(self._name, python, self._rootdir, _probe(python))
+            return self._environment
+        except SpecError as error:
+            raise SpecError(f"--aorta-ab={self._name}: {error}") from None
+
+    def commit(self, commit: str, name: str) -> CommitReference:
+        """Return the A/B reference of a commit, given by its full hash, which messages call ``name``.
+
+        Raises:
+            SpecError: The commit can't be checked out, a setup command fails, or pytest's root folder does not exist
+                there.
+        """
+        if commit not in self._commits:
+            worktree = open_worktree(self._rootdir, commit, self._setup)
+            root = worktree.tree / self._rootdir.resolve().relative_to(worktree.checkout)
+            if not root.is_dir():
+                raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
+            # Ranks run this very package, even if the repository contains a version of it. Ranks of another session
+            # with this worktree may be following the link.
+            write_link(worktree.packages / PACKAGE_ROOT.name, PACKAGE_ROOT)
+            self._commits[commit] = CommitReference(name, sys.executable, root, worktree)
+        return self._commits[commit]
 
 
 def _interpreter(name: str, rootdir: Path) -> str:
     # Don't resolve the path: a virtual environment's interpreter is a link to the interpreter that created it.
     return str(rootdir / Path(name.removeprefix(PYTHON_PREFIX)).expanduser())
-
-
-def commit_reference(name: str, rootdir: Path, worktree: Worktree) -> CommitReference:
-    """Return the A/B reference of a worktree.
-
-    Raises:
-        SpecError: pytest's root folder does not exist in the commit.
-    """
-    root = worktree.tree / rootdir.resolve().relative_to(worktree.checkout)
-    if not root.is_dir():
-        raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
-    # Ranks run this very package, even if the repository contains a version of it. Ranks of another search with this
-    # worktree may be following the link.
-    write_link(worktree.packages / PACKAGE_ROOT.name, PACKAGE_ROOT)
-    return CommitReference(name, sys.executable, root, worktree)
 
 
 def _probe(python: str) -> dict[str, tuple[Path, str]]:

@@ -1,27 +1,35 @@
-"""Git worktrees: a commit checked out in a folder of its own, for one session or also for later sessions."""
+"""Git, and its worktrees: a commit checked out and prepared in a folder of its own, which later sessions use again."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import is_source_of, locked
+from pytest_aorta.common.files import is_source_of, locked, write_text
 from pytest_aorta.common.programs import run_program
-from pytest_aorta.common.signals import uninterrupted
 from pytest_aorta.common.text import did_you_mean
 
 GIT_S = 60.0
 # Git filters may download large files during a checkout.
 CHECKOUT_S = 600.0
-PREFIX = "aorta-ab-"
-# Entries of a session's folder: a locked file, the files of the commit, and links to packages.
-OWNER, TREE, PACKAGES = "owner", "tree", "packages"
+# A compiled dependency can take an hour to build.
+SETUP_S = 7200.0
+UNUSED_S = 14 * 86400.0
+# The folder of worktrees in the user's cache; each has a folder of its own.
+ENVIRONMENTS = "environments"
+# Entries of a worktree's folder: the files of the commit, links to packages, the output of the setup commands, and a
+# file that exists once the commit is checked out and prepared, and that each use touches.
+TREE, PACKAGES, LOG_FILE, READY_FILE = "tree", "packages", "setup.log", "ready"
 # Held in the repository's git folder during each git command that lists or changes worktrees.
 LOCK_FILE = "aorta-worktrees.lock"
 # Git sets these variables for its hooks; with them, git would use a repository other than the folder's.
@@ -53,45 +61,74 @@ class Worktree:
         return self.tree / path.resolve().relative_to(self.checkout)
 
 
-@contextmanager
-def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
-    """Check out ``ref`` of the repository that contains ``folder``, and remove the worktree at the end.
+@dataclass(frozen=True)
+class Setup:
+    """The commands that prepare the worktree of a commit, and the folder that keeps worktrees for later sessions.
+
+    Attributes:
+        commands: Words of each command, in which ``{tree}``, ``{packages}`` and ``{commit}`` are replaced. ``packages``
+            is a folder of the commit that comes first on the search path of its launches.
+        folder: Folder of the worktrees; None for ``pytest-aorta/environments`` in the user's cache.
+    """
+
+    commands: tuple[tuple[str, ...], ...] = ()
+    folder: Path | None = None
+
+
+NO_SETUP = Setup()
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of this package in the user's cache."""
+    given = environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
+
+
+def open_worktree(rootdir: Path, commit: str, setup: Setup) -> Worktree:
+    """Return the worktree of a commit, given by its full hash; check it out and prepare it unless an earlier call has.
+
+    Worktrees that no session has used for ``UNUSED_S`` are deleted.
 
     Raises:
-        SpecError: Git, the repository or the commit does not exist; the message contains git's output.
+        SpecError: The commit can't be checked out, a setup command fails, or the folder of the worktrees can't be
+            written or lies in the repository, whose tests would be collected there.
     """
-    checkout = Path(git(folder, "rev-parse", "--show-toplevel"))
-    commit = commit_of(folder, ref)
-    _remove_abandoned(checkout)
-    with _own_folder() as own:
-        worktree = Worktree(checkout.resolve(), commit, own / TREE, own / PACKAGES)
-        worktree.packages.mkdir()
-        try:
-            _check_out(checkout, worktree)
-            yield worktree
-        finally:
-            with uninterrupted():
-                _forget(checkout, worktree.tree)
-
-
-def keep_worktree(folder: Path, commit: str, own: Path, *, anew: bool) -> Worktree:
-    """Check out ``commit`` of the repository that contains ``folder`` below ``own``, where the worktree remains.
-
-    A worktree that already exists there is used as it is, or replaced if ``anew`` is true.
-
-    Raises:
-        SpecError: Git, the repository or the commit does not exist; the message contains git's output.
-        OSError: A folder can't be written.
-    """
-    checkout = Path(git(folder, "rev-parse", "--show-toplevel"))
-    worktree = Worktree(checkout.resolve(), commit, own.resolve() / TREE, own.resolve() / PACKAGES)
-    if anew or not worktree.tree.is_dir():
-        _forget(checkout, worktree.tree)
-        shutil.rmtree(own, ignore_errors=True)
-        worktree.packages.mkdir(parents=True)
-        _worktree(checkout, "prune")
-        _check_out(checkout, worktree)
+    checkout = Path(git(rootdir, "rev-parse", "--show-toplevel")).resolve()
+    kept = (setup.folder or cache_folder() / ENVIRONMENTS).resolve()
+    if kept.is_relative_to(checkout):
+        raise SpecError(f"{kept} is inside of the repository {checkout}; set XDG_CACHE_HOME to a folder outside of it")
+    digest = sha256(json.dumps([str(checkout), setup.commands]).encode()).hexdigest()[:8]
+    own = kept / f"{commit[:16]}-{digest}"
+    worktree = Worktree(checkout, commit, own / TREE, own / PACKAGES)
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        _remove_unused(kept)
+        with locked(own.with_suffix(".lock"), limit_s=SETUP_S):
+            # A cleaner of caches, or a user, may have deleted the files of the commit.
+            if not ((own / READY_FILE).is_file() and worktree.tree.is_dir()):
+                shutil.rmtree(own, ignore_errors=True)
+                worktree.packages.mkdir(parents=True)
+                _worktree(checkout, "prune")
+                # The files can take minutes and do not need the lock of other sessions.
+                _worktree(checkout, "add", "--no-checkout", "--detach", str(worktree.tree), commit)
+                git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
+                _run_commands(worktree, setup, worktree.tree / rootdir.resolve().relative_to(checkout))
+            elif not setup.commands:
+                # A launch may have written to files of the commit.
+                git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
+            write_text(own / READY_FILE, "")
+    except OSError as error:
+        raise SpecError(f"{own}: {error.strerror or error}") from None
     return worktree
+
+
+def setup_program(command: Sequence[str]) -> str | None:
+    """Return the path of a setup command's program, or None if this machine does not have the program.
+
+    A path with a slash is relative to the root folder of each commit, so only the commit can show whether it exists.
+    """
+    program = command[0]
+    return program if "/" in program else shutil.which(program, path=_environment()["PATH"])
 
 
 def commit_of(folder: Path, ref: str) -> str:
@@ -131,12 +168,6 @@ def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
     return output.removesuffix("\n")
 
 
-def _check_out(checkout: Path, worktree: Worktree) -> None:
-    """Create the worktree, then its files, which can take minutes and does not need the lock of other sessions."""
-    _worktree(checkout, "add", "--no-checkout", "--detach", str(worktree.tree), worktree.commit)
-    git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
-
-
 def _worktree(checkout: Path, *arguments: str) -> str:
     """Return the output of ``git worktree``, which no other session runs in this repository at the same time.
 
@@ -154,59 +185,29 @@ def _worktree(checkout: Path, *arguments: str) -> str:
         return git(checkout, "worktree", *arguments)
 
 
-@contextmanager
-def _own_folder() -> Iterator[Path]:
-    """Yield a temporary folder, with a file in it that stays locked while this process uses the folder."""
-    stack = ExitStack()
-    try:
-        with uninterrupted():
-            folder = _new_folder(stack)
-        yield folder
-    finally:
-        with uninterrupted():
-            stack.close()
+def _remove_unused(kept: Path) -> None:
+    """Delete worktrees that no session has used for ``UNUSED_S``; git forgets them when it next prunes."""
+    oldest_s = time.time() - UNUSED_S
+    for ready in kept.glob(f"*/{READY_FILE}"):
+        with suppress(OSError):  # another session deletes it at the same time
+            if ready.stat().st_mtime < oldest_s:
+                shutil.rmtree(ready.parent, ignore_errors=True)
 
 
-def _new_folder(stack: ExitStack) -> Path:
-    while True:
-        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-        folder = Path(stack.enter_context(made)).resolve()
-        # Before the file is locked, another session takes the folder for abandoned and deletes it.
-        with suppress(FileNotFoundError):
-            stack.enter_context(locked(folder / OWNER))
-            return folder
+def _run_commands(worktree: Worktree, setup: Setup, root: Path) -> None:
+    log_file = worktree.tree.parent / LOG_FILE
+    names = {"{tree}": str(worktree.tree), "{packages}": str(worktree.packages), "{commit}": worktree.commit}
+    for command in setup.commands:
+        argv = [re.sub(r"\{(tree|packages|commit)\}", lambda match: names[match[0]], word) for word in command]
+        status, output, complaint = run_program(argv, _environment(), SETUP_S, cwd=root)
+        with log_file.open("a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(argv)}\n{output}{complaint}")
+        if status:
+            last = " ".join((complaint.strip() or output.strip()).splitlines()[-1:])
+            raise SpecError(f"--setup: {command[0]} ended with exit code {status}: {last} ({log_file})")
 
 
-def _remove_abandoned(checkout: Path) -> None:
-    """Remove worktrees of killed sessions, and folders of sessions killed before git listed their worktree."""
-    # `git worktree prune` would keep a worktree whose folder still exists.
-    for line in _worktree(checkout, "list", "--porcelain").splitlines():
-        tree = Path(line.removeprefix("worktree "))
-        if line.startswith("worktree ") and tree.parent.name.startswith(PREFIX) and _removed(tree.parent):
-            _forget(checkout, tree)
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        # A folder of another user can't be listed, and a folder with other entries is not a session's.
-        with suppress(OSError):
-            if {OWNER, TREE, PACKAGES}.issuperset(os.listdir(folder)):  # noqa: PTH208 - a set of names
-                _removed(folder)
-
-
-def _removed(folder: Path) -> bool:
-    """Delete a session's folder and return True, unless the session uses the folder."""
-    try:
-        # A session that has just created the folder waits for the lock, and then finds that the folder is gone.
-        with locked(folder / OWNER, limit_s=0.0):
-            shutil.rmtree(folder, ignore_errors=True)
-    except FileNotFoundError:
-        return True
-    except OSError:  # the session holds the lock, or the file belongs to another user
-        return False
-    return True
-
-
-def _forget(checkout: Path, tree: Path) -> None:
-    # Delete the files first, since other sessions wait while git runs.
-    shutil.rmtree(tree, ignore_errors=True)
-    # If git fails, the next session removes the worktree. --force twice: git locks a worktree while it is added.
-    with suppress(SpecError):
-        _worktree(checkout, "remove", "--force", "--force", str(tree))
+def _environment() -> dict[str, str]:
+    """Return the environment, in which ``python`` and ``pip`` are those of this interpreter."""
+    own = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}

@@ -9,16 +9,9 @@ from dataclasses import dataclass
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.text import counted
-from pytest_aorta.plan.device_kind import BACKENDS, Backend, DeviceKind
+from pytest_aorta.plan.device_kind import ACCELERATED, BACKENDS, VISIBLE_VARIABLES, Backend, Device, DeviceKind
 from pytest_aorta.plan.options.run import Options
 
-CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = VISIBLE_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-)
-NVIDIA = "nvidia"
-AMD = "amd"
 CPU_WORLD_SIZE = 2
 # With more gloo ranks per core than this, step times measure only the scheduler.
 MAX_CPU_RANKS_PER_CORE = 8
@@ -31,23 +24,6 @@ ANY_DEVICE = "any"
 DEVICES = (ANY_DEVICE, *DeviceKind)
 # Value of the world marker's size that asks for all devices of the run.
 ALL_DEVICES = "all"
-
-
-@dataclass(frozen=True)
-class Device:
-    """One GPU.
-
-    Attributes:
-        token: Number or name of the GPU in CUDA_VISIBLE_DEVICES, on AMD in HIP_VISIBLE_DEVICES.
-        model: Product name.
-        uuid: Unique name, the same for every process of the host.
-        vendor: ``nvidia`` or ``amd``.
-    """
-
-    token: str
-    model: str
-    uuid: str
-    vendor: str = NVIDIA
 
 
 @dataclass(frozen=True)
@@ -111,13 +87,15 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     Raises:
         DevicesUnavailable: The test asks for devices that this run may not use or does not have.
     """
+    wanted = {spec.device, options.device} & ACCELERATED
+    devices = [device for device in devices if wanted <= {device.kind}]
     budget = num_usable_gpus(options, devices)
     given = f"{budget} given" + (f" (--aorta-gpus={options.gpus})" if options.gpus is not None else "")
     if options.device == DeviceKind.CPU:
         given += " (--aorta-device=cpu)"
-    takes_gpu = spec.device == ANY_DEVICE and (budget > 0 or options.device == DeviceKind.CUDA)
+    takes_gpu = spec.device == ANY_DEVICE and (budget > 0 or options.device in ACCELERATED)
     _refuse_nodes(spec.nodes, options)
-    if not takes_gpu and spec.device != DeviceKind.CUDA:
+    if not takes_gpu and spec.device not in ACCELERATED:
         return _cpu_world(spec, options, given)
     size = budget * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
     here = size // spec.nodes
@@ -125,7 +103,7 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
         where = " on each node" if spec.nodes > 1 else ""
         needed = "at least 1 GPU" if spec.size == ALL_DEVICES else counted(here, "GPU")
         raise DevicesUnavailable(f"needs {needed}{where}, {given}")
-    return World(size, DeviceKind.CUDA, tuple(devices[:here]), spec.nodes)
+    return World(size, devices[0].kind, tuple(devices[:here]), spec.nodes)
 
 
 def num_usable_gpus(options: Options, devices: Sequence[Device]) -> int:
@@ -168,8 +146,8 @@ def _refuse_nodes(nodes: int, options: Options) -> None:
 def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
     if options.require_gpus and spec.device == ANY_DEVICE:
         raise DevicesUnavailable(f"needs GPUs, {given}; CPU ranks are not allowed instead")
-    if options.device == DeviceKind.CUDA:
-        raise DevicesUnavailable("runs on CPU ranks only, and --aorta-device=cuda was given")
+    if options.device in ACCELERATED:
+        raise DevicesUnavailable(f"runs on CPU ranks only, and --aorta-device={options.device} was given")
     size = CPU_WORLD_SIZE * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
     world = World(size, DeviceKind.CPU, nodes=spec.nodes)
     limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)

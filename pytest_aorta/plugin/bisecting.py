@@ -59,9 +59,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if tolerances := config.stash[BISECTION].log.request.tolerances:
         # In front, since the tolerances of the search take precedence over all others.
         items[0].add_marker(pytest.mark.tolerance(**tolerances), append=False)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the worktrees of the search, before pytest ends."""
-    if BISECTION in config.stash:
-        config.stash[BISECTION].close()

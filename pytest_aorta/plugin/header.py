@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pytest_aorta.plan.device_kind import DeviceKind
+from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device, World, num_usable_gpus
+from pytest_aorta.plan.world import CPU_WORLD_SIZE, World, num_usable_gpus
 
 
 def header(options: Options, devices: Sequence[Device]) -> str:
@@ -16,8 +16,8 @@ def header(options: Options, devices: Sequence[Device]) -> str:
     usable = num_usable_gpus(options, devices)
     models = sorted({device.model for device in devices[:usable]})
     where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
-    gpu_world = World(usable, DeviceKind.CUDA, tuple(devices[:usable]))
-    world = gpu_world if usable else World(CPU_WORLD_SIZE, DeviceKind.CPU)
+    used = tuple(devices[:usable])
+    world = World(usable, used[0].kind, used) if used else World(CPU_WORLD_SIZE, DeviceKind.CPU)
     if options.nnodes > 1:
         where += f" on each of {options.nnodes} nodes"
     folder = _relative(options.baselines_dir, options.rootdir)

@@ -17,7 +17,7 @@ from pytest_aorta.common.signals import terminable
 from pytest_aorta.plan.options.run import Options
 
 if TYPE_CHECKING:
-    from pytest_aorta.plan.world import Device
+    from pytest_aorta.plan.device_kind import Device
     from pytest_aorta.plugin.progress_line import ProgressLine
     from pytest_aorta.session.record import TestRecord
     from pytest_aorta.session.session import Session
@@ -67,7 +67,7 @@ class Run:
     @cached_property
     def devices(self) -> list[Device]:
         """The visible GPUs; the driver is asked once, on first use."""
-        from pytest_aorta.plan.gpus import visible_devices  # only a run that needs devices asks the driver
+        from pytest_aorta.plan.accelerators import visible_devices  # only a run that needs devices asks the driver
 
         return visible_devices() if self.options.device != "cpu" else []
 

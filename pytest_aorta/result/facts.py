@@ -305,7 +305,7 @@ def _canary(result: WorkloadResult) -> dict[str, float]:
 
 def _environment(result: WorkloadResult) -> dict[str, Any]:
     # Numbers that are computed on a GPU do not depend on the host's instruction set and threads.
-    left_out = (*CPU_ENVIRONMENT, "num_threads") if result.device == "cuda" else ()
+    left_out = (*CPU_ENVIRONMENT, "num_threads") if result.device != "cpu" else ()
     kept = (*NUMERIC_ENVIRONMENT, *CHOICES)
     names = [name for name in kept if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}

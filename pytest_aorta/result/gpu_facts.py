@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from pytest_aorta.plan.accelerators import Capability, Reading
+
 # Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
 PROTECTIVE = (
     "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown",
@@ -19,34 +21,6 @@ POWER_CAPS = ("sw_power_cap", "package_power")
 LOW_CLOCK_FRACTION = 0.6
 # Fraction of the samples that must report a reason before the launch counts as throttled.
 MIN_FRACTION = 0.05
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The sensors of one device at one moment; None for a sensor that the device lacks.
-
-    Attributes:
-        sm_clock_mhz: clock of the multiprocessors; None if the device has no such sensor.
-        memory_clock_mhz: clock of the memory; None if the device has no such sensor.
-        power_w: power in watts; None if the device has no such sensor.
-        temperature_c: temperature in degrees Celsius; None if the device has no such sensor.
-        throttle_reasons: reasons why the device runs below its highest clock.
-    """
-
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Capability:
-    """A device's highest SM clock, its power limit, and its default power limit; None if unknown."""
-
-    max_sm_clock_mhz: float | None = None
-    power_limit_w: float | None = None
-    default_power_limit_w: float | None = None
 
 
 @dataclass(frozen=True)

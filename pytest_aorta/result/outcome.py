@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from msgspec import field
+
+from pytest_aorta.common.model import Model
 from pytest_aorta.common.regular import read_regular
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.result.folder import MARKS_FILE
@@ -41,9 +43,8 @@ class EndReason(StrEnum):
     NODE_MISMATCH = "node_mismatch"
 
 
-@dataclass(frozen=True)
-class LaunchOutcome:
-    """The outcome of a launch, as reported by the guard.
+class LaunchOutcome(Model, frozen=True):
+    """The outcome of a launch: the guard's verdict, and ``outcome.json`` in the run folder.
 
     Attributes:
         reason: why the launch ended.
@@ -55,6 +56,7 @@ class LaunchOutcome:
         detail: for a reason that concerns a node, the node and what happened.
         phases_s: the phases of ``wall_s`` that every rank has finished: start, import, init, run and leave; for a
             script only start and leave.
+        began_ns: when the guard started the agent, in nanoseconds since 1970; 0 if unknown.
     """
 
     reason: EndReason
@@ -65,6 +67,7 @@ class LaunchOutcome:
     launcher: str = LauncherKind.TORCHRUN
     detail: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
+    began_ns: int = 0
 
 
 def launch_times_s(outcome: LaunchOutcome) -> dict[str, float]:

@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-from pytest_aorta.launch.lease.world import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import StateLine
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.reference import References
-from pytest_aorta.plan.world import Device, World
+from pytest_aorta.plan.world import World
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.session.spec import TestSpec
@@ -46,11 +47,8 @@ class Session:
         return [] if self.options.device == "cpu" else visible_devices()
 
     def close(self) -> None:
-        """Stop the fork servers of warm launches and remove the worktrees of A/B references."""
-        try:
-            self.forkservers.close()
-        finally:
-            self.references.close()
+        """Stop the fork servers of warm launches."""
+        self.forkservers.close()
 
     @contextmanager
     def leased(

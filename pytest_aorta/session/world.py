@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, SpecError, hide_frames
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.text import brief
-from pytest_aorta.launch.lease.world import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.plan.device_kind import DeviceKind
@@ -268,7 +268,7 @@ class DistributedWorld:
         self._record.launch_times.append(times)
         self._leased.note(outcome)
         if plan.profiler is not None:
-            self._record.traces.append(traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device == "cuda"))
+            self._record.traces.append(traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device != "cpu"))
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
         result = collect_result(plan, outcome, watch.platform_facts)

@@ -8,8 +8,12 @@ from __future__ import annotations
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
-from pytest_aorta.worker.hashing.operators import OperatorCapture
-from pytest_aorta.worker.hashing.weights import (
+from pytest_aorta.worker.operators import OperatorCapture
+from pytest_aorta.worker.overlap import capture_overlap, profiled
+from pytest_aorta.worker.recorder import Recorder, record_optimizer_steps, recorder
+from pytest_aorta.worker.spans import Handle, StreamSpans, Transfer
+from pytest_aorta.worker.timing import Delay, StepTimer, measure
+from pytest_aorta.worker.weight_hash import (
     LocalShard,
     WeightHash,
     hash_local,
@@ -17,15 +21,7 @@ from pytest_aorta.worker.hashing.weights import (
     hash_parameters,
     hash_shards,
 )
-from pytest_aorta.worker.overlap.profile import capture_overlap, profiled
-from pytest_aorta.worker.overlap.spans import Handle, StreamSpans, Transfer
-from pytest_aorta.worker.rank_env import RankEnv
-from pytest_aorta.worker.recorder import Recorder, record_optimizer_steps, recorder
-from pytest_aorta.worker.telemetry import Telemetry
-from pytest_aorta.worker.timing.delay import Delay
-from pytest_aorta.worker.timing.measure import measure
-from pytest_aorta.worker.timing.timer import StepTimer
-from pytest_aorta.worker.workload import Workload
+from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
 
 __all__ = [
     "Delay",

@@ -9,7 +9,8 @@ import sys
 import torch
 
 from pytest_aorta.plan.workload.environment import CPU_KERNELS, cpu_field, is_allowed
-from pytest_aorta.worker.hashing import keys
+from pytest_aorta.worker import weight_hash
+from pytest_aorta.worker.accelerator import device_facts
 
 # Tool ids of sys.monitoring, which exists from Python 3.12 on.
 _TOOLS = range(6)
@@ -38,8 +39,8 @@ def environment_facts(
 
     Args:
         device: Device that the steps run on.
-        bitwise_reproducible: Whether a second launch computes the same bits; None assumes so on CPU, and on CUDA only
-            under ``torch.use_deterministic_algorithms``.
+        bitwise_reproducible: Whether a second launch computes the same bits; None assumes so on CPU, and on other
+            devices only under ``torch.use_deterministic_algorithms``.
         any_cpu: Whether CPU ranks compute the same bits on CPUs of every vendor if the launch pins their kernels.
             If not, or if no kernels are pinned, the facts of a CPU rank include the CPU's vendor. Pinned kernels of
             ATen, MKL and oneDNN compute the same bits, except square roots of whole tensors, as in unfused optimizers:
@@ -56,7 +57,7 @@ def environment_facts(
         "bitwise_reproducible": bitwise_reproducible,
         "num_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "weight_hash_version": keys.VERSION,
+        "weight_hash_version": weight_hash.VERSION,
     }
     if device.type == "cpu":
         pinned = [f"{name}={os.environ[name]}" for name in CPU_KERNELS if name in os.environ]
@@ -64,14 +65,7 @@ def environment_facts(
         if not (any_cpu and pinned):
             facts["cpu_vendor"] = cpu_field("vendor_id") or platform.machine()
     else:
-        facts |= {
-            "device_name": torch.cuda.get_device_name(device),
-            "cuda": torch.version.cuda,
-            "hip": torch.version.hip,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            # allow_tf32 raises an error if the code has set the precision by this newer name.
-            "tf32_matmul": torch.backends.cuda.matmul.fp32_precision == "tf32",
-        }
+        facts |= device_facts(device)
     # The config or the caller has set these variables; inductor itself sets the folder of its cache.
     given = (name for name in sorted(os.environ) if is_allowed(name) and name != "TORCHINDUCTOR_CACHE_DIR")
     facts |= {name: os.environ[name] for name in given}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
+import logging
 import math
 import os
 import runpy
@@ -22,18 +22,17 @@ from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, wr
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.reference import AnyReference, CommitReference
+from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
-from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
+from pytest_aorta.plan.workload.logs import read_records
+from pytest_aorta.result.folder import OUTPUT_LOG, PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
-from pytest_aorta.worker.environment import python_tracer
-from pytest_aorta.worker.from_logs import adapted_result
-from pytest_aorta.worker.hashing.finite import refuse_metrics, refuse_parameters, refuse_series
-from pytest_aorta.worker.rank_env import own_device
-from pytest_aorta.worker.recorder import recorder
-from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
-from pytest_aorta.worker.timing.canary import run_canary
-from pytest_aorta.worker.workload import Workload
+from pytest_aorta.worker.accelerator import has_graphs, own_device
+from pytest_aorta.worker.environment import environment_facts, python_tracer
+from pytest_aorta.worker.recorder import recorder, refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.timing import Progress, run_canary
+from pytest_aorta.worker.workload import Telemetry, Workload
 
 # Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo holds the GIL while it
 # joins threads. A thread that frees the last collective needs the GIL, so destroying the group can deadlock.
@@ -47,24 +46,24 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if program := plan.program():
         pid = os.getpid()
-        run_script(program.target, list(program.args))
+        _run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
         leave_mark(folder, RAN)
-        refuse_leaks(plan.reference)
+        _refuse_leaks(plan.reference)
         adapter = plan.adapter(int(os.environ["RANK"]))
-        recorded = adapted_result(adapter, folder) if adapter else recorder.result()
+        recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
         if recorded is not None:
             refuse_non_finite(recorded)
             refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
-            write_telemetry(folder, recorded, Telemetry())
-        finish(folder, recorded, recorder.device)
-        keep_process_groups()
-        leave_process_groups()
+            Telemetry().write(folder, recorded)
+        _finish(folder, recorded, recorder.device)
+        _keep_process_groups()
+        _leave_process_groups()
         return
     if plan.spec is None:
         raise ValueError(f"{run_dir / PLAN_FILE} names neither a script nor a workload")
-    workload_class = load_workload(plan.spec)
+    workload_class = _load_workload(plan.spec)
     leave_mark(folder, IMPORTED)
     workload = workload_class(plan.own_config)
     _kept.append(workload)
@@ -76,18 +75,18 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     if not isinstance(result, RankResult):
         raise TypeError(f"{workload_class.__name__}.run() returned {result!r}; it has to return a RankResult")
     leave_mark(folder, RAN)
-    refuse_leaks(plan.reference)
+    _refuse_leaks(plan.reference)
     refuse_non_finite(result)
     refuse_parameters(workload.named_parameters(), int(os.environ["RANK"]), "at the end of the run")
-    write_telemetry(folder, result, workload.telemetry())
-    finish(folder, replace(result, canary_before=before), device)
-    keep_process_groups()
+    workload.telemetry().write(folder, result)
+    _finish(folder, replace(result, canary_before=before), device)
+    _keep_process_groups()
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
     workload.cleanup()
 
 
-def load_workload(spec: WorkloadSpec) -> type[Workload]:
+def _load_workload(spec: WorkloadSpec) -> type[Workload]:
     """Import the workload's class, by module name or from its folder.
 
     Raises:
@@ -105,7 +104,7 @@ def load_workload(spec: WorkloadSpec) -> type[Workload]:
     return found
 
 
-def run_script(script: str, args: list[str]) -> None:
+def _run_script(script: str, args: list[str]) -> None:
     """Run a file or a dotted module as ``__main__`` with ``args``, and keep its globals alive.
 
     Raises:
@@ -125,7 +124,7 @@ def run_script(script: str, args: list[str]) -> None:
             raise
 
 
-def keep_process_groups() -> None:
+def _keep_process_groups() -> None:
     """Keep this rank's process groups alive after the rank leaves them; the process exits without destroying them."""
     if dist.is_initialized():
         # Only this private table lists every group. Without the table, only the default group is kept.
@@ -133,22 +132,17 @@ def keep_process_groups() -> None:
         _kept.extend(groups)
 
 
-def leave_process_groups() -> None:
+def _leave_process_groups() -> None:
     """Destroy the process groups of a script, unless a CUDA graph exists.
 
     NCCL does not return from the call while a graph contains collectives of the group
     (https://github.com/pytorch/pytorch/issues/115388), and the script's graphs live as long as its globals.
     """
-    if dist.is_initialized() and not (torch.cuda.is_initialized() and _has_graphs()):
+    if dist.is_initialized() and not has_graphs():
         dist.destroy_process_group()
 
 
-def _has_graphs() -> bool:
-    # isinstance would call code of objects such as weak proxies.
-    return any(issubclass(type(found), torch.cuda.CUDAGraph) for found in gc.get_objects())
-
-
-def refuse_leaks(reference: AnyReference | None) -> None:
+def _refuse_leaks(reference: AnyReference | None) -> None:
     """Check that the launch of a reference commit imported no code under test, e.g. through an editable install.
 
     Raises:
@@ -168,19 +162,7 @@ def refuse_leaks(reference: AnyReference | None) -> None:
             )
 
 
-def refuse_non_finite(result: RankResult) -> None:
-    """Check the numbers that a workload or script computed.
-
-    Raises:
-        NotFinite: A loss, gradient norm or metric is NaN or infinite; the message names the rank and the first step.
-    """
-    rank, num_steps = int(os.environ["RANK"]), len(result.step_times_ms)
-    refuse_series("loss", result.loss, rank, num_steps)
-    refuse_series("gradient norm", result.grad_norm, rank, num_steps)
-    refuse_metrics(result.metrics, rank)
-
-
-def finish(folder: Path, result: RankResult | None, device: torch.device) -> None:
+def _finish(folder: Path, result: RankResult | None, device: torch.device) -> None:
     """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
     The canary after the steps runs last, when all ranks have written their results. The canary is a collective, and a
@@ -225,3 +207,37 @@ def _non_finite(value: Any, path: str = "") -> str | None:
         return None if math.isfinite(value) else f"{path} = {value}"
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return next((found for key, item in items if (found := _non_finite(item, f"{path}.{key}".lstrip(".")))), None)
+
+
+def _adapted_result(adapter: Adapter, rank_folder: Path) -> RankResult | None:
+    """Return the result of this rank; None on ranks other than 0 if only rank 0 logs.
+
+    Args:
+        adapter: the adapter of this rank.
+        rank_folder: the folder that contains this rank's ``output.log``.
+
+    Raises:
+        AdapterError: The script's log is missing or does not match the adapter.
+    """
+    if adapter.ranks == FIRST and int(os.environ["RANK"]) != 0:
+        return None
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    found = adapted(adapter, *read_records(adapter, rank_folder / OUTPUT_LOG))
+    steps = len(found.step_times_ms)
+    # The script has no step timer. If this rank does not exit, the report shows this number of steps.
+    Progress.of_this_rank().advance(steps)
+    return RankResult(
+        passed=True,
+        failure_count=0,
+        configured_iterations=steps,
+        total_iterations=steps,
+        step_times_ms=found.step_times_ms,
+        elapsed_sec=sum(found.step_times_ms) / 1000,
+        metrics=found.metrics,
+        loss=found.loss,
+        grad_norm=found.grad_norm,
+        environment=environment_facts(own_device()) | found.environment,
+    )

@@ -12,25 +12,26 @@ To record a script without a change to it, call ``record_optimizer_steps`` befor
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.environment import environment_facts
-from pytest_aorta.worker.hashing.finite import refuse_parameters, refuse_series
-from pytest_aorta.worker.hashing.weights import hash_parameters
-from pytest_aorta.worker.rank_env import own_device
-from pytest_aorta.worker.timing.canary import run_canary
-from pytest_aorta.worker.timing.timer import StepTimer
+from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.timing import StepTimer, run_canary
+from pytest_aorta.worker.weight_hash import hash_parameters
 
 
 class Recorder:
@@ -65,7 +66,7 @@ class Recorder:
         If the script does not call this method, the first :meth:`step` calls it with the defaults.
 
         Args:
-            device: Device of the steps; None: this rank's current GPU, or the CPU on CPU ranks.
+            device: Device of the steps; None: this rank's current accelerator, or the CPU on CPU ranks.
             warmup: Number of first steps that are not recorded.
 
         Raises:
@@ -145,8 +146,8 @@ class Recorder:
         model = _without_ddp(model)
         self._model = weakref.ref(model)
         # A loss is NaN before the weights are, so the loss shows the first bad step.
-        refuse_series("loss", [float(value) for value in self._loss], rank, steps)
-        refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
+        _refuse_series("loss", [float(value) for value in self._loss], rank, steps)
+        _refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
         refuse_parameters(model.named_parameters(), rank, f"after measured step {steps}")
         self.weight_hash(steps, hash_parameters(model.named_parameters()).hex)
 
@@ -266,10 +267,10 @@ def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> No
         hash_weights: Whether to record the hash of the optimizer's parameters after the measured steps 1, 2, 4, 8 and
             so on, outside of the times; collective. The script has to set its seeds.
     """
-    register_optimizer_step_post_hook(Follower(recorder, warmup, hash_weights))
+    register_optimizer_step_post_hook(_Follower(recorder, warmup, hash_weights))
 
 
-class Follower:
+class _Follower:
     """Hook that records the steps of one optimizer; torch calls the hook after each step of any optimizer."""
 
     def __init__(self, recorder: Recorder, warmup: int, hash_weights: bool) -> None:
@@ -309,3 +310,83 @@ class Follower:
         for number, group in enumerate(self._followed.param_groups):
             for place, parameter in enumerate(group["params"]):
                 yield f"{number}.{place}", parameter
+
+
+# torch.isfinite supports these types on every device.
+_CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+# Types of 8 bits that torch.isfinite does not support, and whose numbers bfloat16 represents exactly.
+_CHECKED_AS_BFLOAT16 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+class NotFinite(ArithmeticError):
+    """A NaN or infinite value; the message names the quantity, the rank and the first step."""
+
+
+def _refuse_series(name: str, values: Sequence[float], rank: int, num_steps: int) -> None:
+    """Check a quantity with one value per measured step, or per recorded step if there are fewer values.
+
+    Raises:
+        NotFinite: A value is NaN or infinite.
+    """
+    unit = "measured step" if len(values) == num_steps else "recorded value"
+    for number, value in enumerate(values, 1):
+        if not math.isfinite(value):
+            raise NotFinite(
+                f"{name} of rank {rank} is {value} first in {unit} {number} of {len(values)}; such a run measures "
+                f"nothing: look at the learning rate, the data and the loss scale of the steps before"
+            )
+
+
+def _refuse_metrics(metrics: Mapping[str, float], rank: int) -> None:
+    """Check the metrics of a rank.
+
+    Raises:
+        NotFinite: A metric is NaN or infinite.
+    """
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise NotFinite(f"metric {name} of rank {rank} is {value}; record a finite number, or no such metric")
+
+
+def refuse_non_finite(result: RankResult) -> None:
+    """Check the numbers that a workload or script computed.
+
+    Raises:
+        NotFinite: A loss, gradient norm or metric is NaN or infinite; the message names the rank and the first step.
+    """
+    rank, num_steps = int(os.environ["RANK"]), len(result.step_times_ms)
+    _refuse_series("loss", result.loss, rank, num_steps)
+    _refuse_series("gradient norm", result.grad_norm, rank, num_steps)
+    _refuse_metrics(result.metrics, rank)
+
+
+def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when: str) -> None:
+    """Check this rank's part of each parameter; not collective. ``when`` is the time of the check, for the message.
+
+    Raises:
+        NotFinite: An element is NaN or infinite.
+    """
+    parts = [(name, local_part(tensor.detach())) for name, tensor in named if _has_data(tensor)]
+    checked = [
+        (name, part) for name, part in parts if part.dtype in (*_CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel()
+    ]
+    if not checked:
+        return
+    # Read from the device once, not once per parameter.
+    device = checked[0][1].device
+    are_finite = torch.stack([_is_finite(part).all().to(device) for _, part in checked]).tolist()
+    for (name, part), is_finite in zip(checked, are_finite, strict=True):
+        if not is_finite:
+            count = int((~_is_finite(part)).sum())
+            raise NotFinite(
+                f"parameter {name} of rank {rank} has {count} of {part.numel()} elements that are NaN or infinite "
+                f"{when}; look at the learning rate and the gradients of the steps before"
+            )
+
+
+def _is_finite(part: torch.Tensor) -> torch.Tensor:
+    return (part.to(torch.bfloat16) if part.dtype in _CHECKED_AS_BFLOAT16 else part).isfinite()
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_meta or is_lazy(tensor))

@@ -1,15 +1,28 @@
-"""The base class of workloads."""
+"""What a workload is and knows: its base class, the identity of its rank, and the telemetry of its steps."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 
+from pytest_aorta.common import variables
+from pytest_aorta.common.files import write_text
+from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
+from pytest_aorta.result.folder import TELEMETRY_FILE
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.worker.telemetry import Telemetry
+from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.result.trace.profiled_steps import StepOverlap
+from pytest_aorta.worker.accelerator import device_kind, on_accelerator
 
 
 class Workload(ABC):
@@ -65,3 +78,159 @@ class Workload(ABC):
     @abstractmethod
     def cleanup(self) -> None:
         """Leave the process group and free the resources of ``setup()``."""
+
+
+@dataclass(frozen=True)
+class RankEnv:
+    """The identity of this rank, its kind of device, and the timeout of its collectives.
+
+    Attributes:
+        rank: Number of this rank, from 0.
+        world_size: Number of ranks on all nodes.
+        local_rank: Number of this rank on its node, from 0; on accelerators also the index of its device.
+        device_kind (str): Kind of device that this rank computes on, ``cuda`` or ``cpu``.
+        collective_timeout_s: Timeout of the default process group's collectives, in seconds.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device_kind: DeviceKind
+    collective_timeout_s: float
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> RankEnv:
+        """Read RANK, WORLD_SIZE, LOCAL_RANK, AORTA_DEVICE and AORTA_COLLECTIVE_TIMEOUT_S.
+
+        Without AORTA_DEVICE, the device is the accelerator that torch finds. The timeout is 600 s by default.
+
+        Raises:
+            RuntimeError: One of the first three variables is absent or not an integer, or the device is unknown.
+            ValueError: The timeout is not a number.
+        """
+        numbers = {name: _integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        return cls(
+            rank=numbers["RANK"],
+            world_size=numbers["WORLD_SIZE"],
+            local_rank=numbers["LOCAL_RANK"],
+            device_kind=device_kind(environ),
+            collective_timeout_s=float(environ.get(variables.COLLECTIVE_TIMEOUT_S, "600")),
+        )
+
+    def join(self, workload: str, *, min_world_size: int = 1) -> torch.device:
+        """Join the default process group (NCCL on ``cuda``, gloo on ``cpu``) and return this rank's device.
+
+        An accelerator becomes the current one.
+
+        Args:
+            workload: Name of the workload, for the error message.
+            min_world_size: Smallest number of ranks that the workload can run on.
+
+        Raises:
+            RuntimeError: The world has fewer ranks than ``min_world_size``; no process group is initialized.
+        """
+        if self.world_size < min_world_size:
+            raise RuntimeError(
+                f"workload {workload!r} needs at least {min_world_size} ranks and was started with "
+                f"WORLD_SIZE={self.world_size}: there is nothing to shard or to communicate on fewer. Ask for more "
+                f"with @pytest.mark.world(size={min_world_size}) or torchrun --nproc-per-node={min_world_size}."
+            )
+        device = torch.device("cpu")
+        if self.device_kind is not DeviceKind.CPU:
+            device = torch.device(self.device_kind, self.local_rank)
+            torch.accelerator.set_device_index(self.local_rank)
+        dist.init_process_group(
+            BACKENDS[self.device_kind],
+            timeout=timedelta(seconds=self.collective_timeout_s),
+            device_id=device if on_accelerator(device) else None,
+        )
+        return device
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name)
+    try:
+        return int(text or "")
+    except ValueError:
+        raise RuntimeError(
+            f"environment variable {name} is {text!r} and has to be an integer: start ranks with torchrun"
+        ) from None
+
+
+# A run with more steps keeps only every second, third, ... step; a lane with more segments loses its last segments.
+MAX_LINES = 5000
+MAX_SEGMENTS = 50
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Facts of single measured steps that are not part of a result.
+
+    Attributes:
+        series: name, such as ``lr`` -> one value per measured step, in order.
+        captures: step number from 0 -> capture of this one step, with its overlap and timeline.
+    """
+
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    captures: Mapping[int, OverlapCapture] = field(default_factory=dict)
+
+    def write(self, folder: Path, result: RankResult) -> Path:
+        """Write ``folder/telemetry.jsonl`` atomically and return its path.
+
+        A line contains ``step`` (from 0), ``step_time_ms`` and, if known, ``loss``, ``grad_norm`` and the value of each
+        series. Lines of captured steps also contain ``stream_ms`` by lane, ``utilisation`` (compute as a fraction of
+        the step), ``hidden_comm_ms``, ``exposed_comm_ms``, ``hidden_ms`` by collective and ``segments``:
+        ``[begin_ms, end_ms]`` by lane.
+
+        Raises:
+            ValueError: The length of a series differs from the number of steps, or a value is NaN or infinite.
+        """
+        num_steps = len(result.step_times_ms)
+        series = {name: _numbers(name, values, num_steps) for name, values in self.series.items()}
+        # A script may record losses of only some steps, and the result does not contain the numbers of these steps.
+        recorded = {"loss": result.loss, "grad_norm": result.grad_norm}
+        columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | series
+        lines = _lines(result.step_times_ms, columns, self.captures)
+        path = folder / TELEMETRY_FILE
+        write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), durable=False)
+        return path
+
+
+def _numbers(name: str, values: Sequence[float], num_steps: int) -> list[float]:
+    if len(values) != num_steps:
+        raise ValueError(f"telemetry of {name}: {len(values)} values for {num_steps} steps; they have to be equal")
+    # A value may be a tensor, such as the learning rate of a capturable optimizer.
+    numbers = [float(value) for value in values]
+    if bad := [step for step, number in enumerate(numbers) if not math.isfinite(number)]:
+        raise ValueError(
+            f"telemetry of {name}: the value of step {bad[0]} is {numbers[bad[0]]}; record a finite number in each step"
+        )
+    return numbers
+
+
+def _lines(
+    step_times_ms: Sequence[float], columns: Mapping[str, Sequence[float]], captures: Mapping[int, OverlapCapture]
+) -> Iterator[dict[str, Any]]:
+    stride = -(-len(step_times_ms) // MAX_LINES)
+    for step in range(0, len(step_times_ms), stride):
+        line: dict[str, Any] = {"step": step, "step_time_ms": step_times_ms[step]}
+        line |= {name: values[step] for name, values in columns.items()}
+        yield line | (_of_capture(captures[step]) if step in captures else {})
+
+
+def _of_capture(capture: OverlapCapture) -> dict[str, Any]:
+    (step,) = capture.steps
+    return {
+        "stream_ms": _stream_ms(step),
+        "utilisation": round(step.compute_ms / step.step_ms, 4),
+        "hidden_comm_ms": step.hidden_comm_ms,
+        "exposed_comm_ms": round(step.exposed_comm_ms, 6),
+        "hidden_ms": {kind: time.hidden_ms for kind, time in step.collectives.items()},
+        "segments": {name: rows[:MAX_SEGMENTS] for name, rows in capture.timeline.items()},
+    }
+
+
+def _stream_ms(step: StepOverlap) -> dict[str, float]:
+    return {"compute": step.compute_ms, "copy": step.copy_ms} | {
+        kind: time.total_ms for kind, time in step.collectives.items()
+    }

@@ -69,10 +69,9 @@ def bisect(folder: Path, settings: list[str], node: str) -> tuple[str, list[dict
     write(folder / "pytest.ini", "[pytest]\naorta_share_host = true\n")
     commits = git(folder, "rev-list", "--reverse", "HEAD").splitlines()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
+    environ |= {"CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(folder.parent / f"{folder.name}-cache")}
     command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", commits[0], commits[-1], "--", node]
-    done = subprocess.run(
-        command, cwd=folder, env=environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     [log] = (folder / "results/bisect").glob("*/log.jsonl")

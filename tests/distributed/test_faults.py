@@ -20,7 +20,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.frames import is_harness
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.lease.lease import holders
+from pytest_aorta.launch.leases import holders
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
 from pytest_aorta.plan.options.values import LauncherKind

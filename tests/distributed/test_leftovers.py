@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_aorta.launch import guarded
-from pytest_aorta.launch.lease import lease as leasing
-from pytest_aorta.launch.lease.lease import holders, lease
+from pytest_aorta.launch.leases import holders, lease
+from pytest_aorta.launch.leases import lease as leasing
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
@@ -52,7 +52,7 @@ HOLDER = """
 import sys
 from msgspec.structs import replace
 from pathlib import Path
-from pytest_aorta.launch.lease.lease import lease
+from pytest_aorta.launch.leases import lease
 from pytest_aorta.launch.warm import ForkServers
 from tests.distributed.test_leftovers import make_plan
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.lease.world import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.nodes.handover import start_coordinator
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common import variables
-from pytest_aorta.launch.lease.lease import holders
+from pytest_aorta.launch.leases import holders
 from pytest_aorta.result.folder import steps_entered
 from tests.distributed.test_faults import ROOT, START_S, WORKLOADS, are_there, await_true, mentioning
 

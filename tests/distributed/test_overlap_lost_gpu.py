@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
 
 pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
 

@@ -9,8 +9,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pytest_aorta.launch.sensors import open_sensors
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import open_sensors, visible_devices
 
 # The limit for one device: eight devices at two readings per second then take a fiftieth of a core.
 MAX_READ_S = 0.005

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
 
 pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
 

@@ -46,7 +46,7 @@ import os
 import time
 
 import pytest
-from pytest_aorta.plan.world import Device
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plugin.hooks import RUN
@@ -246,10 +246,6 @@ class Project:
         command = ["git", "-C", str(self.path), *author, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    def assert_no_worktree_left(self) -> None:
-        assert len(self.git("worktree", "list").splitlines()) == 1
-        assert list((self.path / "scratch").glob("aorta-ab-*")) == []
-
     def baseline_files(self) -> list[Path]:
         return sorted(self.baselines.rglob("*.json"))
 
@@ -298,12 +294,10 @@ def learned(gpu: Project, recordings: dict[str, dict[Path, bytes]]) -> Project:
 
 @pytest.fixture
 def versioned(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """The project in a repository, its temporary files in a folder of its own."""
+    """The project in a repository, its worktrees in a cache of its own."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
-    (project.path / "scratch").mkdir()
-    monkeypatch.setenv("TMPDIR", str(project.path / "scratch"))
-    monkeypatch.setattr("tempfile.tempdir", str(project.path / "scratch"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project.path.parent / f"{project.path.name}-cache"))
     project.git("init", "-q")
     project.git("add", "workloads")
     project.git("commit", "-qm", "old")

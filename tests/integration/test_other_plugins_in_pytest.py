@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_aorta.launch.lease.lease import holders, lease
+from pytest_aorta.launch.leases import holders, lease
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import TIMED
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_aorta.worker.hashing.grid import Axis, Grid
-from pytest_aorta.worker.hashing.sums import tensor_sums
+from pytest_aorta.worker.layout import Axis, Grid
+from pytest_aorta.worker.weight_hash import tensor_sums
 
 ELEMENTS = [torch.int8, torch.int16, torch.int32]
 DTYPES = [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker.group_device import group_device
+from pytest_aorta.worker.accelerator import group_device
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pytest_aorta.worker.hashing import weights as weight_hash
-from pytest_aorta.worker.hashing.layout import placed_grids
+from pytest_aorta.worker import weight_hash
+from pytest_aorta.worker.layout import _placed_grids
 
 settings.register_profile("shared-host", deadline=None, max_examples=25)
 settings.load_profile("shared-host")
@@ -118,7 +118,7 @@ def test_strided_shards_have_the_elements_that_dtensor_gives_them(size, mesh_sha
     placements = data.draw(st.tuples(*[place] * len(mesh_shape)))
     for coordinate in map(list, torch.cartesian_prod(*map(torch.arange, mesh_shape)).tolist()):
         shape, begins = _compute_local_shape_and_global_offset((size,), mesh_shape, coordinate, placements)
-        grid = placed_grids((size,), mesh_shape, coordinate, placements)[0]
+        grid = _placed_grids((size,), mesh_shape, coordinate, placements)[0]
 
         assert grid.numel == shape[0]
         assert not shape[0] or grid.flat_index(0, 1, torch.device("cpu")).item() == begins[0]
@@ -129,7 +129,7 @@ def test_strided_shards_as_fsdp2_makes_them_hold_each_element_once(size, mesh_sh
     *data_parallel, _ = mesh_shape
     strided = [_StridedShard(0, split_factor=math.prod(mesh_shape[at + 1 :])) for at in range(len(data_parallel))]
     coordinates = torch.cartesian_prod(*map(torch.arange, mesh_shape)).tolist()
-    grids = [placed_grids((size,), mesh_shape, at, [*strided, Shard(0)])[-1] for at in coordinates]
+    grids = [_placed_grids((size,), mesh_shape, at, [*strided, Shard(0)])[-1] for at in coordinates]
     held = torch.cat([grid.flat_index(0, grid.numel, torch.device("cpu")) for grid in grids])
 
     assert held.sort().values.tolist() == list(range(size))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.worker import lifecycle
-from pytest_aorta.worker.lifecycle import leave_process_groups, run_rank
+from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
+from tests.unit.builders import make_plan
 
 FORGETFUL = """
 from pytest_aorta.worker import Workload
@@ -34,9 +37,8 @@ def test_run_without_a_result_names_the_class_and_what_it_has_to_return(tmp_path
     own.mkdir()
     folder.mkdir(parents=True)
     (own / "__init__.py").write_text(FORGETFUL)
-    workload = {"name": "forgetful", "class": "Forgetful", "module": None, "folder": str(own)}
-    plan = {"script": None, "reference": None, "config": {}, "workload": workload}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    spec = WorkloadSpec(name="forgetful", folder=own, class_name="Forgetful", description="A workload.")
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
     with pytest.raises(TypeError, match=r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"):
         run_rank(tmp_path, folder)
     assert not (folder / "result.json").exists()
@@ -58,9 +60,8 @@ def test_process_that_a_script_has_forked_leaves_no_result(tmp_path, monkeypatch
     pid, folder = os.getpid(), tmp_path / "ranks" / "0"
     folder.mkdir(parents=True)
     (tmp_path / "train.py").write_text(FORKING)
-    monkeypatch.setattr(lifecycle, "adapted_result", lambda *_: None)
-    plan = {"script": str(tmp_path / "train.py"), "args": [], "reference": None, "adapters": ["log"]}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    monkeypatch.setattr(lifecycle.recorder, "result", lambda: None)
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
     try:
         with pytest.raises(SystemExit):
             run_rank(tmp_path, folder)
@@ -91,16 +92,16 @@ def test_groups_whose_collectives_a_graph_may_contain_are_not_destroyed(group, m
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     graph = kind()
-    leave_process_groups()
+    _leave_process_groups()
     assert dist.is_initialized()
     del graph
-    leave_process_groups()
+    _leave_process_groups()
     assert not dist.is_initialized()
-    leave_process_groups()
+    _leave_process_groups()
 
 
 def test_graphs_are_not_looked_for_without_cuda(group, monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     graph = Graph()
-    leave_process_groups()
+    _leave_process_groups()
     assert not dist.is_initialized(), graph

@@ -22,8 +22,7 @@ from pytest_aorta.result.trace.kineto import reading
 from pytest_aorta.result.trace.kineto.cpu import overlap_of_cpu
 from pytest_aorta.result.trace.kineto.device import overlap_with_host
 from pytest_aorta.result.trace.kineto.reading import read_trace
-from pytest_aorta.worker import capture_overlap, profiled
-from pytest_aorta.worker.overlap import profile as overlap
+from pytest_aorta.worker import capture_overlap, overlap, profiled
 from tests.unit.kineto_traces import boundary, event, kernel, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
@@ -195,7 +194,7 @@ def device(monkeypatch):
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
     monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)
     monkeypatch.setattr(overlap, "spin", lambda lead_ms, _device: leads.append(lead_ms))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(overlap, "synchronize", lambda _device: None)
     FakeProfiler.asked.clear()
     return leads
 
@@ -317,7 +316,7 @@ def waiting():
 
 def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, monkeypatch):
     # The host takes longer than any lead for the first step.
-    monkeypatch.setattr(overlap, "first_lead_ms", lambda _host_ms: 0.0)
+    monkeypatch.setattr(overlap, "_first_lead_ms", lambda _host_ms: 0.0)
     capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 2)
@@ -325,8 +324,8 @@ def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, 
 
 
 def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
-    monkeypatch.setattr(overlap, "first_lead_ms", lambda _host_ms: 0.0)
-    monkeypatch.setattr(overlap, "next_lead_ms", lambda _lead_ms: 60_000.0)
+    monkeypatch.setattr(overlap, "_first_lead_ms", lambda _host_ms: 0.0)
+    monkeypatch.setattr(overlap, "_next_lead_ms", lambda _lead_ms: 60_000.0)
     capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
     assert capture.head_start.blocked_by is None

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from pytest_aorta.result.trace.kineto import reading
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
 from pytest_aorta.result.trace.transfers import waits_ms
-from pytest_aorta.worker.overlap import profile
-from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
-from pytest_aorta.worker.overlap.head_start import Pass
+from pytest_aorta.worker import overlap as profile
+from pytest_aorta.worker.overlap import _calls_of_all_ranks, _largest_over_ranks, _Pass
 from tests.rank.ranks import run_two_ranks
 from tests.unit.kineto_traces import boundary, kernel, trace
 
@@ -39,12 +38,12 @@ OF_RANKS = [
 
 def exchange(rank: int) -> None:
     """Exchange calls of unequal lengths."""
-    assert calls_of_all_ranks(OF_RANKS[rank], CPU) == OF_RANKS
+    assert _calls_of_all_ranks(OF_RANKS[rank], CPU) == OF_RANKS
     # A script may compute on another device than that of its process group.
-    assert calls_of_all_ranks(OF_RANKS[rank], torch.device("meta")) == OF_RANKS
-    assert calls_of_all_ranks([], CPU) == [[], []]
-    assert largest_over_ranks([rank, -rank], CPU) == [1.0, 0.0]
-    found = waits_ms(calls_of_all_ranks(OF_RANKS[rank], CPU), rank)
+    assert _calls_of_all_ranks(OF_RANKS[rank], torch.device("meta")) == OF_RANKS
+    assert _calls_of_all_ranks([], CPU) == [[], []]
+    assert _largest_over_ranks([rank, -rank], CPU) == [1.0, 0.0]
+    found = waits_ms(_calls_of_all_ranks(OF_RANKS[rank], CPU), rank)
     assert found == {GATHERS[0].key: [[3.5, 0.0], [0.0, 3.25]][rank]}
 
 
@@ -63,7 +62,7 @@ def capture(rank: int) -> None:
     early_us = 0.0 if rank else 25.0
     first, two_steps = device_trace((100, 200), early_us), device_trace((100, 200, 300), early_us)
     profiled = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text(json.dumps(two_steps)))
-    with patch.object(profile, "_profile", return_value=(profiled, Pass(1.0, 2.0))):
+    with patch.object(profile, "_profile", return_value=(profiled, _Pass(1.0, 2.0))):
         found = profile._capture_ahead(lambda: None, 2, CPU, first, timed_ms=0.1)
     assert found.head_start.succeeded
     for steps in (found.steps, found.as_run):
@@ -84,7 +83,7 @@ def overflow(rank: int) -> None:
         if rank:
             texts[large] = texts[large].ljust(30_000)
         given = [(SimpleNamespace(export_chrome_trace=lambda path, text=text: Path(path).write_text(text)),
-                  Pass(1.0, 2.0)) for text in texts]  # fmt: skip
+                  _Pass(1.0, 2.0)) for text in texts]  # fmt: skip
         with (
             patch.object(profile, "_profile", side_effect=given),
             patch.object(reading, "MAX_TRACE_BYTES", 29_999),
@@ -114,5 +113,5 @@ def test_ranks_exchange_their_calls_and_capture_together(tmp_path):
 
 
 def test_rank_without_a_process_group_has_its_own_calls_alone():
-    assert calls_of_all_ranks(GATHERS, CPU) == [GATHERS]
-    assert largest_over_ranks([2.0], CPU) == [2.0]
+    assert _calls_of_all_ranks(GATHERS, CPU) == [GATHERS]
+    assert _largest_over_ranks([2.0], CPU) == [2.0]

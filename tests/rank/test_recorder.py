@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pytest_aorta.plan.workload.adapter import AdapterError
+from pytest_aorta.plan.workload.adapter import Adapter, AdapterError
 from pytest_aorta.worker import Recorder, hash_parameters
-from pytest_aorta.worker.from_logs import adapted_result
-from pytest_aorta.worker.hashing.finite import NotFinite
-from pytest_aorta.worker.lifecycle import refuse_non_finite
-from pytest_aorta.worker.recorder import Follower
+from pytest_aorta.worker.lifecycle import _adapted_result, refuse_non_finite
+from pytest_aorta.worker.recorder import NotFinite, _Follower
 
 PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
 
@@ -135,7 +134,7 @@ def test_same_weights_may_be_recorded_again(recorder: Recorder) -> None:
 def test_losses_beside_an_optimizers_steps_belong_to_the_measured_steps(recorder: Recorder, is_before: bool) -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([parameter])
-    handle = register_optimizer_step_post_hook(Follower(recorder, 1, False))
+    handle = register_optimizer_step_post_hook(_Follower(recorder, 1, False))
     for number in range(1, 6):
         if is_before:
             recorder.loss(number)
@@ -173,7 +172,7 @@ def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recor
 
 def test_step_inside_of_a_recorded_optimizers_step_is_refused(recorder: Recorder) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
-    follower = Follower(recorder, 0, False)
+    follower = _Follower(recorder, 0, False)
     follower(optimizer, (), {})
     with pytest.raises(RuntimeError, match=r"record_optimizer_steps\(\), which records all steps"), recorder.step():
         pass
@@ -192,14 +191,14 @@ def test_script_without_a_measured_step_fails_with_what_to_do(recorder: Recorder
         recorder.result()
 
 
-def adapter(**changes: object) -> dict[str, object]:
-    return {"kind": "log", "pattern": PATTERN, "scalars": []} | changes
+def adapter(**changes: Any) -> Adapter:
+    return Adapter("log", PATTERN, **changes)
 
 
 def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
     (tmp_path / "output.log").write_text("step 1: 9 ms, loss 3\nstep 2: 1.5 ms, loss 2\n")
-    result = adapted_result([adapter(), adapter(warmup=1)], tmp_path)
+    result = _adapted_result(adapter(warmup=1), tmp_path)
     assert result is not None
     assert (result.step_times_ms, result.loss, result.weight_hashes, result.wait_ms) == ([1.5], [2.0], {}, [])
     assert result.environment["torch"] == torch.__version__
@@ -207,14 +206,14 @@ def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
 
 def test_rank_that_does_not_log_has_no_result(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert adapted_result([adapter(ranks="first")] * 2, tmp_path) is None
+    assert _adapted_result(adapter(ranks="first"), tmp_path) is None
 
 
 def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "0")
     (tmp_path / "output.log").write_text("nothing of it\n")
     with pytest.raises(AdapterError, match=r"which ends:\n  \| nothing of it"):
-        adapted_result([adapter(ranks="first")], tmp_path)
+        _adapted_result(adapter(ranks="first"), tmp_path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -273,7 +272,7 @@ def follow(recorder: Recorder, steps: int, *, warmup: int, hash_weights: bool) -
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     optimizers = [torch.optim.SGD(part, lr=0.1) for part in ([model.weight], [model.bias])]
-    handle = register_optimizer_step_post_hook(Follower(recorder, warmup, hash_weights))
+    handle = register_optimizer_step_post_hook(_Follower(recorder, warmup, hash_weights))
     try:
         for _ in range(steps):
             model(torch.ones(1, 4)).square().mean().backward()

@@ -12,10 +12,9 @@ import torch
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import overlap_of
-from pytest_aorta.worker import StepTimer, StreamSpans, Telemetry
-from pytest_aorta.worker.overlap import spans as spans_module
-from pytest_aorta.worker.telemetry import MAX_LINES, MAX_SEGMENTS, write_telemetry
-from pytest_aorta.worker.timing import timer as timer_module
+from pytest_aorta.worker import StepTimer, StreamSpans, Telemetry, accelerator
+from pytest_aorta.worker import timing as timer_module
+from pytest_aorta.worker.workload import MAX_LINES, MAX_SEGMENTS
 
 CPU = torch.device("cpu")
 MS = 1_000_000
@@ -47,7 +46,7 @@ class LateHandle:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(spans_module, "time", made)
+    monkeypatch.setattr(accelerator, "time", made)
     return made
 
 
@@ -133,7 +132,7 @@ def test_spans_are_of_every_so_many_th_step(every, recorded):
 def test_line_has_what_is_known_of_its_step(tmp_path):
     capture = overlap_of({"compute": union([(0, 6 * MS)]), "all_gather": union([(4 * MS, 8 * MS)])}, [(0, 10 * MS)])
     result = result_of([10.0, 11.0], loss=[2.0, 1.5], grad_norm=[0.5, 0.4])
-    path = write_telemetry(tmp_path, result, Telemetry({"lr": [0.1, 0.1]}, {1: capture}))
+    path = Telemetry({"lr": [0.1, 0.1]}, {1: capture}).write(tmp_path, result)
     assert path == tmp_path / "telemetry.jsonl"
     first, second = lines_of(path)
     assert first == {"step": 0, "step_time_ms": 10.0, "loss": 2.0, "grad_norm": 0.5, "lr": 0.1}
@@ -147,25 +146,25 @@ def test_line_has_what_is_known_of_its_step(tmp_path):
 
 def test_series_of_another_length_is_refused_and_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match="telemetry of lr: 1 values for 2 steps"):
-        write_telemetry(tmp_path, result_of([1.0, 1.0]), Telemetry({"lr": [0.1]}))
+        Telemetry({"lr": [0.1]}).write(tmp_path, result_of([1.0, 1.0]))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_series_may_be_tensors_and_numbers_of_numpy(tmp_path):
     series = {"lr": [torch.tensor(0.5), torch.tensor(0.25)], "scale": list(np.float32([1.0, 2.0])), "batch": [8, 16]}
-    lines = lines_of(write_telemetry(tmp_path, result_of([1.0, 2.0]), Telemetry(series)))
+    lines = lines_of(Telemetry(series).write(tmp_path, result_of([1.0, 2.0])))
     assert [(line["lr"], line["scale"], line["batch"]) for line in lines] == [(0.5, 1.0, 8.0), (0.25, 2.0, 16.0)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))], ids=str)
 def test_series_that_is_not_finite_is_named_with_its_step(tmp_path, value):
     with pytest.raises(ValueError, match=r"^telemetry of lr: the value of step 1 is (nan|inf); record a finite number"):
-        write_telemetry(tmp_path, result_of([1.0, 2.0]), Telemetry({"lr": [0.5, value]}))
+        Telemetry({"lr": [0.5, value]}).write(tmp_path, result_of([1.0, 2.0]))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_loss_of_some_steps_only_is_left_out(tmp_path):
-    path = write_telemetry(tmp_path, result_of([1.0, 1.0], loss=[2.0]), Telemetry())
+    path = Telemetry().write(tmp_path, result_of([1.0, 1.0], loss=[2.0]))
     assert lines_of(path) == [{"step": 0, "step_time_ms": 1.0}, {"step": 1, "step_time_ms": 1.0}]
 
 
@@ -178,7 +177,7 @@ def test_steps_of_microseconds_are_timed_and_reported_within_bounds(tmp_path):
     assert len(times_ms) == 20_000
     assert all(time_ms > 0 for time_ms in times_ms)
     assert sorted(times_ms)[10_000] < 0.05
-    path = write_telemetry(tmp_path, result_of(times_ms), Telemetry(captures=spans.captures()))
+    path = Telemetry(captures=spans.captures()).write(tmp_path, result_of(times_ms))
     lines = lines_of(path)
     assert [line["step"] for line in lines] == list(range(0, 20_000, 4))
     assert path.stat().st_size < 4 << 20
@@ -188,12 +187,13 @@ def test_steps_of_ten_seconds_are_timed_and_reported(tmp_path, monkeypatch):
     now_ns = 10**18
     clock = SimpleNamespace(time_ns=lambda: now_ns, perf_counter_ns=lambda: now_ns)
     monkeypatch.setattr(timer_module, "time", clock)
+    monkeypatch.setattr(accelerator, "time", clock)
     timer = StepTimer(CPU)
     for _ in range(3):
         with timer.step():
             now_ns += 10_000 * MS
     assert timer.step_times_ms() == [10_000.0] * 3
-    path = write_telemetry(tmp_path, result_of(timer.step_times_ms()), Telemetry())
+    path = Telemetry().write(tmp_path, result_of(timer.step_times_ms()))
     assert [line["step_time_ms"] for line in lines_of(path)] == [10_000.0] * 3
 
 
@@ -201,9 +201,7 @@ def test_file_is_bounded_however_crowded_the_steps_are(tmp_path):
     rows = union([(2 * place, 2 * place + 1) for place in range(1000)])
     capture = overlap_of(dict.fromkeys(("compute", "all_gather", "copy"), rows), [(0, 2000)])
     steps = 3 * MAX_LINES
-    path = write_telemetry(
-        tmp_path, result_of([1.0] * steps), Telemetry(captures=dict.fromkeys(range(0, steps, 30), capture))
-    )
+    path = Telemetry(captures=dict.fromkeys(range(0, steps, 30), capture)).write(tmp_path, result_of([1.0] * steps))
     lines = lines_of(path)
     assert len(lines) == MAX_LINES
     assert max(len(rows) for line in lines for rows in line.get("segments", {}).values()) == MAX_SEGMENTS

@@ -20,10 +20,8 @@ from pytest_aorta.common import variables
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.arrivals import read_arrivals
 from pytest_aorta.worker import Delay, StepTimer
-from pytest_aorta.worker.timing import timer as timer_module
-from pytest_aorta.worker.timing.canary import run_canary
-from pytest_aorta.worker.timing.timer import MEMORY_EVERY_STEPS
-from pytest_aorta.worker.timing.waits import recorded_collectives, waits_of_steps_ms
+from pytest_aorta.worker import timing as timer_module
+from pytest_aorta.worker.timing import MEMORY_EVERY_STEPS, _recorded_collectives, _waits_of_steps_ms, run_canary
 
 CPU = torch.device("cpu")
 KEPT_BYTES = 4 << 20
@@ -99,32 +97,32 @@ def test_memory_that_a_step_keeps_is_seen():
 
 def test_waits_are_summed_by_the_step_they_began_in():
     entries = [at(50), at(110, 2.0), at(190, 3.0), at(210, 4.0), at(310, 5.0)]
-    assert waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [5.0, 4.0, 5.0]
+    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [5.0, 4.0, 5.0]
 
 
 def test_step_without_a_collective_waits_nothing():
-    assert waits_of_steps_ms([at(50), at(310)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 1.0]
+    assert _waits_of_steps_ms([at(50), at(310)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 1.0]
 
 
 def test_order_of_the_record_does_not_matter():
     entries = [at(310, 5.0), at(50), at(210, 4.0), at(110, 2.0)]
-    assert waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [2.0, 4.0, 5.0]
+    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [2.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize(("oldest", "known"), [(150, [4.0, 5.0]), (210, [5.0]), (310, [])])
 def test_step_that_a_short_record_may_hold_in_part_is_left_out(oldest, known):
     entries = [entry for entry in (at(150), at(210, 4.0), at(310, 5.0)) if entry["time_created_ns"] >= oldest * MS]
-    assert waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == known
+    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == known
 
 
 def test_collectives_after_the_last_step_are_no_part_of_it():
-    assert waits_of_steps_ms([at(50), at(310, 5.0), at(401, 99.0)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 5.0]
+    assert _waits_of_steps_ms([at(50), at(310, 5.0), at(401, 99.0)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 5.0]
 
 
 def test_collectives_between_steps_are_part_of_none():
     """Reduce the loss for a log, or hash weights, after a step has ended."""
     entries = [at(50), at(110, 2.0), at(170, 99.0), at(199, None), at(310, 5.0)]
-    assert waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]
+    assert _waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]
 
 
 def test_timer_knows_when_each_step_ended(monkeypatch):
@@ -135,14 +133,14 @@ def test_timer_knows_when_each_step_ended(monkeypatch):
         with timer.step():
             pass
     left = []
-    monkeypatch.setattr(timer_module, "leave_arrivals", lambda *steps: left.append(steps))
+    monkeypatch.setattr(timer_module, "_leave_arrivals", lambda *steps: left.append(steps))
     timer.wait_ms()
     assert left == [([10, 50], [20, 90])]
 
 
 def test_collective_without_a_duration_hides_every_wait():
-    assert waits_of_steps_ms([at(50), at(110, 2.0), at(310, None)], BEGAN_NS, ENDED_NS) == []
-    assert waits_of_steps_ms([at(50, None), at(110, 2.0)], BEGAN_NS, ENDED_NS) == [2.0, 0.0, 0.0]
+    assert _waits_of_steps_ms([at(50), at(110, 2.0), at(310, None)], BEGAN_NS, ENDED_NS) == []
+    assert _waits_of_steps_ms([at(50, None), at(110, 2.0)], BEGAN_NS, ENDED_NS) == [2.0, 0.0, 0.0]
 
 
 def part(created_ms: float) -> dict:
@@ -153,11 +151,15 @@ def part(created_ms: float) -> dict:
 
 def test_batch_of_sends_counts_once():
     batch = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
-    assert waits_of_steps_ms([at(50), part(110), part(110), batch, at(310, 5.0)], BEGAN_NS, ENDED_NS) == [2.0, 0.0, 5.0]
+    assert _waits_of_steps_ms([at(50), part(110), part(110), batch, at(310, 5.0)], BEGAN_NS, ENDED_NS) == [
+        2.0,
+        0.0,
+        5.0,
+    ]
 
 
 def test_send_without_a_batch_and_without_a_duration_hides_every_wait():
-    assert waits_of_steps_ms([at(50), part(110), at(310, 5.0)], BEGAN_NS, ENDED_NS) == []
+    assert _waits_of_steps_ms([at(50), part(110), at(310, 5.0)], BEGAN_NS, ENDED_NS) == []
 
 
 def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
@@ -166,17 +168,17 @@ def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
     found = SimpleNamespace(_dump_nccl_trace_json=lambda **_: dumped)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", found)
     began_s = time.monotonic()
-    assert len(recorded_collectives()) == 2
+    assert len(_recorded_collectives()) == 2
     assert time.monotonic() - began_s < 1
 
 
 @pytest.mark.parametrize(("entries", "began_ns"), [([], BEGAN_NS), ([at(50)], [])])
 def test_nothing_recorded_or_nothing_timed_has_no_waits(entries, began_ns):
-    assert waits_of_steps_ms(entries, began_ns, ENDED_NS) == []
+    assert _waits_of_steps_ms(entries, began_ns, ENDED_NS) == []
 
 
 def test_process_without_nccl_has_no_record():
-    assert recorded_collectives() == []
+    assert _recorded_collectives() == []
 
 
 def test_canary_without_a_process_group_is_empty():

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from pytest_aorta.worker.hashing import keys, sums
-from pytest_aorta.worker.hashing.grid import Axis, Grid
-from pytest_aorta.worker.hashing.sums import tensor_sums
-from pytest_aorta.worker.hashing.weights import LocalShard, hash_optimizer, hash_parameters, hash_shards
+from pytest_aorta.worker import weight_hash
+from pytest_aorta.worker.layout import Axis, Grid
+from pytest_aorta.worker.weight_hash import LocalShard, hash_optimizer, hash_parameters, hash_shards, tensor_sums
 
 DTYPES = [
     torch.bfloat16,
@@ -62,7 +61,7 @@ def mixed(element, bits):
 
 def unmixed(word):
     """Return the int32 whose mix is ``word``."""
-    fold, factor, shift = keys.MIXES[32]
+    fold, factor, shift = weight_hash.MIXES[32]
     x = word % 2**32
     for after, times in [(shift, pow(factor, -1, 2**32)), (fold, 1)]:
         y = x
@@ -85,7 +84,7 @@ def reference_sums(elements, offset=0, bits=32):
     for index, word in words.items():
         for lane in range(2):
             row = signed(low_bias_32(index // 1024 * 2 + lane) | 1, 32)
-            column = split_mix(index % 1024 * 2 + lane, keys.COLUMN_KEYS) | 1
+            column = split_mix(index % 1024 * 2 + lane, weight_hash.COLUMN_KEYS) | 1
             totals[lane] += signed(word, 32) * row * column
     return [total % 2**64 for total in totals]
 
@@ -117,7 +116,7 @@ def test_rows_of_the_largest_mixed_words_are_summed_exactly(word):
     elements = torch.arange(-(2**16), 2**16, dtype=torch.int32).mul_(2**15 + 1)
     elements[-(2**16) :] = unmixed(word)
 
-    assert sums._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
+    assert weight_hash._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
     assert sums_of(elements) == reference_sums(elements.tolist())
 
 
@@ -127,7 +126,7 @@ def test_the_size_of_chunks_changes_no_bits(axes, monkeypatch):
     elements = torch.randint(-(2**15), 2**15, [len(axis.held) for axis in axes], dtype=torch.int16)
     found = []
     for rows in (1, 64, 128, 2048):
-        monkeypatch.setattr(sums, "_CPU_ROWS", rows)
+        monkeypatch.setattr(weight_hash, "_CPU_ROWS", rows)
         found.append(sums_of(elements, *axes))
 
     assert found == [found[0]] * 4
@@ -161,7 +160,7 @@ def test_any_block_has_the_sums_of_the_definition_at_its_indices(dims, dtype):
 def test_the_mix_is_a_bijection_of_all_elements_or_of_samples_and_leaves_zero(dtype):
     elements = torch.cat([torch.arange(2**16), torch.arange(2**16) << 16, torch.randint(2**32, (2**18,))])
     elements = elements.to(dtype).unique()
-    mixed_elements = sums._mix(elements.clone(), torch.empty_like(elements))
+    mixed_elements = weight_hash._mix(elements.clone(), torch.empty_like(elements))
 
     assert len(mixed_elements.unique()) == len(elements)
     assert not mixed_elements[elements == 0].any()

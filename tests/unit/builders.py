@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_aorta.common.model import to_builtins
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import FailOn, LauncherKind
-from pytest_aorta.plan.world import Device, World
+from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import PLAN_FILE
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult

@@ -62,10 +62,10 @@ def is_hashed(step: int, steps: int, hash_every: int) -> bool:
 
 
 def peak_memory_metrics(device: torch.device) -> dict[str, float]:
-    """Return the metric ``peak_memory_bytes`` of a CUDA device since the measured loop began; empty on CPU."""
-    if device.type != "cuda":
+    """Return the metric ``peak_memory_bytes`` of an accelerator since the measured loop began; empty on CPU."""
+    if device.type == "cpu":
         return {}
-    return {"peak_memory_bytes": float(torch.cuda.max_memory_allocated(device))}
+    return {"peak_memory_bytes": float(torch.accelerator.max_memory_allocated(device))}
 
 
 def leave_process_group(workload: Workload, *names: str) -> None:

@@ -174,8 +174,8 @@ class CopyComputeWorkload(Workload):
         return [detail for detail in found if detail is not None]
 
     def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
 
     def _metrics(self, mean_ms: dict[str, float]) -> dict[str, float]:
         flops = 2 * self._settings.matrix_size**3 * self._settings.gemms

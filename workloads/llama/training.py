@@ -343,6 +343,6 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         } | peak_memory_metrics(self._device)
         if self._decision is not None:
             metrics |= self._decision.metrics
-        if self._device.type == "cuda":
-            metrics["peak_memory_reserved_bytes"] = float(torch.cuda.max_memory_reserved(self._device))
+        if self._device.type != "cpu":
+            metrics["peak_memory_reserved_bytes"] = float(torch.accelerator.max_memory_reserved(self._device))
         return metrics

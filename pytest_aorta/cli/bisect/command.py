@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -20,8 +19,7 @@ from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import locked, slug
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.plan.prepared import setup_program
-from pytest_aorta.plan.worktree import git
+from pytest_aorta.plan.worktree import ENVIRONMENTS, cache_folder, git, setup_program
 from pytest_aorta.session.search.log import LOG_FILE, SearchLog, SearchRequest
 from pytest_aorta.verdict.commit_search import SearchOutcome
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
@@ -116,9 +114,9 @@ def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> Search
     if arguments.metric is not None and arguments.metric not in METRICS:
         raise UsageError(f"--metric: got {arguments.metric!r}, allowed is one of {', '.join(METRICS)}")
     setup = tuple(_command(text) for text in arguments.setup)
-    environments = (arguments.environments or _cache() / "environments").absolute()
+    environments = (arguments.environments or cache_folder() / ENVIRONMENTS).absolute()
     checkout = Path(git(Path.cwd(), "rev-parse", "--show-toplevel"))
-    if setup and environments.resolve().is_relative_to(checkout.resolve()):
+    if environments.resolve().is_relative_to(checkout.resolve()):
         raise UsageError(f"--environments: {environments} is inside of {checkout}; allowed is a folder outside of it")
     return SearchRequest(
         tuple(commit.hash for commit in commits),
@@ -140,11 +138,6 @@ def _command(text: str) -> tuple[str, ...]:
     if setup_program(words) is None:
         raise UsageError(f"--setup: {words[0]!r} is not a program on the path; no shell runs the command")
     return words
-
-
-def _cache() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
 
 
 def _name(request: SearchRequest) -> str:

@@ -14,8 +14,9 @@ from pytest_aorta.cli.doctor.host import OK, PROBLEM, Finding
 from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.text import counted, emit, output_width, wrapped
-from pytest_aorta.plan.gpus import visible_devices
-from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device
+from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.device_kind import Device
+from pytest_aorta.plan.world import CPU_WORLD_SIZE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

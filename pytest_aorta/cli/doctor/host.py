@@ -13,18 +13,18 @@ from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.text import counted
-from pytest_aorta.launch.lease.lease import bad_marks, holders
-from pytest_aorta.plan.gpus import visible_tokens
-from pytest_aorta.plan.world import (
+from pytest_aorta.launch.leases import bad_marks, holders
+from pytest_aorta.plan.accelerators import visible_tokens
+from pytest_aorta.plan.device_kind import (
     AMD,
     CUDA_VARIABLE,
     HIP_VARIABLE,
-    MAX_CPU_RANKS_PER_CORE,
     NVIDIA,
     ROCR_VARIABLE,
     VISIBLE_VARIABLES,
     Device,
 )
+from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 MIB, GIB = 1 << 20, 1 << 30

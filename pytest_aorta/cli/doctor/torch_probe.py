@@ -11,7 +11,7 @@ from typing import Any
 from pytest_aorta.cli.doctor.host import NOTE, OK, PROBLEM, Finding
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.programs import run_program
-from pytest_aorta.plan.world import NVIDIA, Device
+from pytest_aorta.plan.device_kind import NVIDIA, Device
 
 # An import of torch from a cold network disk can take minutes.
 PROBE_S = 300.0

@@ -18,21 +18,24 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.regular import open_regular
 from pytest_aorta.launch.guarded import GuardedLaunch
-from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
+from pytest_aorta.launch.leases import LeasedWorld, mark_survivors
 from pytest_aorta.launch.nodes.files import node_files
 from pytest_aorta.launch.nodes.handover import on_devices, plan_from_json, versions
 from pytest_aorta.launch.nodes.network import interface_of, listen
 from pytest_aorta.launch.nodes.wire import CHUNK_BYTES, HEARTBEAT_S, LOST_S, Wire, WireError, WrongToken, encode
 from pytest_aorta.launch.readiness import is_readable, readable
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.result.folder import rank_folder, rank_pids, steps_entered
 
@@ -217,7 +220,7 @@ class Agent:
         except WireError:
             print(f"aorta agent: node 0 was lost; ranks have been ended, their files are in {folder}", file=sys.stderr)
             raise
-        self.send_files(wire, plan, asdict(outcome))
+        self.send_files(wire, plan, to_builtins(outcome))
         shutil.rmtree(folder, ignore_errors=True)
 
     def prepared(self, wire: Wire, plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:

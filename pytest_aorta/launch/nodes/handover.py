@@ -30,9 +30,9 @@ from pytest_aorta.launch.command import with_own_code
 from pytest_aorta.launch.guarded import start_watcher
 from pytest_aorta.launch.nodes.network import listen
 from pytest_aorta.launch.sweep import launch_ids
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.world import Device
 
 # The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.
 NODE_RANK_VARIABLES = (variables.NODE_RANK, "SLURM_NODEID", "JOB_COMPLETION_INDEX")

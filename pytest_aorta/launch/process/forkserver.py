@@ -24,7 +24,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
-from pytest_aorta.launch.process.imports import without_collection
+from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import mark_this_process
@@ -45,6 +45,8 @@ class ForkServer:
         self.channel = channel
         self.num_threads_allowed = num_threads_allowed
         self.kept_out: list[str] = []
+        self.tried: set[str] = set()
+        self.is_proven = False
 
     def serve(self) -> None:
         """Answer requests until pytest has closed the channel."""
@@ -60,16 +62,27 @@ class ForkServer:
     def answer(self, message: dict[str, Any], fds: list[int]) -> None:
         """Answer one request; an unknown request ends the server."""
         match message["request"]:
-            case "check":
-                send(self.channel, {"problem": self.problem()})
-            case "prove_cuda":
-                send(self.channel, {"problem": cuda_problem(message["environ"])})
-            case "preload":
-                send(self.channel, {"problem": self.preload(message["modules"])})
+            case "prepare":
+                send(self.channel, {"problem": self.prepare(message["modules"], message["environ"])})
             case "launch":
                 self.launch(message, fds)
             case request:
-                raise ValueError(f"request {request!r} is unknown; allowed are check, prove_cuda, preload and launch")
+                raise ValueError(f"request {request!r} is unknown; allowed are prepare and launch")
+
+    def prepare(self, modules: list[str], environ: dict[str, str] | None) -> str | None:
+        """Import modules, and prove once that a child can use CUDA; return why the server can't be forked, or None.
+
+        Args:
+            modules: Modules that a workload's ranks need.
+            environ: Environment of ranks that use CUDA; None on CPU ranks.
+        """
+        if problem := self.preload([name for name in modules if name not in self.tried]) or self.problem():
+            return problem
+        if environ is not None and not self.is_proven:
+            if problem := cuda_problem(environ):
+                return problem
+            self.is_proven = True
+        return None
 
     def problem(self) -> str | None:
         """Return the reason why this process must not be forked; None if it may be forked."""
@@ -94,8 +107,10 @@ class ForkServer:
                 self.kept_out.append(f"each rank imports {name}, because {answer} when it is imported")
             else:
                 return f"it can't import {name}: {answer}"
-        freeze()
-        return self.problem()
+            self.tried.add(name)
+        if modules:
+            freeze()
+        return None
 
     def launch(self, message: dict[str, Any], fds: list[int]) -> None:
         """Fork the guard of a launch and send its pidfd; ``fds`` are lifeline, verdict, log and leases."""
@@ -225,7 +240,7 @@ def _allocate(environ: dict[str, str]) -> str:
 
     os.environ.clear()
     os.environ.update(environ)
-    torch.zeros(1, device="cuda").item()
+    torch.zeros(1, device=environ[variables.DEVICE]).item()
     return "allocated"
 
 

@@ -1,29 +1,49 @@
 """The program of a rank, ``python -m pytest_aorta.launch.process.rank RUN_DIR``, before it imports torch.
 
 The program redirects the rank's output to a log, dies with the torchrun agent, writes stacks on SIGUSR1, and writes
-into ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, ``marks``, then ``result.json`` or ``error.json``.
+into ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, ``marks``, then ``result.json`` or ``error.json``. When
+the rank is stopped, it also leaves its Python stacks and NCCL's collectives in flight.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import sys
-from contextlib import suppress
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import dropwhile
 from pathlib import Path
+from typing import IO, Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import write_text
+from pytest_aorta.common.files import write_bytes, write_json, write_text
+from pytest_aorta.common.frames import is_harness
 from pytest_aorta.launch.process.guard import die_with
-from pytest_aorta.launch.process.imports import without_collection
-from pytest_aorta.launch.process.last_words import leave_last_words
-from pytest_aorta.launch.process.rank_error import write_error
 from pytest_aorta.plan.profiler import WRAPPERS
-from pytest_aorta.result.folder import OUTPUT_LOG, PID_FILE, PROGRESS_FILE, STACKS_FILE, rank_folder
+from pytest_aorta.result.folder import (
+    ERROR_FILE,
+    IN_FLIGHT_FILE,
+    OUTPUT_LOG,
+    PID_FILE,
+    PROGRESS_FILE,
+    STACKS_FILE,
+    rank_folder,
+)
 from pytest_aorta.result.outcome import STARTED, leave_mark
 
+Handler = Callable[..., None]
+# A byte of the pipe of signals that is no signal's number.
+_END = 0
+_MAX_MESSAGE = 4000
+_MAX_TRACEBACK = 20_000
 # The error that ended the rank, kept until the process exits: the frames of its traceback hold process groups, and
 # destroying a process group can deadlock.
 _kept: list[BaseException] = []
@@ -79,6 +99,138 @@ def prepare(folder: Path) -> None:
     leave_last_words(folder, stacks)
     write_text(folder / PID_FILE, str(os.getpid()), durable=False)
     leave_mark(folder, STARTED)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect no garbage while the body imports modules.
+
+    Modules are no garbage, and the collector would visit all of torch's objects again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def leave_last_words(folder: Path, stacks: IO[str]) -> None:
+    """Install a SIGTERM handler that writes ``stacks`` and ``folder/collectives.json``, then ends the process.
+
+    The C handler wakes a thread that writes both files, since the main thread may wait in a collective forever. If the
+    script has installed its own handler by then, the thread writes the files and leaves the process to that handler,
+    which may call the handler that it has replaced. Forked children get SIGTERM's default action back, unless the
+    script has its own handler.
+    """
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+
+    def end(*_: object) -> None:
+        with suppress(BlockingIOError):  # a full pipe has kept the thread busy with signals
+            os.write(write_fd, bytes([_END]))
+
+    # First the pipe: without it, a SIGTERM that arrives after the next line would be lost.
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, end)
+    os.register_at_fork(after_in_child=partial(_withdraw, end, write_fd))
+    threading.Thread(target=_serve, args=(read_fd, end, folder, stacks), daemon=True, name="last words").start()
+
+
+def _serve(read_fd: int, end: Handler, folder: Path, stacks: IO[str]) -> None:
+    is_last = False
+    while not is_last:
+        # Every signal with a Python handler writes its number into the pipe.
+        number = os.read(read_fd, 1)[0]
+        is_last = number == _END or (number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is end)
+        if is_last or number == signal.SIGTERM:
+            _write_last_words(folder, stacks)
+    # signal.signal works only in the main thread.
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _write_last_words(folder: Path, stacks: IO[str]) -> None:
+    with suppress(OSError):
+        faulthandler.dump_traceback(stacks, all_threads=True)
+        if text := _collectives_in_flight():
+            write_bytes(folder / IN_FLIGHT_FILE, text, durable=False)
+
+
+def _collectives_in_flight() -> bytes | None:
+    """Return NCCL's own record as JSON; None where this rank has not loaded NCCL."""
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(c10d, "_dump_nccl_trace_json", None)
+    return bytes(dump(includeCollectives=True, onlyActive=True)) if dump else None
+
+
+def _withdraw(end: Handler, write_fd: int) -> None:
+    """Remove the handler and the pipe from a forked child, whose signals would wake the parent's thread."""
+    if (wakeup_fd := signal.set_wakeup_fd(-1)) != write_fd:
+        signal.set_wakeup_fd(wakeup_fd)
+    if signal.getsignal(signal.SIGTERM) is end:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def write_error(folder: Path | None, error: BaseException) -> None:
+    """Write the error to standard error and to the rank's folder, with its time in nanoseconds.
+
+    torchrun orders failures by whole seconds only. The frames that started the rank's code are left out, except in the
+    file's ``full_traceback``. Without a folder the error is that of a process that the rank has forked.
+    """
+    time_ns = time.time_ns()
+    text = shown_traceback(error)
+    with suppress(Exception):  # the script may have closed or replaced standard error
+        sys.stderr.write(exit_message(error) if isinstance(error, SystemExit) else text)
+    if folder is None:
+        return
+    document: dict[str, Any] = {
+        "time_ns": time_ns,
+        "type": type(error).__name__,
+        "message": _message(error)[:_MAX_MESSAGE],
+        "traceback": _ends(text),
+        "full_traceback": _ends("".join(traceback.format_exception(error))),
+    }
+    with suppress(OSError):  # a full disk must not keep the rank from ending
+        write_json(folder / ERROR_FILE, document)
+
+
+def exit_message(error: SystemExit) -> str:
+    """Return the text that the interpreter writes when a script exits: none for an exit code, else the given text."""
+    return "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 - the text is computed by the script's own class
+        return f"(no message: its __str__ raised {type(problem).__name__})"
+
+
+def _ends(text: str) -> str:
+    """Return a traceback, without its middle if it is long: frames are at its beginning, and its end is the message."""
+    half = _MAX_TRACEBACK // 2
+    return text if len(text) <= _MAX_TRACEBACK else f"{text[:half]}\n...\n{text[-half:]}"
+
+
+def shown_traceback(error: BaseException) -> str:
+    """Return the traceback from the first frame outside of the harness on; without such a frame, only the message.
+
+    The tracebacks of the errors that led to this error are shortened in the same way.
+    """
+    found = traceback.TracebackException.from_exception(error)
+    _drop_harness(found)
+    return "".join(found.format())
+
+
+def _drop_harness(found: traceback.TracebackException) -> None:
+    frames = list(dropwhile(lambda frame: is_harness(frame.filename), found.stack))
+    # Without a stack, the heading of a traceback is left out too.
+    found.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+    for other in (found.__cause__, found.__context__, *(found.exceptions or ())):
+        if other is not None:
+            _drop_harness(other)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.launch.process.imports import without_collection
+from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids

@@ -14,7 +14,7 @@ from msgspec import Meta, field, structs
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief, did_you_mean
-from pytest_aorta.plan.world import VISIBLE_VARIABLES
+from pytest_aorta.plan.device_kind import VISIBLE_VARIABLES
 
 # Names in braces besides config keys: the launch's folder, and the folder of the yaml.
 PLACES = ("run_dir", "folder")

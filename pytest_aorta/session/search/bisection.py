@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.prepared import PreparedCommits, Setup
-from pytest_aorta.plan.reference import CommitReference
+from pytest_aorta.plan.reference import CommitReference, References
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
+from pytest_aorta.plan.worktree import Setup
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import TestRecord
@@ -37,18 +37,15 @@ class Bisection:
         self.log = log
         self.commits = log.request.commits
         setup = Setup(log.request.setup, Path(log.request.environments))
-        self._prepared = PreparedCommits(rootdir, setup)
+        self._references = References(None, rootdir, setup)
 
     def reference(self, number: int) -> CommitReference:
-        """Return a commit as an A/B reference; errors as in :meth:`~pytest_aorta.plan.prepared.PreparedCommits.open`.
+        """Return a commit as an A/B reference; errors as in :meth:`~pytest_aorta.plan.reference.References.commit`.
 
         ``number`` counts commits from the good commit, which is number 0.
         """
-        return self._prepared.open(self.commits[number])
-
-    def close(self) -> None:
-        """Remove the worktrees that are not kept."""
-        self._prepared.close()
+        commit = self.commits[number]
+        return self._references.commit(commit, commit[:12])
 
 
 class BisectionRunner(WorkloadRunner):

@@ -13,8 +13,8 @@ from pytest_aorta.cli.doctor import command as doctor_command
 from pytest_aorta.cli.doctor import host as doctor
 from pytest_aorta.cli.doctor import torch_probe as doctor_torch
 from pytest_aorta.cli.doctor.host import MIB, NOTE, OK, PROBLEM
-from pytest_aorta.launch.lease.lease import lease, mark_bad
-from pytest_aorta.plan.world import AMD, NVIDIA
+from pytest_aorta.launch.leases import lease, mark_bad
+from pytest_aorta.plan.device_kind import AMD, NVIDIA
 from tests.unit.builders import gpus, replace
 
 TORCH = {

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_aorta.cli.main import main
-from pytest_aorta.plan.world import Device
+from pytest_aorta.plan.device_kind import Device
 
 PLAIN = "import torch\ntorch.manual_seed(0)\n"
 DETERMINISTIC = PLAIN + "torch.use_deterministic_algorithms(True)\n"

@@ -11,8 +11,8 @@ import pytest
 
 from pytest_aorta.cli import devices as devices_command
 from pytest_aorta.cli import main as cli
-from pytest_aorta.launch.lease.lease import bad_marks, lease, mark_bad
-from pytest_aorta.plan.world import Device
+from pytest_aorta.launch.leases import bad_marks, lease, mark_bad
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.verdict.baseline import StoredLaunch, read_baseline, read_baseline_file, write_baseline
 from tests.unit.builders import make_baseline, make_facts, with_p50
 

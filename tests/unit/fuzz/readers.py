@@ -29,8 +29,7 @@ from pytest_aorta.cli.history.site.write import CasePage, chart_data
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.lease.lease import bad_marks, holders
-from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
+from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
 from pytest_aorta.plan.options.table import OPTIONS
@@ -487,7 +486,7 @@ HELLO = {
     "type": "hello", "node_rank": 1, "host": "b", "address": "10.0.0.2", "versions": VERSIONS, "is_waiting": False,
     "store_port": 1234,
 }  # fmt: skip
-OUTCOME = asdict(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopped": [5], "survivors": []}
+OUTCOME = to_builtins(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopped": [5], "survivors": []}
 MESSAGES = [
     {"type": "heartbeat", "folder": "/tmp/x", "ranks": {"1": {"pid": 5, "steps": 3}}},
     {"type": "refused", "text": "no devices"},

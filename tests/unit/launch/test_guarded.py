@@ -15,7 +15,7 @@ def test_run_folder_contains_the_plan_and_one_folder_per_rank(tmp_path):
     plan = make_plan(tmp_path / "run", world=World(3, "cpu"))
     prepare_folder(plan)
     assert sorted(path.name for path in (plan.run_dir / "ranks").iterdir()) == ["0", "1", "2"]
-    assert json.loads((plan.run_dir / "plan.json").read_text())["world_size"] == 3
+    assert json.loads((plan.run_dir / "plan.json").read_text())["world"]["size"] == 3
 
 
 def test_run_folder_that_can_not_be_written_is_named(tmp_path):

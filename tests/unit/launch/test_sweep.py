@@ -14,8 +14,7 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.launch import sweep
-from pytest_aorta.launch.lease.lease import holders, lease
-from pytest_aorta.launch.lease.queue import record_end, record_launch
+from pytest_aorta.launch.leases import holders, lease, record_end, record_launch
 from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids, processes_of, unmarked
 
 Starter = Callable[..., subprocess.Popen[bytes]]

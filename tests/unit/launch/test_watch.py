@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.sensors import SensorsUnavailable
 from pytest_aorta.launch.watch import LaunchState, LaunchWatch, launch_state
+from pytest_aorta.plan.accelerators import SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import World

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.common.signals import terminable
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan import worktree
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference
-from pytest_aorta.plan.prepared import PreparedCommits, Setup
 from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
-from pytest_aorta.plan.reference import commit_reference as open_reference
 from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
-from pytest_aorta.plan.worktree import PREFIX, keep_worktree, open_worktree
+from pytest_aorta.plan.worktree import Setup, commit_of, open_worktree
 from tests.unit.builders import make_plan
 
 YAML = """
@@ -64,8 +58,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with the project in a sub-folder; the commit's files say old, the working tree's say new."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
-    (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     top = tmp_path / "top"
     write(top / "project/workloads/toy/default.yaml", toy_yaml())
     write(top / "project/train.py", "old")
@@ -84,27 +77,19 @@ def project(repository: Path) -> Path:
 
 
 @pytest.fixture
-def opener(project: Path) -> Iterator[Opener]:
-    """Makes references that are closed at the end."""
-    opened = []
+def opener(project: Path) -> Opener:
+    """Makes the references of one session each."""
 
-    def make(name: str | None, rootdir: Path = project) -> References:
-        opened.append(References(name, rootdir))
-        return opened[-1]
+    def make(name: str | None, rootdir: Path = project, *commands: tuple[str, ...]) -> References:
+        return References(name, rootdir, Setup(commands))
 
-    yield make
-    for references in opened:
-        references.close()
+    return make
 
 
 def worktrees(folder: Path) -> list[str]:
     """Return all worktrees but the repository's own."""
     lines = git(folder, "worktree", "list", "--porcelain").splitlines()
     return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")][1:]
-
-
-def scratch(project: Path) -> list[Path]:
-    return list((project.parents[1] / "scratch").iterdir())
 
 
 def commit_reference(references: References) -> CommitReference:
@@ -127,9 +112,8 @@ def test_sessions_of_one_repository_never_run_git_worktree_at_the_same_time(proj
             alone.release()
 
     def session(number: int) -> str:
-        with open_worktree(project, "HEAD") as opened:
-            kept = keep_worktree(project, opened.commit, tmp_path / f"kept-{number}", anew=True)
-            return (kept.tree / "project/train.py").read_text()
+        setup = Setup(folder=tmp_path / f"kept-{number % 4}")
+        return (open_worktree(project, commit_of(project, "HEAD"), setup).tree / "project/train.py").read_text()
 
     monkeypatch.setattr(worktree, "git", checked)
     with ThreadPoolExecutor(4) as sessions:
@@ -137,156 +121,79 @@ def test_sessions_of_one_repository_never_run_git_worktree_at_the_same_time(proj
 
 
 @pytest.mark.parametrize("ref", ["HEAD", "main", "v1", "main@{0}"])
-def test_commit_is_checked_out_beside_the_working_tree_and_removed_at_the_end(opener, project, ref):
-    references = opener(ref)
-    root = references.open().root
+def test_commit_is_checked_out_in_the_users_cache(opener, project, tmp_path, ref):
+    root = opener(ref).open().root
     assert (root / "train.py").read_text() == "old"
     assert (project / "train.py").read_text() == "new"
-    assert root.name == "project"
     assert worktrees(project) == [str(root.parent)]
-    references.close()
-    assert worktrees(project) == scratch(project) == []
+    assert root.is_relative_to(tmp_path / "cache/pytest-aorta/environments")
 
 
-def test_reference_is_opened_once(opener, project):
+def test_reference_is_opened_once(opener):
     references = opener("HEAD")
     assert references.open() is references.open()
-    assert len(worktrees(project)) == 1
 
 
 def test_nothing_is_checked_out_before_it_is_wanted(opener, project):
-    opener("HEAD").close()
-    assert scratch(project) == []
+    opener("HEAD")
+    assert worktrees(project) == []
 
 
-def test_sessions_side_by_side_have_worktrees_of_their_own(opener, project):
-    first, second = opener("HEAD"), opener("HEAD")
-    roots = {first.open().root, second.open().root}
-    first.close()
-    assert len(roots) == 2
-    assert (second.open().root / "train.py").exists()
-    assert len(worktrees(project)) == 1
+def test_next_session_uses_the_worktree_again_without_what_launches_wrote_to_its_files(opener):
+    root = opener("HEAD").open().root
+    (root / "train.py").write_text("written by a launch")
+    (root / "__pycache__").mkdir()
+    assert opener("v1").open().root == root
+    assert (root / "train.py").read_text() == "old"
+    assert (root / "__pycache__").is_dir()
 
 
-def abandon(project: Path) -> str:
-    """Return a worktree whose session has ended without removing it."""
-    code = f"""
-import os, tempfile
-from pathlib import Path
-from pytest_aorta.plan.reference import References
-tempfile.tempdir = {str(project.parents[1] / "scratch")!r}
-references = References("HEAD", Path({str(project)!r}))
-references.open()
-os._exit(0)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    [abandoned] = worktrees(project)
-    return abandoned
+def test_setup_commands_run_once_and_their_changes_to_files_stay(opener, tmp_path):
+    command = ("sh", "-c", f"echo ran >> {tmp_path}/ran; echo built > train.py; touch {{packages}}/built")
+    for _ in range(2):
+        reference = opener("HEAD", tmp_path / "top/project", command).open()
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert (reference.root / "train.py").read_text() == "built\n"
+    assert (reference.worktree.packages / "built").is_file()
+    assert opener("HEAD").open().root != reference.root
 
 
-@pytest.mark.parametrize("folder_is_left", [True, False])
-def test_worktree_of_a_killed_session_is_removed_by_the_next(opener, project, folder_is_left):
-    abandoned = Path(abandon(project))
-    if not folder_is_left:
-        abandoned.parent.rename(project.parents[1] / "cleaned-up")
-    tree = opener("HEAD").open().root.parent
-    assert worktrees(project) == [str(tree)] != [str(abandoned)]
-    assert scratch(project) == [tree.parent]
+@pytest.mark.parametrize("lost", ["tree", "ready"])
+def test_worktree_whose_files_were_deleted_or_whose_checkout_was_interrupted_is_made_again(opener, lost):
+    own = opener("HEAD").open().root.parents[1]
+    (shutil.rmtree if lost == "tree" else os.unlink)(own / lost)
+    (own / "left").touch()
+    assert (opener("HEAD").open().root / "train.py").read_text() == "old"
+    assert not (own / "left").exists()
 
 
-def test_folders_of_sessions_killed_before_git_listed_their_worktree_are_removed_by_the_next(opener, project):
-    for name, entries in (("a", []), ("b", ["owner"]), ("c", ["owner", "packages/link"])):
-        folder = project.parents[1] / f"scratch/{PREFIX}{name}"
-        folder.mkdir()
-        for entry in entries:
-            write(folder / entry)
-    tree = opener("HEAD").open().root.parent
-    assert scratch(project) == [tree.parent]
+def test_failed_setup_is_run_again_by_the_next_session(opener, project):
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"--setup: sh ended with exit code 3: why .*setup\.log"):
+            opener("HEAD", project, ("sh", "-c", "echo why >&2; exit 3")).open()
 
 
-def test_folders_of_other_programs_and_of_living_sessions_are_left_alone(opener, project):
-    of_user = write(project.parents[1] / f"scratch/{PREFIX}mine/notes.txt").parent
-    with open_worktree(project, "HEAD") as living:
-        tree = opener("HEAD").open().root.parent
-        assert set(scratch(project)) == {of_user, living.tree.parent, tree.parent}
-        assert (living.tree / "project/train.py").read_text() == "old"
+def test_worktree_that_no_session_has_used_for_two_weeks_is_deleted(opener, project):
+    unused, used = (opener("HEAD", project, *setup).open().root.parents[1] for setup in ((), (("true",),)))
+    for own, days in ((unused, 15), (used, 13)):
+        os.utime(own / "ready", (time.time() - days * 86400,) * 2)
+    opener("HEAD", project, ("true",), ("true",)).open()
+    assert (unused.exists(), used.exists()) == (False, True)
+    assert len(worktrees(project)) == 2
 
 
-def test_new_folder_that_another_session_takes_for_abandoned_is_replaced(opener, project, monkeypatch):
-    create, made = tempfile.mkdtemp, []
-
-    def deleted_at_first(*arguments: object, **keywords: object) -> str:
-        made.append(Path(create(*arguments, **keywords)))
-        if len(made) == 1:
-            made[0].rmdir()
-        return str(made[-1])
-
-    monkeypatch.setattr(tempfile, "mkdtemp", deleted_at_first)
-    assert opener("HEAD").open().root.parent == made[1] / "tree"
-
-
-def test_prepared_worktree_whose_files_were_deleted_is_prepared_again(project, tmp_path):
-    setup = Setup((("touch", "{packages}/built"),), tmp_path / "environments")
-    commit = worktree.commit_of(project, "HEAD")
-    prepared = PreparedCommits(project, setup).open(commit).worktree
-    shutil.rmtree(prepared.tree)
-    again = PreparedCommits(project, setup).open(commit)
-    assert (again.root / "train.py").read_text() == "old"
-    assert (again.worktree.packages / "built").is_file()
+def test_worktrees_inside_of_the_repository_are_refused(opener, project, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / ".cache"))
+    with pytest.raises(SpecError, match="set XDG_CACHE_HOME to a folder outside of it"):
+        opener("HEAD").open()
 
 
 def test_worktree_of_the_users_own_is_left_alone(opener, project, tmp_path):
-    own = tmp_path / f"{PREFIX}mine"
+    own = tmp_path / "mine"
     git(project, "worktree", "add", "-q", "--detach", str(own), "HEAD")
-    references = opener("HEAD")
-    references.open()
-    references.close()
-    assert worktrees(project) == [str(own)]
-
-
-def test_worktree_is_removed_after_an_interruption(project):
-    with suppress(KeyboardInterrupt), open_worktree(project, "HEAD"):
-        raise KeyboardInterrupt
-    assert worktrees(project) == scratch(project) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("moment", ["creation of the folder", "removal of the files", "removal of the folder"])
-def test_no_folder_is_left_by_an_interruption_during_its_creation_or_removal(project, monkeypatch, moment, number):
-    arrived: list[str] = []
-
-    def interrupt(now: str) -> None:
-        if now == moment and not arrived:
-            arrived.append(now)
-            os.kill(os.getpid(), number)
-
-    make, remove = tempfile.mkdtemp, shutil.rmtree
-
-    def mkdtemp(*args: Any, **kwargs: Any) -> str:
-        folder = make(*args, **kwargs)
-        interrupt("creation of the folder")
-        return folder
-
-    def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
-        if Path(path).parent.name.startswith(PREFIX):
-            interrupt("removal of the files")
-        elif Path(path).name.startswith(PREFIX):
-            interrupt("removal of the folder")
-        remove(path, *args, **kwargs)
-
-    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
-    monkeypatch.setattr(shutil, "rmtree", rmtree)
-    with pytest.raises(KeyboardInterrupt), terminable(), open_worktree(project, "HEAD"):
-        pass
-    assert arrived
-    assert worktrees(project) == scratch(project) == []
-
-
-def test_files_that_a_launch_left_do_not_keep_the_worktree(opener, project):
-    references = opener("HEAD")
-    write(references.open().root / "left/behind.txt")
-    references.close()
-    assert worktrees(project) == scratch(project) == []
+    assert worktrees(project)[0] == str(own)
+    opener("HEAD").open()
+    assert str(own) in worktrees(project)
 
 
 def test_hook_of_the_users_does_not_run(opener, repository, tmp_path):
@@ -316,7 +223,7 @@ def test_ref_that_is_no_commit_is_named_with_what_to_do(opener, project, ref, hi
         opener(ref).open()
     fetch = "if it exists elsewhere, fetch it first: git fetch, or fetch-depth: 0 in the checkout of CI"
     assert str(caught.value) == f"--aorta-ab={ref}: {ref!r} is not a commit of this clone{hint}; {fetch}"
-    assert scratch(project) == []
+    assert worktrees(project) == []
 
 
 def test_commit_that_a_shallow_clone_lacks_is_reported_with_the_remedy(repository, tmp_path):
@@ -355,7 +262,6 @@ def test_root_folder_that_the_commit_lacks_is_reported(opener, repository):
     (repository / "younger").mkdir()
     with pytest.raises(SpecError, match="--aorta-ab=HEAD: pytest's root folder does not exist there: younger"):
         opener("HEAD", repository / "younger").open()
-    assert worktrees(repository) == []
 
 
 def test_missing_option_is_reported(opener):
@@ -456,20 +362,18 @@ def test_harness_is_the_one_that_pytest_runs(opener):
     assert link.resolve() == Path(pytest_aorta.__file__).parent
 
 
-def test_link_to_the_harness_is_never_absent_while_another_search_opens_the_same_worktree(
-    project, tmp_path, monkeypatch
-):
-    kept = keep_worktree(project, worktree.commit_of(project, "HEAD"), tmp_path / "kept", anew=True)
-    first, link, create = open_reference("HEAD", project, kept), kept.packages / "pytest_aorta", Path.symlink_to
+def test_link_to_the_harness_is_never_absent_while_another_session_opens_the_same_worktree(opener, monkeypatch):
+    first, create = commit_reference(opener("HEAD")), Path.symlink_to
+    link = first.worktree.packages / "pytest_aorta"
 
     def watched(path: Path, target: Path, **kind: bool) -> None:
         assert link.resolve() == PACKAGE_ROOT
         create(path, target, **kind)
 
     monkeypatch.setattr(Path, "symlink_to", watched)
-    assert open_reference("HEAD", project, kept) == first
+    assert opener("HEAD").open() == first
     assert link.resolve() == PACKAGE_ROOT
-    assert list(kept.packages.iterdir()) == [link]
+    assert list(link.parent.iterdir()) == [link]
 
 
 def test_link_to_a_package_may_be_made_by_another_search_at_the_same_time(opener, project, monkeypatch):

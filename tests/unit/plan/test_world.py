@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import DevicesUnavailable
-from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE, Device, World, WorldSpec, check_budget, resolve_world
+from pytest_aorta.plan.device_kind import Device
+from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE, World, WorldSpec, check_budget, resolve_world
 from tests.unit.builders import gpus, make_options
 
 ON_CPU = World(2, "cpu")

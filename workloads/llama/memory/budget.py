@@ -26,11 +26,11 @@ class DeviceMemory:
 
     @classmethod
     def read(cls, device: torch.device) -> DeviceMemory | None:
-        """Return the memory of a GPU; None for CPU ranks, which share the memory of their host."""
-        if device.type != "cuda":
+        """Return the memory of an accelerator; None for CPU ranks, which share the memory of their host."""
+        if device.type == "cpu":
             return None
-        free, total = torch.cuda.mem_get_info(device)
-        return cls(total, free + torch.cuda.memory_reserved(device))
+        free, total = torch.accelerator.get_memory_info(device)
+        return cls(total, free + torch.accelerator.memory_reserved(device))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from pytest_aorta.launch.process.imports import without_collection
+from pytest_aorta.launch.process.rank import without_collection
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from pytest_aorta.launch.process.last_words import leave_last_words
+from pytest_aorta.launch.process.rank import leave_last_words
 
 install = {"signal": signal.signal, "set_wakeup_fd": signal.set_wakeup_fd}
 
@@ -40,7 +40,7 @@ def test_sigterm_that_arrives_while_its_handler_is_installed_ends_the_rank(tmp_p
 OWN_HANDLER = """
 import os, signal, sys, time
 from pathlib import Path
-from pytest_aorta.launch.process.last_words import leave_last_words
+from pytest_aorta.launch.process.rank import leave_last_words
 
 stacks = Path(sys.argv[1], "stacks.txt")
 leave_last_words(Path(sys.argv[1]), stacks.open("w"))
@@ -82,7 +82,7 @@ def test_scripts_own_handler_finishes_its_work_and_decides_what_follows(tmp_path
 FORK = """
 import os, signal, sys, time
 from pathlib import Path
-from pytest_aorta.launch.process.last_words import leave_last_words
+from pytest_aorta.launch.process.rank import leave_last_words
 
 stacks = Path(sys.argv[1], "stacks.txt")
 leave_last_words(Path(sys.argv[1]), stacks.open("w"))

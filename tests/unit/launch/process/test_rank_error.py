@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.process.rank_error import shown_traceback, write_error
+from pytest_aorta.launch.process.rank import shown_traceback, write_error
 
 # The code that a rank runs, with the file names of the harness: main() calls run_rank(), which calls runpy.
 RANK = "def main(run_rank, script):\n    return run_rank(script)\n"

@@ -13,9 +13,8 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
-from pytest_aorta.launch.lease import lease as leasing
-from pytest_aorta.launch.lease.lease import Lease, holders, lease
-from pytest_aorta.launch.lease.queue import record_launch
+from pytest_aorta.launch import leases as leasing
+from pytest_aorta.launch.leases import Lease, holders, lease, record_launch
 from pytest_aorta.launch.sweep import launch_id, pid_namespace, start_ticks
 
 UNSHARE = ("unshare", "--user", "--map-current-user", "--pid", "--fork")
@@ -24,7 +23,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from pytest_aorta.common.errors import LeaseError
-from pytest_aorta.launch.lease.lease import lease
+from pytest_aorta.launch.leases import lease
 with lease(["cpu-0"], 1, exclusive=False, wait_s=0, folder=Path(sys.argv[1]), owner="container"):
     print(flush=True)
     sys.stdin.read()

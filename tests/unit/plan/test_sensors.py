@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pytest_aorta.launch.sensors import SensorsUnavailable, open_sensors, source_of
-from pytest_aorta.plan.world import AMD, Device
+from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
+from pytest_aorta.plan.device_kind import AMD, Device
 from pytest_aorta.result.gpu_facts import Capability, Reading
 
 NVIDIA_GPU = Device("1", "NVIDIA H200", "GPU-b")

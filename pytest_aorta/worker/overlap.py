@@ -2,6 +2,9 @@
 
 Recording host events delays kernel launches and exposes communication that unprofiled steps hide, so only device
 activity is recorded. Facts that only host events contain are learned from one further step.
+
+A late host exposes communication too. So a spin kernel on the training stream holds the device back until the host has
+enqueued the profiled steps: with this head start, the steps show the overlap that their dependencies allow.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,20 +41,9 @@ from pytest_aorta.result.trace.kineto.events import BOUNDARY, steps_alone
 from pytest_aorta.result.trace.kineto.reading import FEWER, TraceTooLarge, excess, read_trace
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import OverlapCapture, PartAhead, is_too_late, joined_ahead
-from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK
+from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, CollectiveCalls, HeadStart, StepOverlap
 from pytest_aorta.result.trace.transfers import waits_ms
-from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
-from pytest_aorta.worker.overlap.head_start import (
-    BLOCKED_ATTEMPTS,
-    MAX_ATTEMPTS,
-    Pass,
-    cycles_per_ms,
-    first_lead_ms,
-    judge,
-    next_lead_ms,
-    parts_of,
-    spin,
-)
+from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
 
 # Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3
@@ -72,7 +64,7 @@ def capture_overlap(
 
     On a device the steps are captured at least twice: first as they run, after one further step, then with a head start
     of the host, two at a time, each time after one further step. While such steps of any rank were delayed, their
-    capture is repeated with a longer head start (``worker/overlap/head_start.py``). Steps that were delayed in all
+    capture is repeated with a longer head start. Steps that were delayed in all
     attempts do not count. If these are more than half of the steps, the capture ends and its head start has failed.
 
     A gzipped Chrome trace of ``num_steps`` steps, with the host's operators, is kept at ``trace_path``, or in the
@@ -123,7 +115,7 @@ def _capture(
 ) -> OverlapCapture:
     try:
         first = _trace_of(_profile(step, 1, device)[0], 1, device)
-        if device.type == "cuda":
+        if on_accelerator(device):
             capture = _capture_ahead(step, num_steps, device, first, timed_ms)
         else:
             trace = _trace_of(_profile(step, num_steps, device)[0], num_steps, device)
@@ -133,7 +125,7 @@ def _capture(
         problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
         warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
         return OverlapCapture([], {}, problem=problem)
-    if kept is not None and device.type == "cuda":
+    if kept is not None and on_accelerator(device):
         _keep_profiled(_profile(step, num_steps, device)[0], num_steps, device, kept)
     elif kept is not None:
         _keep(steps_alone(trace, on_device=False), kept)
@@ -146,15 +138,15 @@ def _capture_ahead(
     """Capture steps as they run, then with the host ahead, a few at a time, as long as enough of them can count."""
     learned, blocking_call = learn_step(first), find_blocking_call(first)
 
-    def attempt(size: int, lead_ms: float) -> tuple[OverlapCapture, Pass]:
+    def attempt(size: int, lead_ms: float) -> tuple[OverlapCapture, _Pass]:
         profiler, passed = _profile(step, size, device, host=False, lead_ms=lead_ms, warmup=1)
         return _without_waits(_trace_of(profiler, size, device), learned, size, device), passed
 
     as_run, passed = attempt(num_steps, 0.0)
     # Each capture runs one further step.
-    each_ms = largest_over_ranks([passed.host_ms], device)[0] / (num_steps + 1)
+    each_ms = _largest_over_ranks([passed.host_ms], device)[0] / (num_steps + 1)
     parts: list[PartAhead] = []
-    for size in parts_of(num_steps):
+    for size in _parts_of(num_steps):
         parts.append(
             _part_ahead(functools.partial(attempt, size), (size + 1) * each_ms, device, timed_ms, blocking_call)
         )
@@ -164,21 +156,21 @@ def _capture_ahead(
 
 
 def _part_ahead(
-    attempt: Callable[[float], tuple[OverlapCapture, Pass]],
+    attempt: Callable[[float], tuple[OverlapCapture, _Pass]],
     host_ms: float,
     device: torch.device,
     timed_ms: float | None,
     blocking_call: str | None,
 ) -> PartAhead:
     """Capture one part of the steps with the host ahead; retry until it was ahead on all ranks, or blocked twice."""
-    lead_ms = first_lead_ms(host_ms)
+    lead_ms = _first_lead_ms(host_ms)
     attempts, num_blocked, has_failed = 0, 0, True
     while has_failed and num_blocked < BLOCKED_ATTEMPTS and attempts < MAX_ATTEMPTS:
         attempts += 1
-        lead_ms = next_lead_ms(lead_ms) if attempts > 1 else lead_ms
+        lead_ms = _next_lead_ms(lead_ms) if attempts > 1 else lead_ms
         capture, passed = attempt(lead_ms)
-        own = judge(capture.steps, passed, lead_ms, timed_ms, blocking_call)
-        has_failed, is_blocked = map(bool, largest_over_ranks([not own.succeeded, own.blocked_by is not None], device))
+        own = _judge(capture.steps, passed, lead_ms, timed_ms, blocking_call)
+        has_failed, is_blocked = map(bool, _largest_over_ranks([not own.succeeded, own.blocked_by is not None], device))
         num_blocked += is_blocked
     blocked_by = (own.blocked_by or ANOTHER_RANK) if num_blocked == BLOCKED_ATTEMPTS else None
     return PartAhead(capture, replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by))
@@ -189,7 +181,7 @@ def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, 
     capture = overlap_of_device(trace, learned, num_steps)
     if not dist.is_initialized():
         return capture
-    waits = waits_ms(calls_of_all_ranks(capture.collectives, device), dist.get_rank())
+    waits = waits_ms(_calls_of_all_ranks(capture.collectives, device), dist.get_rank())
     return overlap_of_device(trace, learned, num_steps, waits)
 
 
@@ -247,7 +239,7 @@ def _profile(
     warmup: int = 0,
     shapes: bool = False,
     memory: bool = False,
-) -> tuple[profile, Pass]:
+) -> tuple[profile, _Pass]:
     """Profile steps between boundaries, after ``warmup`` steps, and time the host.
 
     ``host=False`` records only the device. ``lead_ms`` gives the host a head start. ``shapes`` and ``memory`` record
@@ -257,19 +249,19 @@ def _profile(
         raise RuntimeError(
             "capture_overlap was called while torch.profiler runs, and torch has one profiler per thread"
         )
-    on_device = device.type == "cuda"
+    on_device = on_accelerator(device)
     mark = _new_mark(device)
     profiler = profile(
         use_cpu=host,
         use_kineto=True,
-        use_device="cuda" if on_device else None,
+        use_device=device.type if on_device else None,
         record_shapes=shapes,
         profile_memory=memory,
     )
     if on_device:
         cycles_per_ms(device)
         # The kernel that made the mark may have the name of the boundary's kernel, so it ends before profiling.
-        torch.cuda.synchronize(device)
+        synchronize(device)
     with profiler:
         if dist.is_initialized():
             dist.barrier()
@@ -284,12 +276,11 @@ def _profile(
             step()
         _leave_boundary(mark)
         ended_s = time.perf_counter()
-        if on_device:
-            torch.cuda.synchronize(device)
+        synchronize(device)
         # Without this check, the export of the profiler's trace would crash the process.
         if not _profiler_enabled():
             raise RuntimeError("the step runs torch.profiler itself, which ends the capture; capture steps without it")
-    return profiler, Pass((first_boundary_s - began_s) * 1e3, (ended_s - began_s) * 1e3)
+    return profiler, _Pass((first_boundary_s - began_s) * 1e3, (ended_s - began_s) * 1e3)
 
 
 def _trace_of(profiler: profile, num_steps: int, device: torch.device) -> dict[str, Any]:
@@ -306,7 +297,7 @@ def _trace_of(profiler: profile, num_steps: int, device: torch.device) -> dict[s
             trace = read_trace(path)
         except TraceTooLarge as error:
             size = error.num_bytes, error.num_values
-    num_bytes, num_values = map(int, largest_over_ranks(size, device))
+    num_bytes, num_values = map(int, _largest_over_ranks(size, device))
     if num_bytes or num_values:
         raise _TooLargeError(num_steps, excess(num_bytes, num_values, " on the largest rank"))
     return trace
@@ -316,7 +307,7 @@ def _new_mark(device: torch.device) -> torch.Tensor:
     """Return the tensor that boundaries fill; on a device its rare dtype makes the kernel's name unique."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
-        return torch.zeros(1, dtype=torch.complex32 if device.type == "cuda" else None, device=device)
+        return torch.zeros(1, dtype=torch.complex32 if on_accelerator(device) else None, device=device)
 
 
 def _leave_boundary(mark: torch.Tensor) -> None:
@@ -332,7 +323,7 @@ def _keep_profiled(profiler: profile, num_steps: int, device: torch.device, path
     except _TooLargeError as error:
         warnings.warn(f"{path.name} is not kept: {error}; {FEWER}", stacklevel=2)
     else:
-        _keep(steps_alone(trace, on_device=device.type == "cuda"), path)
+        _keep(steps_alone(trace, on_device=on_accelerator(device)), path)
 
 
 def _keep(trace: dict[str, Any], path: Path) -> None:
@@ -345,3 +336,99 @@ def _keep(trace: dict[str, Any], path: Path) -> None:
     # Without spaces, so that the kept trace is not larger than the trace that was read.
     text = json.dumps(trace, separators=(",", ":"))
     write_bytes(path, gzip.compress(text.encode(), compresslevel=4), durable=False)
+
+
+# Steps of one head start. A device queues a limited number of launches, so the host cannot run ahead of many steps.
+MAX_STEPS = 2
+MAX_ATTEMPTS = 3
+# A step counts as blocked after this many blocked attempts; a late host can also cause a single blocked attempt.
+BLOCKED_ATTEMPTS = 2
+# Ratio of a lead to the time in which the host enqueued the same steps without a lead.
+MARGIN = 1.5
+MIN_LEAD_MS = 20.0
+MAX_LEAD_MS = 2_000.0
+# Profiled steps whose median is at most this many times the median timed step were not delayed.
+MAX_STEP_RATIO = 1.03
+# Allowed idle time of a step beyond that of the least idle step, as a fraction of the step's time.
+MAX_EXTRA_IDLE = 0.03
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Times of one pass over the profiled steps on the host, in milliseconds since the spin kernel was enqueued.
+
+    Attributes:
+        first_boundary_ms: Time at which the host had enqueued the step before the first boundary.
+        host_ms: Time at which the host had enqueued the last boundary.
+    """
+
+    first_boundary_ms: float
+    host_ms: float
+
+
+def _first_lead_ms(host_ms: float) -> float:
+    """Return the first lead to try for steps that the host enqueued in ``host_ms`` without a lead."""
+    return min(max(MARGIN * host_ms, MIN_LEAD_MS), MAX_LEAD_MS)
+
+
+def _next_lead_ms(lead_ms: float) -> float:
+    """Return the lead to try after ``lead_ms`` was too short; equal to ``lead_ms`` at the cap."""
+    return min(2 * lead_ms, MAX_LEAD_MS)
+
+
+def _parts_of(num_steps: int) -> list[int]:
+    """Return the numbers of steps, at most :data:`MAX_STEPS` each, that get head starts of their own."""
+    whole, rest = divmod(num_steps, MAX_STEPS)
+    return [MAX_STEPS] * whole + [rest] * (rest > 0)
+
+
+def _judge(
+    steps: Sequence[StepOverlap], passed: _Pass, lead_ms: float, timed_ms: float | None, blocking_call: str | None
+) -> HeadStart:
+    """Judge whether profiled ``steps`` ran with the host ahead, and return the head start of this attempt.
+
+    Args:
+        steps: The profiled steps of this rank.
+        passed: Times of the host during these steps.
+        lead_ms: The spin kernel's duration.
+        timed_ms: Median duration of the timed steps; None: unknown, so that no step counts as slow.
+        blocking_call: The runtime call with which a step waits for the device, if the trace shows one. The host then
+            can't enqueue the next step while the spin kernel runs.
+    """
+    is_blocked = blocking_call is not None and passed.first_boundary_ms >= lead_ms
+    ratio = median(step.step_ms for step in steps) / timed_ms if timed_ms else None
+    least_idle_ms = min(step.idle_ms for step in steps)
+    is_idle = any(step.idle_ms > least_idle_ms + MAX_EXTRA_IDLE * step.step_ms for step in steps)
+    is_slow = ratio is not None and ratio > MAX_STEP_RATIO
+    return HeadStart(
+        lead_ms=lead_ms,
+        attempts=1,
+        step_ratio=ratio,
+        succeeded=not (is_blocked or is_idle or is_slow),
+        blocked_by=blocking_call if is_blocked else None,
+    )
+
+
+def _largest_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
+    """Return each value's maximum over ranks."""
+    if not dist.is_initialized():
+        return list(values)
+    tensor = torch.tensor(values, dtype=torch.float64, device=group_device(device))
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    found: list[float] = tensor.tolist()
+    return found
+
+
+def _calls_of_all_ranks(own: Sequence[CollectiveCalls], device: torch.device) -> list[list[CollectiveCalls]]:
+    """Return the collectives' calls of each rank, in the order of ranks."""
+    if not dist.is_initialized():
+        return [list(own)]
+    text = json.dumps([asdict(calls) for calls in own], allow_nan=False).encode()
+    # Ranks of a pipeline make unequal calls, so the texts differ in length.
+    size, device = int(_largest_over_ranks([len(text)], device)[0]), group_device(device)
+    # JSON may end with spaces.
+    padded = torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8).to(device)
+    texts = torch.empty(dist.get_world_size() * size, dtype=torch.uint8, device=device)
+    dist.all_gather_into_tensor(texts, padded)
+    received = texts.view(-1, size).cpu()
+    return [[CollectiveCalls(**calls) for calls in json.loads(bytes(row.numpy()))] for row in received]

@@ -1,4 +1,27 @@
-"""The weight hash of parameters, optimizer state and shards: sums of local blocks, combined over ranks."""
+"""The weight hash: 128 bits of a model's logical tensors, from local shards and without a gather of weights.
+
+**A tensor's sums.** A tensor's elements are taken in row-major order. Each has ``b`` = 8, 16 or 32 bits; an element of
+8 bytes counts as two, the low half first. Each element is mixed on its own. The mixed elements are packed into 32-bit
+words, ``32 / b`` to a word, the first element in the lowest bits. A tensor has two sums, of the lanes ``l`` = 0 and 1.
+Word ``w``, read as _signed, at index ``i`` adds to the sum of lane ``l``, modulo 2**64::
+
+    row(l, i // 1024) * column(l, i % 1024) * w
+
+The mix is a bijection of ``b`` bits that maps 0 to 0: the first round of Wellons' lowbias32 and of his hash16
+("Prospecting for hash functions", 2018), and a mix of the same form for bytes. ``row`` is an odd _signed 32-bit key,
+lowbias32 of ``2 * (i // 1024) + l`` modulo 2**32, so that rows 2**31 apart (2**41 words) have the same key.
+``column`` is an odd 64-bit key from SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+
+**Layouts.** A sum does not depend on which rank holds which element, so every sharding of the same values has the same
+hash. If a word is split between ranks, the terms of its parts add up to the word's term.
+
+**Collisions.** The sum is a bilinear form of the keys, a universal hash after Carter and Wegman (1979): if the keys
+were random, two given tensors that differ would share a lane's sum with probability 2**-26 at most. One changed element
+always changes both lanes: its word changes, and its product with two odd keys is not zero.
+
+**The digest.** The hash of a tensor is BLAKE2b's digest of its name, dtype, shape and sums; the hash of a model is the
+digest of its tensors' hashes, sorted by name.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +31,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -15,10 +39,8 @@ import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
 from pytest_aorta.common.text import brief
-from pytest_aorta.worker.group_device import group_device
-from pytest_aorta.worker.hashing.grid import Axis, Grid
-from pytest_aorta.worker.hashing.layout import is_dtensor, local_grids
-from pytest_aorta.worker.hashing.sums import tensor_sums
+from pytest_aorta.worker.accelerator import group_device
+from pytest_aorta.worker.layout import Axis, Grid, is_dtensor, local_grids
 
 _Group: TypeAlias = dist.ProcessGroup | None
 # Names of modules with which torch wraps others: torch.compile, activation checkpointing and FSDP1.
@@ -30,7 +52,7 @@ _OTHER_COUNT = -1
 
 @dataclass(frozen=True)
 class WeightHash:
-    """The hash of tensors, as defined in the docstring of ``pytest_aorta.worker.hashing``.
+    """The hash of tensors, as defined in the docstring of its module.
 
     Attributes:
         hex: Hash of all tensors, 32 hex digits.
@@ -219,12 +241,12 @@ def _local_facts(parts: list[_Piece]) -> torch.Tensor:
 def _facts_at(placed: list[tuple[_Piece, Grid]]) -> torch.Tensor:
     if any(part.tensor.numel() != grid.numel for part, grid in placed):
         return torch.tensor([0, 0, 0, _OTHER_COUNT], device=placed[0][0].tensor.device)
-    sums = torch.stack([_sums(part, grid) for part, grid in placed]).sum(0)
+    sums = torch.stack([_piece_sums(part, grid) for part, grid in placed]).sum(0)
     region = _short_digest([grid.key for _, grid in placed])
     return torch.cat([sums, sums.new_tensor([region, sum(grid.numel for _, grid in placed)])])
 
 
-def _sums(piece: _Piece, grid: Grid) -> torch.Tensor:
+def _piece_sums(piece: _Piece, grid: Grid) -> torch.Tensor:
     try:
         return tensor_sums(piece.tensor, grid)
     except ValueError as error:
@@ -298,3 +320,156 @@ def _replicas(facts: torch.Tensor) -> str:
         regions[region, count][first, second].append(rank)
     replicas = next(replicas for replicas in regions.values() if len(replicas) > 1)
     return " and ".join(f"ranks {ranks}" for ranks in replicas.values())
+
+
+_ELEMENT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+# Rows whose products are added up in float64, where integers are exact up to 2**53: 2**6 products of a 31-bit and a
+# 16-bit factor add up to at most 2**53.
+_EXACT_ROWS = 64
+# Rows of a chunk: few enough that the buffers fit a CPU's caches, or enough to fill a device, with 32 MiB of buffers.
+_CPU_ROWS, _DEVICE_ROWS = _EXACT_ROWS, 32 * _EXACT_ROWS
+
+
+def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Return both lanes' sums, int64 ``[2]``, of a local block at ``grid``, on the block's device.
+
+    Raises:
+        ValueError: The elements do not have 1, 2, 4 or 8 bytes, or the tensor is quantized, nested, sparse, opaque or
+            without memory.
+    """
+    if tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+        raise ValueError(f"{kind}; dense tensors can be hashed, such as the parts of this one")
+    size = tensor.element_size()
+    if size not in _ELEMENT_DTYPES or tensor.is_meta:
+        raise ValueError(f"{tensor.dtype} on {tensor.device}; {[*_ELEMENT_DTYPES]}-byte elements can be hashed")
+    # The values count, so a conjugation or negation that a view has put off is done first.
+    values = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if size == 8 and values.stride(0) != 1:
+        # The halves of an element have to lie side by side.
+        values = values.clone(memory_format=torch.contiguous_format)
+    return _sums(values.view(_ELEMENT_DTYPES[size]), grid.repeated(2) if size == 8 else grid)
+
+
+def _sums(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Sum chunks of whole rows, by a matrix product: float64 multiplies and adds several times as fast as int64."""
+    device, width = elements.device, COLUMNS * 4 // elements.element_size()
+    num_rows = _CPU_ROWS if device.type == "cpu" else _DEVICE_ROWS
+    if grid.run is not None:
+        needed = -(-grid.run.stop // width) - grid.run.start // width
+        num_rows = min(num_rows, max(1, needed) if needed <= _EXACT_ROWS else -(-needed // _EXACT_ROWS) * _EXACT_ROWS)
+    block, spare = elements.new_empty(2, num_rows, width)
+    factors = torch.empty(num_rows, COLUMNS, dtype=torch.float64, device=device)
+    totals = torch.zeros(2 * LANES, COLUMNS, dtype=torch.int64, device=device)
+    for keys in _filled(block, elements, grid):
+        factors.copy_(_mix(block, spare).view(torch.int32))
+        if num_rows <= _EXACT_ROWS:
+            totals += torch.mm(keys, factors).to(torch.int64)
+        else:
+            batches = keys.unflatten(1, (-1, _EXACT_ROWS)).transpose(0, 1)
+            totals += torch.bmm(batches, factors.view(-1, _EXACT_ROWS, COLUMNS)).to(torch.int64).sum(0)
+    lanes: torch.Tensor = totals[:LANES] + (totals[LANES:] << 16)
+    return (lanes * _column_keys(torch.arange(COLUMNS, device=device))).sum(1)
+
+
+def _filled(block: torch.Tensor, elements: torch.Tensor, grid: Grid) -> Iterator[torch.Tensor]:
+    """Fill ``block`` with the elements of the next rows, and yield the rows' keys, until every row was yielded.
+
+    Elements that the grid does not hold are zero, so that they add nothing.
+    """
+    most, width = block.shape
+    run = grid.run
+    if run is not None:
+        first, last = run.start // width, -(-run.stop // width)
+        # Make all keys at once: making the keys of each chunk would cost as many calls as hashing the chunk's words.
+        keys = _halves(torch.arange(first, last + most, device=block.device))
+        for row in range(first, last, most):
+            begin, end = max(row * width, run.start), min((row + most) * width, run.stop)
+            if end - begin < block.numel():
+                block.zero_()
+            block.view(-1)[begin - row * width : end - row * width] = elements[begin - run.start : end - run.start]
+            yield keys[:, row - first : row - first + most]
+        return
+    chunk = most * COLUMNS
+    for begin in range(0, len(elements), chunk):
+        part = elements[begin : begin + chunk]
+        index = grid.flat_index(begin, begin + len(part), block.device)
+        # The indices ascend, and so do their rows.
+        rows, place = torch.unique_consecutive(index // width, return_inverse=True)
+        index = place * width + index % width
+        keys = _halves(torch.cat([rows, rows.new_zeros(-len(rows) % most)]))
+        bounds = torch.searchsorted(place, torch.arange(0, keys.shape[1] + 1, most, device=block.device)).tolist()
+        for number, (first, end) in enumerate(pairwise(bounds)):
+            block.zero_()
+            block.view(-1)[index[first:end] - number * block.numel()] = part[first:end]
+            yield keys[:, number * most : (number + 1) * most]
+
+
+def _halves(rows: torch.Tensor) -> torch.Tensor:
+    """Return the keys of rows for both lanes, float64 ``[4, n]``: the low 16 bits, then the high ones."""
+    keys = _row_keys(rows)
+    return torch.cat([keys & 0xFFFF, keys >> 16]).to(torch.float64)
+
+
+def _mix(elements: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
+    """_Mix elements in place; ``spare`` is a buffer of the same size."""
+    mix = MIXES[8 * elements.element_size()]
+    _xor_shift(elements, mix.fold, spare).mul_(_signed(mix.factor, 8 * elements.element_size()))
+    return _xor_shift(elements, mix.shift, spare)
+
+
+# The version of the definition in this package's docstring. Each result records the version, since hashes of two
+# definitions are never compared.
+VERSION = 2
+LANES = 2
+COLUMNS = 1024
+
+
+class _Mix(NamedTuple):
+    """``x ^= x >> fold; x *= factor; x ^= x >> shift`` of unsigned integers."""
+
+    fold: int
+    factor: int
+    shift: int
+
+
+# The mix of elements by their number of bits.
+MIXES = {8: _Mix(4, 0x9D, 3), 16: _Mix(8, 0x88B5, 7), 32: _Mix(16, 0x7FEB352D, 15)}
+ROW_ROUNDS, ROW_LAST_SHIFT = ((16, 0x7FEB352D), (15, 0x846CA68B)), 16
+# Step and start of the sequence of column keys: fractional bits of sqrt(2) and sqrt(5), made odd.
+COLUMN_KEYS = (0x6A09E667F3BCC909, 0x3C6EF372FE94F82B)
+COLUMN_ROUNDS, COLUMN_LAST_SHIFT = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31
+
+
+def _row_keys(rows: torch.Tensor) -> torch.Tensor:
+    """Return the keys ``[2, n]`` of ``rows``, int64 in int32's range: lowbias32 of ``2 * row + lane``, made odd."""
+    counters = torch.stack([rows * LANES + lane for lane in range(LANES)])
+    return _rounds(counters.to(torch.int32), ROW_ROUNDS, ROW_LAST_SHIFT).bitwise_or_(1).to(torch.int64)
+
+
+def _column_keys(columns: torch.Tensor) -> torch.Tensor:
+    """Return the keys ``[2, n]`` of ``columns``, int64: SplitMix64 values of ``2 * column + lane``, made odd."""
+    step, start = (_signed(key, 64) for key in COLUMN_KEYS)
+    counters = torch.stack([columns * LANES + lane for lane in range(LANES)]) * step + start
+    return _rounds(counters, COLUMN_ROUNDS, COLUMN_LAST_SHIFT).bitwise_or_(1)
+
+
+def _rounds(values: torch.Tensor, rounds: tuple[tuple[int, int], ...], last_shift: int) -> torch.Tensor:
+    """Xor-shift and multiply in place, then xor-shift once more."""
+    spare = torch.empty_like(values)
+    for shift, factor in rounds:
+        _xor_shift(values, shift, spare).mul_(_signed(factor, 8 * values.element_size()))
+    return _xor_shift(values, last_shift, spare)
+
+
+def _xor_shift(values: torch.Tensor, shift: int, spare: torch.Tensor) -> torch.Tensor:
+    """Xor integers in place with themselves shifted right as unsigned; ``spare`` is a buffer of the same shape."""
+    # A _signed shift copies the sign down; the mask makes it the unsigned shift of the published mixes.
+    width = 8 * values.element_size()
+    torch.bitwise_right_shift(values, shift, out=spare).bitwise_and_((1 << (width - shift)) - 1)
+    return values.bitwise_xor_(spare)
+
+
+def _signed(value: int, bits: int) -> int:
+    """Return the _signed integer of the same bits; _signed arithmetic wraps modulo 2**bits too."""
+    return value - 2**bits if value >= 2 ** (bits - 1) else value

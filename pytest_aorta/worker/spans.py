@@ -8,7 +8,6 @@ ends when the wait for its collective ends, so communication appears too long, n
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
+from pytest_aorta.worker.accelerator import Moment, elapsed_ms, now, on_accelerator, synchronize
 
 _NS_PER_MS = 1e6
 # Not a lane of a capture: this time is subtracted from compute.
@@ -36,7 +36,6 @@ class Handle(Protocol):
 
 # Runs a transfer; with True as its argument, returns the handle of an asynchronous collective.
 Transfer: TypeAlias = Callable[[bool], "Handle | None"]
-_Moment: TypeAlias = "torch.cuda.Event | int"
 
 
 class StreamSpans:
@@ -48,10 +47,10 @@ class StreamSpans:
 
     def __init__(self, device: torch.device, every: int) -> None:
         """Record every ``every``-th step; 0 records none."""
-        self._on_device, self._every = device.type == "cuda", every
+        self._device, self._on_device, self._every = device, on_accelerator(device), every
         self._is_recording = False
-        self._steps: dict[int, tuple[_Moment, _Moment]] = {}
-        self._spans: dict[int, list[tuple[str, _Moment, _Moment]]] = defaultdict(list)
+        self._steps: dict[int, tuple[Moment, Moment]] = {}
+        self._spans: dict[int, list[tuple[str, Moment, Moment]]] = defaultdict(list)
         self._number = 0
         self._resume: Callable[[], None] = _do_nothing
 
@@ -67,13 +66,13 @@ class StreamSpans:
             yield
             return
         self._number, self._is_recording = number, True
-        begin = self._now()
+        begin = now(self._device)
         try:
             yield
         finally:
             self.resume()
             self._is_recording = False
-        self._steps[number] = begin, self._now()
+        self._steps[number] = begin, now(self._device)
 
     def span(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose span covers the body's work on the current stream, or on CPU the body itself."""
@@ -89,8 +88,8 @@ class StreamSpans:
         """Begin a span and return a callable that ends the span, on the caller's stream or thread."""
         if not self._is_recording:
             return _do_nothing
-        begin, spans = self._now(), self._spans[self._number]
-        return lambda: spans.append((name, begin, self._now()))
+        begin, spans = now(self._device), self._spans[self._number]
+        return lambda: spans.append((name, begin, now(self._device)))
 
     def around(self, name: str, transfer: Transfer) -> Transfer:
         """Return ``transfer`` with a span around it; on CPU the span of an asynchronous transfer ends with the wait."""
@@ -119,28 +118,20 @@ class StreamSpans:
 
     def captures(self) -> dict[int, OverlapCapture]:
         """Return step number -> the step's overlap and timeline, in milliseconds, and wait for the device."""
-        if self._on_device:
-            torch.cuda.synchronize()
+        synchronize(self._device)
         return {number: self._capture(number) for number in self._steps}
 
     def _capture(self, number: int) -> OverlapCapture:
         origin, end = self._steps[number]
         rows: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for name, *moments in self._spans[number]:
-            begin_ns, end_ns = (_since_ns(origin, moment) for moment in moments)
+            begin_ns, end_ns = (round(elapsed_ms(origin, moment) * _NS_PER_MS) for moment in moments)
             rows[name].append((begin_ns, end_ns))
         lanes: dict[str, Intervals] = {name: union(spans) for name, spans in rows.items()}
         waiting = lanes.pop(_WAITING, union())
         if Lane.COMPUTE in lanes:
             lanes[Lane.COMPUTE] = difference(lanes[Lane.COMPUTE], waiting)
-        return overlap_of(lanes, [(0, max(1, _since_ns(origin, end)))])
-
-    def _now(self) -> _Moment:
-        if not self._on_device:
-            return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return overlap_of(lanes, [(0, max(1, round(elapsed_ms(origin, end) * _NS_PER_MS)))])
 
 
 class _Waited(dist.Work):
@@ -160,9 +151,3 @@ class _Waited(dist.Work):
 
 def _do_nothing() -> None:
     pass
-
-
-def _since_ns(origin: _Moment, moment: _Moment) -> int:
-    if isinstance(origin, int) and isinstance(moment, int):
-        return moment - origin
-    return round(float(origin.elapsed_time(moment)) * _NS_PER_MS)  # type: ignore[union-attr, arg-type]

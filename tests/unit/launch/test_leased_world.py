@@ -4,8 +4,7 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
-from pytest_aorta.launch.lease.lease import holders
-from pytest_aorta.launch.lease.world import LeasedWorld, cpu_slots
+from pytest_aorta.launch.leases import LeasedWorld, cpu_slots, holders
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.outcome import LaunchOutcome
 from tests.unit.builders import gpus

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import DevicesUnavailable
-from pytest_aorta.plan import gpus as discovery
-from pytest_aorta.plan.gpus import visible_devices, visible_tokens
+from pytest_aorta.plan import accelerators as discovery
+from pytest_aorta.plan.accelerators import visible_devices, visible_tokens
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,10 @@ def rocm_smi(no_nvidia, tmp_path):
 
 
 def on_amd(**variables: str):
-    # Any existing file stands for the driver's file.
-    return visible_devices(variables, amd_driver=Path(__file__))
+    with pytest.MonkeyPatch.context() as patch:
+        # Any existing file stands for the driver's file.
+        patch.setattr(discovery, "AMD_DRIVER", Path(__file__))
+        return visible_devices(variables)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +268,10 @@ def test_amd_is_not_asked_where_nvidia_answers(nvidia, monkeypatch):
     assert on_amd(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="0") == []
 
 
-def test_variables_without_a_driver_name_no_devices(amd, tmp_path):
+def test_variables_without_a_driver_name_no_devices(amd, tmp_path, monkeypatch):
     variables = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "GPU-dd", "ROCR_VISIBLE_DEVICES": "7"}
-    assert visible_devices(variables, amd_driver=tmp_path / "absent") == []
+    monkeypatch.setattr(discovery, "AMD_DRIVER", tmp_path / "absent")
+    assert visible_devices(variables) == []
 
 
 def test_driver_without_a_tool_to_ask_it_is_no_device(no_nvidia):

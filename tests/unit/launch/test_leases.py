@@ -19,9 +19,8 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
-from pytest_aorta.launch.lease import queue
-from pytest_aorta.launch.lease.lease import MAX_OVERTAKES, Lease, clear_bad, holders, lease, mark_bad
-from pytest_aorta.launch.lease.queue import default_folder
+from pytest_aorta.launch import leases
+from pytest_aorta.launch.leases import MAX_OVERTAKES, Lease, clear_bad, default_folder, holders, lease, mark_bad
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
 # Only a wait that hangs reaches this limit.
@@ -31,7 +30,7 @@ HANG_S = 60.0
 CLIENT = """
 import json, sys, time
 from pathlib import Path
-from pytest_aorta.launch.lease.lease import lease
+from pytest_aorta.launch.leases import lease
 asked = json.loads(sys.argv[1])
 asked["folder"] = Path(asked["folder"])
 hold_s = asked.pop("hold_s")
@@ -216,7 +215,7 @@ def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask: Callable[...,
 
 def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask: Callable[..., Lease], folder: Path) -> None:
     code = (
-        "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.launch.lease.lease import lease\n"
+        "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.launch.leases import lease\n"
         "got = lease(['a'], 1, exclusive=False, wait_s=0, folder=Path(sys.argv[1]), owner='the dead')\n"
         "print(subprocess.Popen(['sleep', '60'], pass_fds=got.fds, stdout=subprocess.DEVNULL).pid)"
     )
@@ -393,6 +392,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    time = monotonic
+
     def sleep(self, _seconds: float) -> None:
         self.now_s += 1
         self.events.get(self.now_s, lambda: None)()
@@ -402,7 +403,7 @@ def test_gate_held_by_a_stopped_process_ends_the_wait(
     folder: Path, ask: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(1).release()
-    monkeypatch.setattr(queue, "time", Clock({}))
+    monkeypatch.setattr(leases, "time", Clock({}))
     with (folder / "gate").open() as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
         with pytest.raises(LeaseError, match="its gate was locked for 30 s, perhaps by a stopped process"):
@@ -415,7 +416,7 @@ def test_gate_of_a_process_that_was_stalled_for_seconds_is_waited_for(
     ask(1).release()
     with (folder / "gate").open() as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        monkeypatch.setattr(queue, "time", Clock({20: lambda: fcntl.flock(gate, fcntl.LOCK_UN)}))
+        monkeypatch.setattr(leases, "time", Clock({20: lambda: fcntl.flock(gate, fcntl.LOCK_UN)}))
         with ask(1) as taken:
             assert taken.resources == POOL[:1]
 
@@ -454,7 +455,7 @@ def test_unreadable_claim_of_a_living_process_stops_all_leases(ask: Callable[...
         [claim] = folder.glob("*.claim")
         claim.write_text('{"version": 2}\n')
         with pytest.raises(
-            LeaseError, match=rf"claim of a living process can't be read: {claim.name}: \$: Additional prop"
+            LeaseError, match=rf"claim of a living process can't be read: {claim.name}: \$: unknown key"
         ):
             ask(1)
     ask(1).release()

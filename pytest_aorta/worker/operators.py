@@ -28,12 +28,11 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.result.folder import OPERATORS_FILE
 from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, operators_document
-from pytest_aorta.worker.hashing.grid import Axis, Grid
-from pytest_aorta.worker.hashing.layout import dtensor_type, local_part
-from pytest_aorta.worker.hashing.sums import tensor_sums
+from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
+from pytest_aorta.worker.weight_hash import tensor_sums
 
 _TORCH = str(Path(torch.__file__).parent)
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[1])
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
 # Operators whose outputs hold whatever was in memory before.
 _UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")

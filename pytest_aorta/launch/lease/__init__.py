@@ -1,1 +1,0 @@
-"""Leases of devices, which the processes of one user share on a host."""

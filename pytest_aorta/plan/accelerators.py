@@ -1,0 +1,537 @@
+"""Accelerators of this host, without torch: which are visible, how launches show them to ranks, and their sensors.
+
+NVIDIA's are read by NVML, AMD's by amdsmi. Without amdsmi, ``rocm-smi`` lists the GPUs; their sensors are not read
+then, because starting a program twice per second would take a core from the ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable
+from pytest_aorta.plan.device_kind import (
+    AMD,
+    CUDA_VARIABLE,
+    HIDDEN,
+    HIP_VARIABLE,
+    NVIDIA,
+    ROCR_VARIABLE,
+    Device,
+)
+
+# Device file of the AMD driver; without it no tool of ROCm is called.
+AMD_DRIVER = Path("/dev/kfd")
+ROCM_SMI = "rocm-smi"
+ROCM_SMI_S = 20.0
+# Errors of pynvml if NVIDIA's library or driver is missing. Any other error of NVML is reported.
+_NVML_NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
+# The throttle reasons that matter, with the names of NVML's constants.
+_NVML_REASONS = {
+    "sw_power_cap": "nvmlClocksEventReasonSwPowerCap",
+    "hw_slowdown": "nvmlClocksEventReasonHwSlowdown",
+    "sync_boost": "nvmlClocksEventReasonSyncBoost",
+    "sw_thermal_slowdown": "nvmlClocksEventReasonSwThermalSlowdown",
+    "hw_thermal_slowdown": "nvmlClocksEventReasonHwThermalSlowdown",
+    "hw_power_brake_slowdown": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
+    "applications_clocks_setting": "nvmlClocksEventReasonApplicationsClocksSetting",
+    "gpu_idle": "nvmlClocksEventReasonGpuIdle",
+}
+# amdsmi counts how long each reason was active: a reason whose counter has increased was active since the last read.
+_AMD_REASONS = {
+    "prochot": "prochot_residency_acc",
+    "package_power": "ppt_residency_acc",
+    "socket_thermal": "socket_thm_residency_acc",
+    "vr_thermal": "vr_thm_residency_acc",
+    "hbm_thermal": "hbm_thm_residency_acc",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The sensors of one device at one moment; None for a sensor that the device lacks.
+
+    Attributes:
+        sm_clock_mhz: clock of the multiprocessors; None if the device has no such sensor.
+        memory_clock_mhz: clock of the memory; None if the device has no such sensor.
+        power_w: power in watts; None if the device has no such sensor.
+        temperature_c: temperature in degrees Celsius; None if the device has no such sensor.
+        throttle_reasons: reasons why the device runs below its highest clock.
+    """
+
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Capability:
+    """A device's highest SM clock, its power limit, and its default power limit; None if unknown."""
+
+    max_sm_clock_mhz: float | None = None
+    power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+
+
+class SensorsUnavailable(AortaError):
+    """The devices' sensors can't be read; the message gives the reason."""
+
+
+class Sensors(Protocol):
+    """Opened sensors of some devices.
+
+    Attributes:
+        source: Name of the library that is read.
+        capabilities: Capabilities of each device.
+    """
+
+    source: str
+    capabilities: tuple[Capability, ...]
+
+    def read(self) -> tuple[Reading, ...]:
+        """Return a reading of every device, in order.
+
+        Raises:
+            SensorsUnavailable: The driver does not answer any more.
+        """
+
+    def close(self) -> None:
+        """Close the driver's library."""
+
+
+class Accelerator(Protocol):
+    """A vendor's devices."""
+
+    def devices(self, environ: Mapping[str, str]) -> list[Device] | None:
+        """Return the visible devices, in the order of the visibility variables; None without a driver.
+
+        Raises:
+            DevicesUnavailable: The driver does not answer, or a variable names a device that the driver does not list.
+        """
+
+    def show(self, devices: Sequence[Device], environ: dict[str, str]) -> None:
+        """Change ``environ`` so that exactly ``devices`` are visible to ranks, in this order."""
+
+    @property
+    def source(self) -> str:
+        """The name of the library that reads sensors."""
+
+    def sensors(self, devices: Sequence[Device]) -> Sensors:
+        """Return the opened sensors of ``devices``.
+
+        Raises:
+            SensorsUnavailable: The library is missing, or does not list the devices.
+        """
+
+
+def visible_devices(environ: Mapping[str, str] = os.environ) -> list[Device]:
+    """Return the visible devices of the first vendor whose driver is installed; empty without a driver.
+
+    Raises:
+        DevicesUnavailable: As in :meth:`Accelerator.devices`.
+    """
+    for accelerator in ACCELERATORS.values():
+        if (devices := accelerator.devices(environ)) is not None:
+            return devices
+    return []
+
+
+def show_devices(devices: Sequence[Device], environ: dict[str, str]) -> None:
+    """Change ``environ`` so that exactly ``devices``, which have the same vendor, are visible to ranks."""
+    if devices:
+        ACCELERATORS[devices[0].vendor].show(devices, environ)
+    else:
+        environ |= HIDDEN
+
+
+def source_of(devices: Sequence[Device]) -> str:
+    """Return the name of the library that reads ``devices``; at least one device is needed."""
+    return ACCELERATORS[devices[0].vendor].source
+
+
+def open_sensors(devices: Sequence[Device]) -> Sensors:
+    """Return the sensors of ``devices``, which have the same vendor.
+
+    Raises:
+        SensorsUnavailable: The vendor's library is missing, or does not list the devices.
+    """
+    return ACCELERATORS[devices[0].vendor].sensors(devices)
+
+
+def visible_tokens(variable: str | None, count: int) -> list[str]:
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA accepts.
+
+    CUDA ignores everything from the first invalid entry on, hides all devices if an entry is repeated, and shows all
+    ``count`` devices if the variable is not set.
+    """
+    if variable is None:
+        return [str(number) for number in range(count)]
+    tokens: list[str] = []
+    for token in (part.strip() for part in variable.split(",")):
+        is_number = token.isascii() and token.isdigit()
+        if token in tokens:
+            return []
+        if not (int(token) < count if is_number else token.startswith(("GPU-", "MIG-"))):
+            break
+        tokens.append(token)
+    return tokens
+
+
+class Nvidia:
+    """NVIDIA's GPUs."""
+
+    source = "NVML"
+
+    def devices(self, environ: Mapping[str, str]) -> list[Device] | None:
+        """Return the visible GPUs; None without an NVIDIA driver."""
+        import pynvml  # imported only when devices are needed
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            if getattr(error, "value", None) in [getattr(pynvml, name) for name in _NVML_NO_DRIVER]:
+                return None
+            raise _no_answer("NVML", error) from None
+        try:
+            value = environ.get(CUDA_VARIABLE)
+            tokens = visible_tokens(value, pynvml.nvmlDeviceGetCount())
+            return _distinct(CUDA_VARIABLE, value, [_nvidia_device(token) for token in tokens])
+        finally:
+            pynvml.nvmlShutdown()
+
+    def show(self, devices: Sequence[Device], environ: dict[str, str]) -> None:
+        """Set CUDA_VISIBLE_DEVICES."""
+        environ[CUDA_VARIABLE] = ",".join(device.token for device in devices)
+
+    def sensors(self, devices: Sequence[Device]) -> Sensors:
+        """Open NVML."""
+        return NvidiaSensors(devices)
+
+
+def _nvidia_device(token: str) -> Device:
+    import pynvml
+
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(token)) if token.isdigit() else _nvidia_handle(token)
+        return Device(token, str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle)))
+    except pynvml.NVMLError as error:
+        raise _unknown(CUDA_VARIABLE, token, f": {error}") from None
+
+
+def _nvidia_handle(name: str) -> Any:
+    """Return the handle for a UUID or, as CUDA allows, an unambiguous prefix of one."""
+    import pynvml
+
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(name)
+    except pynvml.NVMLError:
+        named = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in _nvidia_handles(name.startswith("MIG-"))}
+        found = _only_match(CUDA_VARIABLE, name, [whole for whole in named if whole.startswith(name)])
+        if found is None:
+            raise
+        return named[found]
+
+
+def _nvidia_handles(mig: bool) -> Iterator[Any]:
+    """Yield the handle of every GPU, or of every MIG device."""
+    import pynvml
+
+    for number in range(pynvml.nvmlDeviceGetCount()):
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
+        if not mig:
+            yield gpu
+            continue
+        with suppress(pynvml.NVMLError):  # a GPU without MIG
+            for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+                with suppress(pynvml.NVMLError):  # an empty slot
+                    yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+
+
+class NvidiaSensors:
+    """Sensors read by NVML; a MIG device has the readings of its GPU."""
+
+    source = "NVML"
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        import pynvml  # imported only when devices are read
+
+        self._nvml: Any = pynvml
+        self._reasons = {name: getattr(pynvml, constant) for name, constant in _NVML_REASONS.items()}
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise SensorsUnavailable(f"NVML: {error}") from None
+        try:
+            self._handles = [self._handle(device.uuid) for device in devices]
+            self.capabilities = tuple(map(self._capability, self._handles))
+        except pynvml.NVMLError as error:
+            self.close()
+            raise SensorsUnavailable(f"NVML: {error}") from None
+
+    def read(self) -> tuple[Reading, ...]:
+        """Return a reading of every device; a value that a device does not support is None."""
+        return tuple(map(self._read, self._handles))
+
+    def close(self) -> None:
+        """Release NVML, which shuts down with its last user."""
+        self._nvml.nvmlShutdown()
+
+    def _handle(self, uuid: str) -> Any:
+        handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
+
+    def _capability(self, handle: Any) -> Capability:
+        nvml = self._nvml
+        return Capability(
+            max_sm_clock_mhz=self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+            power_limit_w=_thousandth(self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
+            default_power_limit_w=_thousandth(self._ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
+        )
+
+    def _read(self, handle: Any) -> Reading:
+        nvml = self._nvml
+        bits = int(self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0)
+        return Reading(
+            sm_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            power_w=_thousandth(self._ask(nvml.nvmlDeviceGetPowerUsage, handle)),
+            temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            throttle_reasons=tuple(name for name, bit in self._reasons.items() if bits & bit),
+        )
+
+    def _ask(self, question: Callable[..., Any], *given: Any) -> float | None:
+        try:
+            return float(question(*given))
+        except self._nvml.NVMLError as error:
+            if getattr(error, "value", None) == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+                return None
+            raise SensorsUnavailable(f"NVML: {error}") from None
+
+
+class Amd:
+    """AMD's GPUs, which torch calls cuda."""
+
+    source = "amdsmi"
+
+    def devices(self, environ: Mapping[str, str]) -> list[Device] | None:
+        """Apply ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES or, without it, CUDA_VISIBLE_DEVICES."""
+        if not AMD_DRIVER.exists():
+            return None
+        variable = HIP_VARIABLE if HIP_VARIABLE in environ else CUDA_VARIABLE
+        left = _amd_select(ROCR_VARIABLE, environ.get(ROCR_VARIABLE), _amd_gpus())
+        return _amd_select(variable, environ.get(variable), left)
+
+    def show(self, devices: Sequence[Device], environ: dict[str, str]) -> None:
+        """Set HIP_VISIBLE_DEVICES, which numbers the devices that ROCR_VISIBLE_DEVICES leaves visible."""
+        environ[HIP_VARIABLE] = ",".join(device.token for device in devices)
+        environ.pop(CUDA_VARIABLE, None)
+
+    def sensors(self, devices: Sequence[Device]) -> Sensors:
+        """Open amdsmi."""
+        return AmdSensors(devices)
+
+
+def _amd_select(variable: str, value: str | None, gpus: list[Device]) -> list[Device]:
+    """Return the selected GPUs, renumbered from 0 as HIP numbers them."""
+    if not gpus:
+        return []
+    # HIP ignores an empty value, but torch hides all devices, as the user intended.
+    numbers = [_amd_number(variable, token, gpus) for token in visible_tokens(value, len(gpus))]
+    return _distinct(variable, value, [replace(gpus[number], token=str(number)) for number in numbers])
+
+
+def _amd_number(variable: str, token: str, gpus: list[Device]) -> int:
+    if token.isdigit():
+        return int(token)
+    # ROCr accepts a prefix of a name, in upper or lower case.
+    names = [gpu.uuid.lower() for gpu in gpus]
+    found = _only_match(variable, token, [name for name in names if name.startswith(token.lower())])
+    if found is None:
+        raise _unknown(variable, token, "")
+    return names.index(found)
+
+
+def _amd_gpus() -> list[Device]:
+    """Return all AMD GPUs, regardless of variables; empty if neither amdsmi nor rocm-smi is installed."""
+    gpus = _amdsmi_gpus()
+    if gpus is None:
+        gpus = _rocm_smi_gpus()
+    gpus = gpus or []
+    # Partitions of one GPU share its serial number.
+    serials = Counter(gpu.uuid for gpu in gpus)
+    return [replace(gpu, uuid=f"{gpu.uuid}/{gpu.token}") if serials[gpu.uuid] > 1 else gpu for gpu in gpus]
+
+
+def _amdsmi_gpus() -> list[Device] | None:
+    """Return the GPUs that amdsmi reports; None if amdsmi or its library is not installed."""
+    try:
+        with redirect_stdout(io.StringIO()):  # amdsmi prints which library is missing
+            amdsmi: Any = importlib.import_module("amdsmi")
+    except Exception:  # noqa: BLE001 - a KeyError if the library is missing
+        return None
+    try:
+        amdsmi.amdsmi_init()
+        try:
+            infos = [amdsmi.amdsmi_get_gpu_asic_info(handle) for handle in amdsmi.amdsmi_get_processor_handles()]
+        finally:
+            amdsmi.amdsmi_shut_down()
+    except amdsmi.AmdSmiException as error:
+        raise _no_answer("amdsmi", error) from None
+    return [_amd_gpu(number, info["market_name"], info["asic_serial"]) for number, info in enumerate(infos)]
+
+
+def _rocm_smi_gpus() -> list[Device] | None:
+    """Return the GPUs that the command rocm-smi reports; None if the command is not installed."""
+    command = [ROCM_SMI, "--showproductname", "--showuniqueid", "--json"]
+    # A file instead of a pipe: a process that rocm-smi leaves behind would keep a pipe open.
+    with tempfile.TemporaryFile() as output:
+        try:
+            subprocess.run(command, stdout=output, stderr=subprocess.DEVNULL, timeout=ROCM_SMI_S, check=True)
+            output.seek(0)
+            cards = _rocm_smi_cards(output.read().decode("utf-8", "replace"))
+        except FileNotFoundError:
+            return None
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise _no_answer(" ".join(command), error) from None
+    return [_amd_gpu(number, _model(card), card.get("unique id", "")) for number, card in enumerate(cards)]
+
+
+def _rocm_smi_cards(text: str) -> list[dict[str, str]]:
+    """Return one dictionary per card, in order; keys are in lower case, since versions differ in case."""
+    # Warnings may precede the JSON document.
+    document = json.loads(text[max(0, text.find("{")) :])
+    cards = {int(name[4:]): card for name, card in document.items() if name.startswith("card")}
+    return [{key.lower(): str(value) for key, value in card.items()} for _, card in sorted(cards.items())]
+
+
+def _model(card: dict[str, str]) -> str:
+    names = [card.get(key, "N/A") for key in ("card series", "card model")]
+    return next((name for name in names if name != "N/A"), "AMD GPU")
+
+
+def _amd_gpu(number: int, model: str, serial: str) -> Device:
+    """Return a device named as in ROCR_VISIBLE_DEVICES or, without a serial number, by its number."""
+    try:
+        unique = int(serial, 16)
+    except ValueError:
+        unique = 0
+    return Device(str(number), model, f"GPU-{unique:016x}" if unique else f"AMD-{number}", AMD)
+
+
+class AmdSensors:
+    """Sensors read from amdsmi's table of metrics."""
+
+    source = "amdsmi"
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        try:
+            self._amdsmi: Any = importlib.import_module("amdsmi")
+        except Exception:  # noqa: BLE001 - a KeyError where its library is missing
+            raise SensorsUnavailable("amdsmi is not installed") from None
+        try:
+            names = [gpu.uuid for gpu in _amd_gpus()]
+            self._amdsmi.amdsmi_init()
+        except (AortaError, self._amdsmi.AmdSmiException) as error:
+            raise SensorsUnavailable(f"amdsmi: {error}") from None
+        try:
+            handles = self._amdsmi.amdsmi_get_processor_handles()
+            self._handles = [handles[names.index(device.uuid)] for device in devices]
+            self.capabilities = tuple(map(self._capability, self._handles))
+            self._counts = [_counts(self._metrics(handle)) for handle in self._handles]
+        except (SensorsUnavailable, self._amdsmi.AmdSmiException, ValueError, IndexError) as error:
+            self.close()
+            raise SensorsUnavailable(f"amdsmi: {error}") from None
+
+    def read(self) -> tuple[Reading, ...]:
+        """Return a reading of every device; a value that the table does not contain is None."""
+        tables = list(map(self._metrics, self._handles))
+        before, self._counts = self._counts, list(map(_counts, tables))
+        return tuple(map(_amd_reading, tables, before, self._counts))
+
+    def close(self) -> None:
+        """Shut amdsmi down."""
+        self._amdsmi.amdsmi_shut_down()
+
+    def _metrics(self, handle: Any) -> dict[str, Any]:
+        try:
+            table: dict[str, Any] = self._amdsmi.amdsmi_get_gpu_metrics_info(handle)
+        except self._amdsmi.AmdSmiException as error:
+            raise SensorsUnavailable(f"amdsmi: {error}") from None
+        return table
+
+    def _capability(self, handle: Any) -> Capability:
+        try:
+            info = self._amdsmi.amdsmi_get_clock_info(handle, self._amdsmi.AmdSmiClkType.GFX)
+        except self._amdsmi.AmdSmiException:  # not every card reports its clocks
+            return Capability()
+        return Capability(max_sm_clock_mhz=_number(info.get("max_clk")))
+
+
+def _amd_reading(table: dict[str, Any], before: dict[str, float], now: dict[str, float]) -> Reading:
+    clocks = [clock for value in table.get("current_gfxclks") or () if (clock := _number(value))]
+    powers = (_number(table.get(name)) for name in ("current_socket_power", "average_socket_power"))
+    return Reading(
+        # The slowest of several dies: the others wait for it.
+        sm_clock_mhz=min(clocks) if clocks else _number(table.get("current_gfxclk")),
+        memory_clock_mhz=_number(table.get("current_uclk")),
+        power_w=next((power for power in powers if power is not None), None),
+        temperature_c=_number(table.get("temperature_hotspot")),
+        throttle_reasons=tuple(name for name in _AMD_REASONS if now.get(name, 0) > before.get(name, 0)),
+    )
+
+
+def _counts(table: dict[str, Any]) -> dict[str, float]:
+    counts = {name: _number(table.get(key)) for name, key in _AMD_REASONS.items()}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _number(value: object) -> float | None:
+    """Return a number, or None for amdsmi's "N/A"."""
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+# Vendor -> its devices, in the order in which drivers are looked for.
+ACCELERATORS: dict[str, Accelerator] = {NVIDIA: Nvidia(), AMD: Amd()}
+
+
+def _only_match(variable: str, token: str, matches: list[str]) -> str | None:
+    if len(matches) > 1:
+        raise DevicesUnavailable(
+            f"{variable} names {token!r}, which is the beginning of {len(matches)} devices' names, {matches}; "
+            f"give whole names"
+        )
+    return matches[0] if matches else None
+
+
+def _distinct(variable: str, value: str | None, devices: list[Device]) -> list[Device]:
+    """Return ``devices``; raise an error if two names mean the same device, which two tests could lease at once."""
+    for uuid, count in Counter(device.uuid for device in devices).items():
+        if count > 1:
+            raise DevicesUnavailable(f"{variable}={value!r} names {uuid} {count} times; give it once")
+    return devices
+
+
+def _unknown(variable: str, token: str, why: str) -> DevicesUnavailable:
+    return DevicesUnavailable(
+        f"{variable} names {token!r}, which the driver does not know{why}; give numbers or whole names"
+    )
+
+
+def _no_answer(source: str, error: Exception) -> DevicesUnavailable:
+    return DevicesUnavailable(f"{source} can't list the GPUs: {error}; repair the driver, or give --aorta-device=cpu")

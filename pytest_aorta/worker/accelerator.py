@@ -1,0 +1,144 @@
+"""The device of a rank, by ``torch.accelerator``: the only module of the worker that knows kinds of devices.
+
+A kind that torch supports needs its row in ``plan/device_kind.py``, and here a kernel that spins and facts of its own
+if it has them (docs/architecture.md, Kinds of devices).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.common import variables
+from pytest_aorta.plan.device_kind import DeviceKind
+
+Moment: TypeAlias = "torch.Event | int"
+_PROBE_CYCLES = 20_000_000
+
+
+def device_kind(environ: Mapping[str, str] = os.environ) -> DeviceKind:
+    """Return the kind of device that ``AORTA_DEVICE`` names; without the variable, the kind that torch finds.
+
+    Raises:
+        RuntimeError: The variable names an unknown kind.
+    """
+    kinds = [str(kind) for kind in DeviceKind]
+    found = torch.accelerator.current_accelerator(check_available=True)
+    kind = environ.get(variables.DEVICE) or (found.type if found is not None and found.type in kinds else "cpu")
+    if kind not in kinds:
+        raise RuntimeError(f"{variables.DEVICE}={kind!r} is unknown; it can be one of {sorted(kinds)}")
+    return DeviceKind(kind)
+
+
+def own_device() -> torch.device:
+    """Return this rank's current accelerator, or the CPU on CPU ranks."""
+    kind = device_kind()
+    return (
+        torch.device(kind) if kind is DeviceKind.CPU else torch.device(kind, torch.accelerator.current_device_index())
+    )
+
+
+def on_accelerator(device: torch.device) -> bool:
+    """Return whether a device runs beside the host, with streams and memory of its own."""
+    return device.type != DeviceKind.CPU
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all work; the CPU has done it already."""
+    if on_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def now(device: torch.device) -> Moment:
+    """Return the moment at which the current stream gets here, without waiting for it; on CPU the host's time in ns."""
+    if not on_accelerator(device):
+        return time.perf_counter_ns()
+    event = torch.Event(device, enable_timing=True)
+    event.record()
+    return event
+
+
+def elapsed_ms(begin: Moment, end: Moment) -> float:
+    """Return the milliseconds between two moments, and wait for the end."""
+    if isinstance(begin, torch.Event) and isinstance(end, torch.Event):
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+    return (cast("int", end) - cast("int", begin)) / 1e6
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Return bytes: allocated on the device, or resident on CPU."""
+    if on_accelerator(device):
+        return int(torch.accelerator.memory_allocated(device))
+    resident_pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(resident_pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def spin(duration_ms: float, device: torch.device) -> None:
+    """Enqueue a kernel on the current stream that runs for ``duration_ms`` milliseconds, and do not wait for it."""
+    if duration_ms:
+        _spin_kernel(device)(round(duration_ms * cycles_per_ms(device)))
+
+
+@functools.cache
+def cycles_per_ms(device: torch.device) -> float:
+    """Return the clock cycles that a spin kernel counts in a millisecond on ``device``, measured once per device."""
+    kernel = _spin_kernel(device)
+    # An idle device raises its clock first.
+    for _ in range(2):
+        begin = now(device)
+        kernel(_PROBE_CYCLES)
+        probe_ms = elapsed_ms(begin, now(device))
+    return _PROBE_CYCLES / probe_ms
+
+
+def _spin_kernel(device: torch.device) -> Callable[[int], None]:
+    if device.type != DeviceKind.CUDA:
+        raise ValueError(f"torch has no kernel that spins on {device.type}, so there is no delay or head start on it")
+    kernel: Callable[[int], None] = torch.cuda._sleep
+    return kernel
+
+
+def device_facts(device: torch.device) -> dict[str, str | int | float | bool | None]:
+    """Return the model of an accelerator, and the versions and switches that its numbers depend on."""
+    facts: dict[str, str | int | float | bool | None] = {
+        "device_name": torch.get_device_module(device).get_device_name(device)
+    }
+    if device.type == DeviceKind.CUDA:
+        facts |= {
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            # allow_tf32 raises an error if the code has set the precision by this newer name.
+            "tf32_matmul": torch.backends.cuda.matmul.fp32_precision == "tf32",
+        }
+    return facts
+
+
+def has_graphs() -> bool:
+    """Return whether a CUDA graph exists."""
+    # isinstance would call code of objects such as weak proxies.
+    return torch.cuda.is_initialized() and any(
+        issubclass(type(found), torch.cuda.CUDAGraph) for found in gc.get_objects()
+    )
+
+
+def group_device(device: torch.device, group: dist.ProcessGroup | None = None) -> torch.device:
+    """Return the device that tensors of ``device`` have to be on for collectives of ``group``; None: all ranks.
+
+    A group has a backend for each kind of device, e.g. ``cpu:gloo,cuda:nccl`` or, if a script names no backend,
+    perhaps ``cuda:nccl`` alone. Gloo exchanges tensors of CPUs, even if it is registered for GPUs.
+    """
+    backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
+    if backends.get(device.type, dist.Backend.GLOO) != dist.Backend.GLOO:
+        return device
+    # Without an index, torch takes the current device of the kind.
+    return torch.device("cpu" if "cpu" in backends else next(iter(backends)))

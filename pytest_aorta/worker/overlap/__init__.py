@@ -1,1 +1,0 @@
-"""Measurement of overlap on a rank."""

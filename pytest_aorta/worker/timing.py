@@ -1,0 +1,298 @@
+"""Timing on a rank: the timer of steps, its waits in collectives, the measured loop, the canary and planted delays.
+
+Collectives make step times equal on all ranks, so step times do not show a straggler. But a straggler arrives last, so
+its waits are the shortest. On CUDA the times come from NCCL's flight recorder, which brackets each collective with
+events if TORCH_NCCL_ENABLE_TIMING is set. On CPU, where collectives block, a rank waits whenever it does not compute.
+The canary is a fixed GEMM and a fixed all-reduce beside the timed steps, to distinguish a slow host from slow code.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.common import variables
+from pytest_aorta.common.files import write_json
+from pytest_aorta.result.folder import ARRIVALS_FILE
+from pytest_aorta.result.trace.arrivals import Arrivals
+from pytest_aorta.worker.accelerator import (
+    Moment,
+    cycles_per_ms,
+    elapsed_ms,
+    group_device,
+    memory_in_use,
+    now,
+    on_accelerator,
+    spin,
+    synchronize,
+)
+
+# A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
+MEMORY_EVERY_STEPS = 10
+
+
+class Progress:
+    """The number of entered steps, in eight bytes of a shared file mapping.
+
+    Other processes can read the file, even after the rank has died or while it hangs. Each step costs one store and no
+    system call.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Map the file at ``path``; without a path, map anonymous memory that nobody reads."""
+        self._count = 0
+        self._bytes = mmap.mmap(-1, 8)
+        if path is not None:
+            with path.open("wb+") as file:
+                file.write(bytes(8))
+                file.flush()
+                self._bytes = mmap.mmap(file.fileno(), 8)
+
+    @classmethod
+    def of_this_rank(cls) -> Progress:
+        """Return a count in the file that the launch names, or in memory if the launch names none."""
+        name = os.environ.get(variables.PROGRESS_FILE)
+        return cls(Path(name) if name else None)
+
+    def advance(self, steps: int = 1) -> None:
+        """Count more entered steps."""
+        self._count += steps
+        self._bytes[:8] = self._count.to_bytes(8, "little")
+
+
+class StepTimer:
+    """A timer of steps on one device.
+
+    On an accelerator two events on the current stream bracket each step, so the loop never waits for the device;
+    :meth:`step_times_ms` waits for them. Work on other streams counts as far as the current stream waits for it. On
+    ``cpu`` the host's monotonic clock times each step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._progress = Progress.of_this_rank()
+        self._moments: list[tuple[Moment, Moment]] = []
+        self._times_ms: list[float] = []
+        self._began_ns: list[int] = []
+        self._ended_ns: list[int] = []
+        self._memory_bytes: list[int] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time the body as one step; a body that raises adds no time."""
+        self._progress.advance()
+        memory_bytes = [memory_in_use(self._device)] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
+        began_ns = time.time_ns()
+        begin = now(self._device)
+        yield
+        self._moments.append((begin, now(self._device)))
+        self._ended_ns.append(time.time_ns())
+        self._began_ns.append(began_ns)
+        self._memory_bytes += memory_bytes
+
+    def step_times_ms(self) -> list[float]:
+        """Return every step's duration in order, in milliseconds, and wait for the device."""
+        self._times_ms += [elapsed_ms(*moments) for moments in self._moments]
+        self._moments.clear()
+        return list(self._times_ms)
+
+    def wait_ms(self) -> list[float]:
+        """Return the milliseconds that each of the last steps spent in collectives.
+
+        The list covers all steps, or as many of the last steps as NCCL has recorded. The list is empty on CPU, where a
+        wait depends on the other ranks: this rank writes its arrivals at collectives into a file, and the waits are
+        computed later from the files of all ranks. Call this after :meth:`step_times_ms` and before leaving the process
+        group.
+        """
+        if not on_accelerator(self._device):
+            _leave_arrivals(self._began_ns, self._ended_ns)
+            return []
+        return _waits_of_steps_ms(_recorded_collectives(), self._began_ns, self._ended_ns)
+
+    def memory_bytes(self) -> list[int]:
+        """Return the memory in use before every tenth step, in bytes: allocated on the device, or resident on CPU."""
+        return list(self._memory_bytes)
+
+
+# NCCL's watchdog checks every 100 ms which collectives have ended.
+_RETIRED_WITHIN_S = 2.0
+_BATCH = "nccl:coalesced"
+
+
+def _waits_of_steps_ms(
+    collectives: Sequence[dict[str, Any]], began_ns: Sequence[int], ended_ns: Sequence[int]
+) -> list[float]:
+    """Return the milliseconds spent in collectives, for each step that the record covers completely.
+
+    Collectives between steps, e.g. of a loss for a log, are part of no step. A record that is too small covers only the
+    last steps. Steps before the first recorded collective are left out; if any collective within the covered steps has
+    no duration, the result is empty. Parts of a batch of sends and receives do not count: the recorder has one entry
+    with a duration for the batch.
+
+    Args:
+        collectives: entries of NCCL's flight recorder.
+        began_ns: when the host entered each step, on the clock of ``time.time_ns``.
+        ended_ns: when the host left each step.
+    """
+    collectives = _without_parts(collectives)
+    created_ns = [entry["time_created_ns"] for entry in collectives]
+    if not created_ns or not began_ns:
+        return []
+    # The oldest remaining entry may be from the middle of its step.
+    first = 0 if min(created_ns) < began_ns[0] else bisect_right(began_ns, min(created_ns))
+    sums_ms = [0.0] * len(began_ns)
+    for entry, created in zip(collectives, created_ns, strict=True):
+        step = bisect_right(began_ns, created) - 1
+        if step < first or created > ended_ns[step]:
+            continue
+        if entry.get("duration_ms") is None:
+            return []
+        sums_ms[step] += entry["duration_ms"]
+    return sums_ms[first:]
+
+
+def _leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
+    """Write this rank's steps and its arrivals at collectives into the rank's folder, if the launch names one."""
+    folder = os.environ.get(variables.RANK_FOLDER)
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    if not folder or dump is None:
+        return
+    entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
+    # The record is a ring: its first entry has the number 0 until a later entry replaces the first entry.
+    is_whole = any(entry["record_id"] == 0 for entry in entries)
+    last_ns = max(ended_ns, default=0)
+    document = Arrivals(
+        began_ns=list(began_ns),
+        ended_ns=list(ended_ns),
+        known_from_ns=0 if is_whole else min((entry["time_created_ns"] for entry in entries), default=last_ns),
+        arrived_ns={_name(entry): entry["time_created_ns"] for entry in entries if not entry["is_p2p"]},
+    )
+    write_json(Path(folder) / ARRIVALS_FILE, asdict(document), durable=False)
+
+
+def _name(entry: dict[str, Any]) -> str:
+    """Return a name of a collective that is the same on every rank."""
+    return f"{entry['process_group'][0]}/{entry['collective_seq_id']}/{entry['profiling_name']}"
+
+
+def _recorded_collectives() -> list[dict[str, Any]]:
+    """Return NCCL's record of this rank once the watchdog has retired every collective; empty if torch has no NCCL."""
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(c10d, "_dump_nccl_trace_json", None)
+    if dump is None:
+        return []
+    deadline_s = time.monotonic() + _RETIRED_WITHIN_S
+    while True:
+        entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
+        if all(entry.get("retired") for entry in _without_parts(entries)) or time.monotonic() > deadline_s:
+            return entries
+        time.sleep(0.02)
+
+
+def _without_parts(entries: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Leave out the sends and receives of batches, which never retire and never get a duration.
+
+    Only the batch does, as ``nccl:coalesced`` (https://github.com/pytorch/pytorch/issues/137969).
+    """
+    if not any(entry.get("profiling_name") == _BATCH for entry in entries):
+        return entries
+    return [
+        entry
+        for entry in entries
+        if not entry.get("is_p2p") or entry.get("retired") or entry["profiling_name"] == _BATCH
+    ]
+
+
+def measure(
+    run_step: Callable[[int, StepTimer], None], num_steps: int, device: torch.device
+) -> tuple[StepTimer, float]:
+    """Run the measured steps; return their timer and the wall time of all steps in seconds; collective.
+
+    On an accelerator the peak of allocated memory is reset before the first step.
+
+    Args:
+        run_step: Runs one step, given its number and the timer, with ``timer.step()`` around the part to be timed.
+        num_steps: Number of steps; their numbers begin at 0.
+        device: Device that the steps run on.
+    """
+    timer = StepTimer(device)
+    # Ranks enter together and with empty streams, since the first step would otherwise include earlier work.
+    synchronize(device)
+    dist.barrier()
+    if on_accelerator(device):
+        torch.accelerator.reset_peak_memory_stats(device)
+    began_s = time.perf_counter()
+    for number in range(num_steps):
+        run_step(number, timer)
+    synchronize(device)
+    return timer, time.perf_counter() - began_s
+
+
+_REPETITIONS = 9
+# Sizes that take about a millisecond each: long enough to time, and short compared with a launch.
+_GEMM_SIZE, _DEVICE_GEMM_SIZE = 256, 6144
+_REDUCED_ELEMENTS, _DEVICE_REDUCED_ELEMENTS = 1 << 14, 1 << 25
+
+
+def run_canary(device: torch.device) -> dict[str, float]:
+    """Return the median milliseconds ``gemm_ms`` and ``all_reduce_ms`` on ``device``; collective.
+
+    The result is empty without a process group.
+    """
+    if not dist.is_initialized():
+        return {}
+    reducing = group_device(device)
+    size, dtype = (_DEVICE_GEMM_SIZE, torch.bfloat16) if on_accelerator(device) else (_GEMM_SIZE, torch.float32)
+    elements = _DEVICE_REDUCED_ELEMENTS if on_accelerator(reducing) else _REDUCED_ELEMENTS
+    # Constant operands, since drawing random numbers would change the workload's random numbers.
+    operand = torch.full((size, size), 1 / size, dtype=dtype, device=device)
+    product, reduced = torch.empty_like(operand), torch.ones(elements, device=reducing)
+    times_ms: dict[str, list[float]] = {"gemm_ms": [], "all_reduce_ms": []}
+    for _ in range(_REPETITIONS):
+        times_ms["gemm_ms"].append(_timed_ms(device, lambda: torch.mm(operand, operand, out=product)))
+        dist.barrier()
+        times_ms["all_reduce_ms"].append(_timed_ms(reducing, lambda: dist.all_reduce(reduced, dist.ReduceOp.MAX)))
+    # The first two repetitions warm up.
+    return {name: median(values[2:]) for name, values in times_ms.items()}
+
+
+def _timed_ms(device: torch.device, work: Callable[[], object]) -> float:
+    synchronize(device)
+    began_ns = time.perf_counter_ns()
+    work()
+    synchronize(device)
+    return (time.perf_counter_ns() - began_ns) / 1e6
+
+
+class Delay:
+    """A callable that occupies the current stream, or the CPU rank, for ``delay_ms`` milliseconds."""
+
+    def __init__(self, device: torch.device, delay_ms: float) -> None:
+        """Calibrate the delay; on an accelerator this waits for the device."""
+        self._device, self._delay_ms = device, delay_ms
+        if delay_ms and on_accelerator(device):
+            cycles_per_ms(device)
+
+    def __call__(self) -> None:
+        """Occupy the stream or the rank once; on an accelerator the host does not wait."""
+        if on_accelerator(self._device):
+            spin(self._delay_ms, self._device)
+            return
+        # A rank that slept would look like a rank that waits for its peers.
+        end_s = time.perf_counter() + self._delay_ms / 1e3
+        while time.perf_counter() < end_s:
+            pass

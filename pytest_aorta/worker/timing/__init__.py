@@ -1,1 +1,0 @@
-"""Timing of steps on a rank."""

@@ -1,0 +1,87 @@
+"""A rank on a kind of device that torch has and this project has not: only its row is made up."""
+
+from __future__ import annotations
+
+import types
+from enum import StrEnum
+
+import pytest
+import torch
+
+from pytest_aorta.worker import Delay, RankEnv, StepTimer, accelerator, environment_facts, workload
+
+DEVICE = torch.device("xpu", 3)
+
+
+class Kinds(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+    XPU = "xpu"
+
+
+class Event:
+    """An event that fires as soon as it is recorded, one millisecond after the event before."""
+
+    clock_ms = 0
+
+    def __init__(self, device, *, enable_timing):
+        assert (device, enable_timing) == (DEVICE, True)
+
+    def record(self):
+        Event.clock_ms += 1
+        self.at_ms = Event.clock_ms
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture(autouse=True)
+def joined(monkeypatch):
+    """Add the kind's row, replace its driver by fakes, and return the arguments of ``init_process_group``."""
+    found = {}
+    monkeypatch.setattr(accelerator, "DeviceKind", Kinds)
+    monkeypatch.setitem(workload.BACKENDS, Kinds.XPU, "xccl")
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: found["index"])
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: found.update(index=index))
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: 1 << 20)
+    driver = types.SimpleNamespace(get_device_name=lambda _device: "Intel Max 1550")
+    monkeypatch.setattr(torch, "get_device_module", lambda _device: driver)
+    monkeypatch.setattr(
+        workload.dist, "init_process_group", lambda backend, **others: found.update(others, backend=backend)
+    )
+    return found
+
+
+@pytest.mark.parametrize("named", [{}, {"AORTA_DEVICE": "xpu"}], ids=["found", "named"])
+def test_a_rank_joins_its_group_on_the_device_of_its_number(joined, named):
+    env = RankEnv.read({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"} | named)
+
+    assert env.join("train") == accelerator.own_device() == DEVICE
+    assert (joined["backend"], joined["device_id"]) == ("xccl", DEVICE)
+
+
+def test_events_time_the_steps_and_the_allocator_is_asked_for_memory():
+    timer = StepTimer(DEVICE)
+    for _ in range(3):
+        with timer.step():
+            pass
+
+    assert timer.step_times_ms() == [1, 1, 1]
+    assert timer.memory_bytes() == [1 << 20]
+
+
+def test_facts_name_the_model_and_no_version_of_another_vendor():
+    facts = environment_facts(DEVICE)
+
+    assert (facts["device"], facts["device_name"]) == ("xpu", "Intel Max 1550")
+    assert "nccl" not in facts
+
+
+def test_a_delay_without_a_kernel_that_spins_is_an_error_that_names_the_kind():
+    with pytest.raises(ValueError, match="no kernel that spins on xpu"):
+        Delay(DEVICE, 1.0)

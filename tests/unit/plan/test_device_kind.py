@@ -1,0 +1,71 @@
+"""A kind of device is added to the host's side in two modules: a made-up kind is, in a copy of the package."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from pytest_aorta.common.files import PACKAGE_ROOT
+
+# File, a line of it, and what takes the line's place.
+ADDED = [
+    ("plan/device_kind.py", '    CPU = "cpu"\n', '    TOY = "toy"\n    CPU = "cpu"\n'),
+    ("plan/device_kind.py", '    GLOO = "gloo"\n', '    TOYCCL = "toyccl"\n    GLOO = "gloo"\n'),
+    ("plan/device_kind.py", "BACKENDS = {", "BACKENDS = {DeviceKind.TOY: Backend.TOYCCL, "),
+    ("plan/device_kind.py", "KINDS = {", 'KINDS = {"toys": DeviceKind.TOY, '),
+    ("plan/device_kind.py", "HIDDEN = {", 'HIDDEN = {"TOY_VISIBLE": "none", '),
+    ("plan/accelerators.py", "ACCELERATORS: dict[str, Accelerator] = {", '''
+class Toys:
+    source = "toyml"
+
+    def devices(self, environ):
+        tokens = environ.get("TOY_VISIBLE", "0,1,2").split(",")
+        return [Device(token, "Toy 9000", f"TOY-{token}", "toys") for token in tokens]
+
+    def show(self, devices, environ):
+        environ["TOY_VISIBLE"] = ",".join(device.token for device in devices)
+
+    def sensors(self, devices):
+        raise SensorsUnavailable("toys have none")
+
+
+ACCELERATORS: dict[str, Accelerator] = {"toys": Toys(), '''),
+]  # fmt: skip
+USED = """
+from pathlib import Path
+from pytest_aorta.launch.command import launch_environment
+from pytest_aorta.launch.watch import LaunchWatch
+from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.world import WorldSpec, resolve_world
+from tests.unit.builders import make_options
+
+devices = visible_devices({"TOY_VISIBLE": "2,1"})
+world = resolve_world(WorldSpec("all", "toy"), make_options(device="toy"), devices)
+print(world.platform)
+cpu = resolve_world(WorldSpec(2, "cpu"), make_options(), devices)
+plans = [LaunchPlan("toy", None, {}, "train.py", (), each, 9.0, Path("/run"), Path("/")) for each in (world, cpu)]
+environs = [launch_environment(plan, {"TOY_VISIBLE": "0,1,2"}) for plan in plans]
+print(*(f"{environ['TOY_VISIBLE']} {environ['AORTA_DEVICE']};" for environ in environs))
+with LaunchWatch(plans[0], None) as watch:
+    pass
+print(watch.platform_facts.source, watch.platform_facts.problem)
+"""
+
+
+def test_made_up_kind_of_device_is_leased_shown_to_ranks_and_watched(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE_ROOT, tmp_path / "pytest_aorta", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, line, added in ADDED:
+        file = tmp_path / "pytest_aorta" / name
+        text = file.read_text(encoding="utf-8")
+        assert text.count(line) == 1, (name, line)
+        file.write_text(text.replace(line, added), encoding="utf-8")
+    path = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(PACKAGE_ROOT.parent)!r}]\n"
+    done = subprocess.run([sys.executable, "-c", path + USED], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == [
+        "toy-9000-x2-toyccl",
+        "2,1 toy; none cpu;",
+        "toyml toys have none",
+    ], done.stderr
