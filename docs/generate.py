@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.model import schema_of
 from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.options.table import OPTIONS, Option
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, read_workload
@@ -30,6 +31,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     StepOverlap,
 )
 from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.verdict.baseline import SCHEMA_VERSION, Baseline, StoredLaunch
 from pytest_aorta.verdict.metrics import METRICS, Metric
 
 DOCS = Path(__file__).parent
@@ -153,6 +155,11 @@ def _values(schema: dict[str, Any], root: dict[str, Any] | None = None) -> str:
 _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
+# The schemas that are generated from the structs that files hold.
+_BASELINE = "The launches that one case of a test is compared with, on one platform."
+STRUCTS = {"baseline.schema.json": schema_of(Baseline, f"baseline/{SCHEMA_VERSION}", _BASELINE)}
+
+
 def schemas() -> str:
     """Return the tables of the keys of stored files, from their JSON schemas."""
     names = sorted(path.name for path in (ROOT / "pytest_aorta/common/schemas").glob("*.schema.json"))
@@ -166,9 +173,12 @@ _CLASSES = {
     "WorkloadResult": (RankResult, WorkloadResult),
     "rank_result": (RankResult,),
     "tensor_hashes": (TensorHashes,),
+    "Baseline": (Baseline,),
+    "StoredLaunch": (StoredLaunch,),
+    "LaunchFacts": (LaunchFacts,),
     "launch": (LaunchFacts,),
-    "launch.kernels": (FamilyTime,),
-    "launch.collectives": (CollectiveFacts,),
+    "FamilyTime": (FamilyTime,),
+    "CollectiveFacts": (CollectiveFacts,),
     "WorkloadResult.platform_facts": (PlatformFacts,),
     "step_overlap.collectives": (CollectiveTime,),
     "head_start": (HeadStart,),
@@ -252,6 +262,10 @@ def current(page: str) -> str:
 
 def main() -> int:
     """Write every page that is not current, and return 0."""
+    for name, schema in STRUCTS.items():
+        path = ROOT / "pytest_aorta/common/schemas" / name
+        path.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+    load_schema.cache_clear()
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         if (new := current(text)) != text:

@@ -49,7 +49,7 @@ def compare_bits(device: str) -> None:
     Raises:
         AssertionError: A sum differs.
     """
-    runs = [(0, 0), (1, 2), (1023, 1), (70_000, 1000), (2**21 + 5, 2**33 + 17), (2**22, 0)]
+    runs = [(0, 0), (1, 2), (1023, 1), (70_000, 1000), (2**21 + 5, 2**33 + 17)]
     grids = [Grid.of(Axis(2**40, range(begin, begin + count))) for count, begin in runs]
     grids += [Grid.of(Axis(9000, range(7, 4007)), Axis(2048, range(3, 3 + width))) for width in (1, 64, 512)]
     grids += [Grid.of(Axis(900, torch.arange(0, 900, 3)), Axis(64, range(64)), Axis(300, range(100, 200)))]

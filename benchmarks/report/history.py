@@ -1,4 +1,4 @@
-"""Builds the pages of a made-up history and prints their size, the seconds to write them, and the seconds to draw them.
+"""Builds the page of a made-up history and prints their size, the seconds to write it, and the seconds to draw them.
 
     python -m benchmarks.report.history [--cases 10] [--commits 200] [--launches 5] [--keep FOLDER] [--pictures FOLDER]
 
@@ -11,18 +11,16 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_aorta.cli.history.series import case_histories
-from pytest_aorta.cli.history.site.write import write_site
+from pytest_aorta.cli.history_page import render
+from pytest_aorta.cli.history_series import case_histories
 from pytest_aorta.session.history.entries import read_history
 from tests.browser.chromium import Page, find_chromium, open_browser
 from tests.unit.sample_history import make_history, write_history
 
 # Charts appear at once or not at all; this limit is many times their usual duration.
 _SETTLED_S = 10.0
-LINK = "https://github.com/example/train/commit/{commit}"
 WIDTHS = (400, 1400)
 _FIGURES = "[...document.querySelectorAll('figure.plot')]"
 _SECONDS = f"Math.max(...{_FIGURES}.map((figure) => Number(figure.dataset.drawn ?? 0))) / 1000"
@@ -35,37 +33,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("cases", 10), ("commits", 200), ("launches", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--keep", type=Path, help="folder for the pages")
-    parser.add_argument("--pictures", type=Path, help="folder for pictures of the first case, light and dark")
+    parser.add_argument("--keep", type=Path, help="file for the page")
+    parser.add_argument("--pictures", type=Path, help="folder for pictures of the page, light and dark")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="aorta-history-") as scratch:
         folder = Path(scratch)
         entries = make_history(cases=given.cases, commits=given.commits, launches=given.launches)
         write_history(folder / "history", entries)
-        pages = _write(folder / "history", given.keep or folder / "site")
+        written = _write(folder / "history", given.keep or folder / "history.html")
         program = find_chromium()
         if program is not None:
             with open_browser(program, folder / "profile") as page:
-                _draw(page, pages[1])
+                _draw(page, written)
                 if given.pictures:
-                    _photograph(page, pages[:2], given.pictures)
+                    _photograph(page, written, given.pictures)
 
 
-def _write(history: Path, site: Path) -> list[Path]:
-    """Write the pages as ``aorta history site`` does, print the figures, and return the pages."""
+def _write(history: Path, file: Path) -> Path:
+    """Write the page as ``aorta history page`` does, print the figures, and return the file."""
     kept = sum(file.stat().st_size for file in history.iterdir())
     began = time.perf_counter()
     entries, problems = read_history(history)
     read = time.perf_counter()
     histories = case_histories(entries)
-    pages = write_site(histories, site, LINK)
+    file.write_text(render(histories), encoding="utf-8")
     written = time.perf_counter()
     launches = sum(row.num_launches for row in histories)
     print(f"{len(histories)} cases, {len(entries)} comparisons, {launches} launches, {len(problems)} problems")
     print(f"history: {kept / 1e6:.2f} MB in {len(list(history.iterdir()))} files")
     print(f"read in {read - began:.2f} s, written in {written - read:.2f} s")
-    print(f"pages: {sum(file.stat().st_size for file in pages) / 1e6:.2f} MB in {len(pages)} files")
-    return pages
+    print(f"page: {file.stat().st_size / 1e6:.2f} MB")
+    return file
 
 
 def _draw(page: Page, file: Path) -> None:
@@ -78,16 +76,14 @@ def _draw(page: Page, file: Path) -> None:
     assert page.complaints == [], page.complaints
 
 
-def _photograph(page: Page, files: Sequence[Path], folder: Path) -> None:
+def _photograph(page: Page, file: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        for width in WIDTHS:
-            for dark in (False, True):
-                page.size(width, 1300)
-                page.open(file, dark=dark)
-                time.sleep(1)
-                theme = "dark" if dark else "light"
-                page.screenshot(folder / f"{'index' if file.stem == 'index' else 'case'}-{width}-{theme}.png")
+    for width in WIDTHS:
+        for dark in (False, True):
+            page.size(width, 1300)
+            page.open(file, dark=dark)
+            time.sleep(1)
+            page.screenshot(folder / f"history-{width}-{'dark' if dark else 'light'}.png")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import argparse
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -55,7 +55,7 @@ def draws(baseline: Baseline, count: int, rng: random.Random) -> Iterator[Draw]:
 
 
 def _of(baseline: Baseline, launches: list[LaunchFacts]) -> Baseline:
-    return replace(baseline, launches=tuple(StoredLaunch(launch) for launch in launches))
+    return baseline.replace(launches=tuple(StoredLaunch(launch) for launch in launches))
 
 
 def num_launches(draw: Draw) -> int:

@@ -1,8 +1,12 @@
-"""Exit codes of the command ``aorta``."""
+"""Exit codes of the command ``aorta``, and problems that do not end it."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from enum import IntEnum
+
+from pytest_aorta.common.text import printable
 
 
 class ExitCode(IntEnum):
@@ -15,3 +19,10 @@ class ExitCode(IntEnum):
     USAGE = 2
     # Added to the number of the signal that ended the command.
     SIGNALED = 128
+
+
+def report_problems(problems: Sequence[str]) -> int:
+    """Print problems to stderr and return the exit code."""
+    for problem in problems:
+        print(f"aorta: {printable(problem)}", file=sys.stderr)
+    return ExitCode.PROBLEM if problems else ExitCode.OK

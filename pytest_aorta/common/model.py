@@ -56,11 +56,10 @@ def decode(content: bytes | str, kind: type[T], name: str) -> T:
             The message names the source, the key, what was given and what is allowed.
     """
     try:
-        value = msgspec.json.decode(content, type=kind)
-        json.loads(content, object_pairs_hook=_unique_keys)  # msgspec keeps the last of two equal keys
-        return value
+        document = json.loads(content, object_pairs_hook=_unique_keys)  # msgspec keeps the last of two equal keys
+        return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), json.loads(content), kind)}") from None
+        raise UnreadableFile(f"{name}: {_worded(str(error), document, kind)}") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
 
@@ -84,6 +83,8 @@ def convert(value: Any, kind: type[T], name: str) -> T:
         return msgspec.convert(value, kind, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         raise UnreadableFile(f"{name}: {_worded(str(error), value, kind)}") from None
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which json.loads accepts
+        raise UnreadableFile(f"{name}: contains text that is not Unicode: {error}") from None
 
 
 def to_builtins(value: Any) -> Any:
@@ -93,12 +94,12 @@ def to_builtins(value: Any) -> Any:
 
 def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
     """Return the JSON Schema 2020-12 of a struct, with the structs that it contains under ``$defs``."""
-    (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    _, definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"https://pytest-aorta.invalid/{name}",
+        **definitions.pop(kind.__name__),
         "description": description,
-        **root,
         "$defs": definitions,
     }
 

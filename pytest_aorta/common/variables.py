@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # Set by the user or by the cluster.
-AGENT_TOKEN = "AORTA_AGENT_TOKEN"  # noqa: S105 - the name of the secret's variable
 NODE_RANK = "AORTA_NODE_RANK"
 LEASE_DIR = "AORTA_LEASE_DIR"
 
@@ -11,7 +10,6 @@ LEASE_DIR = "AORTA_LEASE_DIR"
 LAUNCH_ID = "AORTA_LAUNCH_ID"  # for every process of a launch, to find leftover processes (launch/sweep.py)
 AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; forked ranks read their parent's id
 GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, whose parent may be a profiler
-STORE_FD = "AORTA_STORE_FD"  # the listening socket of the rendezvous, for the torchrun agent of node 0
 PROFILER = "AORTA_PROFILER"
 PROFILER_SCHEDULE = "AORTA_PROFILER_SCHEDULE"  # as text, for ranks under torch's profiler
 LATE_PATH = "AORTA_LATE_PATH"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import sys
 from collections.abc import Mapping
 
@@ -13,9 +12,9 @@ from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.profiler import wrapper_command
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, pinned_cpu_kernels
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result.folder import ELASTIC_FOLDER, flight_prefix
 
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
@@ -49,7 +48,8 @@ def require_torch() -> None:
 def agent_command(plan: LaunchPlan) -> list[str]:
     """Return the command line of the torchrun agent, for one node or for this node's part of several."""
     python = python_command(plan)
-    torchrun = [*_rendezvous(plan), f"--nproc-per-node={plan.world.ranks_per_node}"]
+    torchrun = [f"--nnodes={plan.world.nodes}", f"--node-rank={plan.node or 0}"]
+    torchrun.append(f"--nproc-per-node={plan.world.ranks_per_node}")
     # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
     torchrun.append(f"--log-dir={plan.run_dir / ELASTIC_FOLDER}")
     # torchrun's own option to start a module can't pass options to Python.
@@ -66,21 +66,6 @@ def agent_command(plan: LaunchPlan) -> list[str]:
     ]
 
 
-def _rendezvous(plan: LaunchPlan) -> list[str]:
-    if plan.part is None:
-        return ["--nnodes=1", "--node-rank=0"]
-    # The torchrun agent of node 0 hosts the store (torchrun.py): by themselves, the nodes do not agree on a host.
-    conf = f"is_host=0,join_timeout={math.ceil(plan.timeout_s)}"
-    return [
-        f"--nnodes={plan.part.num_nodes}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={plan.part.endpoint}",
-        f"--rdzv-id={plan.part.run_id}",
-        f"--rdzv-conf={conf}",
-        f"--local-addr={plan.part.local_address}",
-    ]
-
-
 def python_command(plan: LaunchPlan) -> list[str]:
     """Return the interpreter, with its options, of this plan's torchrun agent and ranks."""
     if plan.reference is None:
@@ -94,10 +79,12 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
 
     It contains the caller's variables except those of another launch, then the config's variables, then ours.
     """
+    # The user can name node 0's address in the network of the nodes; torchrun sets the variable anew for its ranks.
+    scrubbed = _SCRUBBED if plan.world.nodes == 1 else _SCRUBBED - {"MASTER_ADDR"}
     kept = {
         name: value
         for name, value in environ.items()
-        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
+        if name not in scrubbed and not name.startswith(_SCRUBBED_PREFIXES)
     }
     kept |= plan.config.get(ENVIRONMENT_KEY, {})
     show_devices(plan.world.devices, kept)
@@ -120,8 +107,6 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     else:
         # gloo records when each rank arrives at its collectives, which identifies the straggler.
         kept.setdefault("TORCH_FR_BUFFER_SIZE", _FLIGHT_RECORDS)
-    if plan.part is not None:
-        _join_nodes(plan.part, kept)
     if plan.reference is not None:
         return plan.reference.environment(kept)
     return with_own_code(kept)
@@ -133,16 +118,6 @@ def with_own_code(environ: dict[str, str]) -> dict[str, str]:
     if package_parent.name not in ("site-packages", "dist-packages"):
         environ["PYTHONPATH"] = ":".join(filter(None, [str(package_parent), environ.get("PYTHONPATH")]))
     return environ
-
-
-def _join_nodes(part: NodePart, environ: dict[str, str]) -> None:
-    # Ranks run the user's code, which must not read the secret.
-    environ.pop(variables.AGENT_TOKEN, None)
-    if part.interface is not None:
-        # Otherwise gloo resolves the host's name, often to an interface that no other node can reach.
-        environ.setdefault("GLOO_SOCKET_IFNAME", part.interface)
-    if part.store_fd is not None:
-        environ[variables.STORE_FD] = str(part.store_fd)
 
 
 def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:

@@ -37,6 +37,8 @@ from pytest_aorta.result.folder import (
     OUTCOME_FILE,
     PLAN_FILE,
     RANKS_FOLDER,
+    node_folder,
+    rank_folder,
     rank_folders,
 )
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
@@ -48,8 +50,8 @@ STOP_S = 20.0
 STOPPED_S = 10.0
 WATCHER = "the process that watches the ranks"
 LOOK_S = 1.0
-# Time to collect the files of all nodes.
-COLLECT_S = 120.0
+# Limit of the end of a launch over several nodes, in which a silent node is given up and the launcher is ended.
+NODES_END_S = 120.0
 
 
 class GuardProcess(Protocol):
@@ -198,12 +200,33 @@ class GuardedLaunch:
 
 
 def prepare_folder(plan: LaunchPlan) -> None:
-    """Create the run folder with one folder per rank, and write the plan."""
-    for folder in rank_folders(plan.run_dir, plan.world.size):
-        folder.mkdir(parents=True)
-    if plan.world.device == "cuda":
-        (plan.run_dir / FLIGHT_FOLDER).mkdir()
+    """Create the run folder with one folder per rank, and write the plan.
+
+    Over several nodes each node has a run folder of its own, to which the folders of its ranks are links.
+    """
+    if plan.node is None:
+        (plan.run_dir / RANKS_FOLDER).mkdir(parents=True)
+        if plan.world.device == "cuda":
+            (plan.run_dir / FLIGHT_FOLDER).mkdir()
+        if plan.world.nodes > 1:
+            _prepare_nodes(plan)
+        else:
+            for folder in rank_folders(plan.run_dir, plan.world.size):
+                folder.mkdir()
     write_json(plan.run_dir / PLAN_FILE, to_builtins(plan), durable=False)
+
+
+def _prepare_nodes(plan: LaunchPlan) -> None:
+    # The plan names programs, which nobody else may change.
+    plan.run_dir.chmod(0o700)
+    back = Path("..")
+    for node in range(plan.world.nodes):
+        folder = node_folder(plan.run_dir, node)
+        for rank in plan.ranks_of(node):
+            rank_folder(folder, rank).mkdir(parents=True)
+            rank_folder(plan.run_dir, rank).symlink_to(rank_folder(node_folder(back, node), rank))
+        if plan.world.device == "cuda":
+            (folder / FLIGHT_FOLDER).symlink_to(back / back / FLIGHT_FOLDER)
 
 
 def clear_scratch(run_dir: Path) -> None:
@@ -220,7 +243,6 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         "run_dir": str(plan.run_dir),
         "world_size": plan.world.size,
         "num_local_ranks": plan.world.ranks_per_node,
-        "agent_fds": _agent_fds(plan),
         "time_limit_s": plan.timeout_s,
         **to_builtins(plan.limits),
         # Look beside this Python as well: a virtual environment need not be on the path.
@@ -234,12 +256,7 @@ def _start_guard(
     plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", str(GUARD), json.dumps(guard_spec(plan, lifeline_fd, verdict_fd))]
-    fds = (lifeline_fd, verdict_fd, *_agent_fds(plan))
-    return start_watcher(plan, command, launch_environment(plan, environ), fds)
-
-
-def _agent_fds(plan: LaunchPlan) -> list[int]:
-    return [plan.part.store_fd] if plan.part and plan.part.store_fd is not None else []
+    return start_watcher(plan, command, launch_environment(plan, environ), (lifeline_fd, verdict_fd))
 
 
 def start_watcher(
@@ -275,10 +292,10 @@ def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
 
 def _limit_s(plan: LaunchPlan) -> float:
     """Return the seconds after which the guard must have ended, whatever happens."""
-    if plan.group is None:
+    if plan.world.nodes == 1 or plan.node is not None:
         return plan.timeout_s + STOP_S
-    # Every node's guard has its own limit and time to stop, and node 0 then collects the files.
-    return plan.group.join_timeout_s + plan.timeout_s + STOP_S + COLLECT_S
+    # The nodes get the time of a launch to arrive, and then each node's guard has its own limit and time to stop.
+    return 2 * plan.timeout_s + STOP_S + NODES_END_S
 
 
 def _wait_bounded(guard: GuardProcess) -> str:

@@ -119,7 +119,7 @@ def lease(
     )
     _refuse_impossible(claim)
     deadline_s = time.monotonic() + wait_s
-    orphans = Orphans()
+    orphans = _Orphans()
     with ClaimFolder.opened(folder) as opened, ExitStack() as undo:
         with opened.gate():
             name, fd = opened.enter(claim, undo)
@@ -135,7 +135,7 @@ def lease(
             _wait_for_change(others, min(deadline_s, time.monotonic() + LOOK_S))
 
 
-class Orphans:
+class _Orphans:
     """Launches whose pytest is dead. The guard then ends its launch; this class ends launches whose guard can't.
 
     If the claim of a launch is free, its guard is dead too, and the launch is ended at once. Otherwise the launch is
@@ -201,7 +201,7 @@ def _try(folder: ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
     if resources:
         for other in ahead:
             folder.overtake(other)
-        append_line(fd, json.dumps(to_builtins(structs.replace(mine, resources=resources, since_s=time.time()))))
+        _append_line(fd, json.dumps(to_builtins(structs.replace(mine, resources=resources, since_s=time.time()))))
     return resources
 
 
@@ -396,7 +396,7 @@ class Claim(Model, frozen=True):
         return self.exclusive or other.exclusive or not set(self.pool).isdisjoint(other.pool)
 
 
-class BadMarks(Model, frozen=True):
+class _BadMarks(Model, frozen=True):
     """Resources that are leased to nobody until the host starts again.
 
     Attributes:
@@ -479,7 +479,7 @@ class ClaimFolder:
         undo.callback(os.close, fd)
         undo.callback(self.remove, name)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        append_line(fd, json.dumps(to_builtins(claim)))
+        _append_line(fd, json.dumps(to_builtins(claim)))
         return name, fd
 
     def remove(self, name: str) -> None:
@@ -493,7 +493,7 @@ class ClaimFolder:
         with suppress(FileNotFoundError):
             fd = self.open(name)
             try:
-                append_line(fd, OVERTAKEN)
+                _append_line(fd, OVERTAKEN)
             finally:
                 os.close(fd)
 
@@ -544,14 +544,14 @@ class ClaimFolder:
         if not os.path.lexists(path):
             return {}
         try:
-            marks = convert(read_json(path, max_bytes=MAX_FILE_BYTES), BadMarks, str(path))
+            marks = convert(read_json(path, max_bytes=MAX_FILE_BYTES), _BadMarks, str(path))
         except UnreadableFile as error:
             raise _unusable(self.path, f"{error}; repair the file, or delete it with its marks") from None
         return marks.reasons if marks.boot == _boot_id() else {}
 
     def write_bad(self, reasons: dict[str, str]) -> None:
         """Replace the marks of bad resources."""
-        write_json(self.path / BAD, to_builtins(BadMarks(_boot_id(), reasons)))
+        write_json(self.path / BAD, to_builtins(_BadMarks(_boot_id(), reasons)))
 
 
 def _open_folder(path: Path) -> int:
@@ -601,7 +601,7 @@ def _parse(data: bytes, name: str) -> Claim | None:
     return structs.replace(claim, overtaken=overtaken, run_dirs=tuple(run_dirs))
 
 
-def append_line(fd: int, line: str) -> None:
+def _append_line(fd: int, line: str) -> None:
     """Write a whole line.
 
     Raises:
@@ -618,13 +618,13 @@ def record_launch(fd: int, run_dir: Path) -> None:
     Raises:
         OSError: The line could not be written.
     """
-    append_line(fd, LAUNCH + json.dumps(str(run_dir)))
+    _append_line(fd, LAUNCH + json.dumps(str(run_dir)))
 
 
 def record_end(fd: int, run_dir: Path) -> None:
     """Record in a claim that no process of a launch is left; otherwise the next request looks for processes."""
     with suppress(OSError):
-        append_line(fd, ENDED + json.dumps(str(run_dir)))
+        _append_line(fd, ENDED + json.dumps(str(run_dir)))
 
 
 def takes_lock(fd: int, mode: int) -> bool:

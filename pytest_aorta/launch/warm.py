@@ -18,7 +18,7 @@ from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
 from pytest_aorta.launch.command import launch_environment, python_command, require_torch
 from pytest_aorta.launch.guarded import guard_spec, launch
-from pytest_aorta.launch.nodes.handover import start_coordinator
+from pytest_aorta.launch.nodes.coordinator import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import unmarked
@@ -69,7 +69,7 @@ class ForkServers:
         """
         if plan.reference is None:
             require_torch()
-        if plan.group is not None:
+        if plan.world.nodes > 1:
             return launch(plan, self._environ, start_coordinator)
         if plan.launcher != LauncherKind.FORKSERVER:
             return launch(plan, self._environ)

@@ -189,7 +189,7 @@ def visible_tokens(variable: str | None, count: int) -> list[str]:
     return tokens
 
 
-class Nvidia:
+class _Nvidia:
     """NVIDIA's GPUs."""
 
     source = "NVML"
@@ -217,7 +217,7 @@ class Nvidia:
 
     def sensors(self, devices: Sequence[Device]) -> Sensors:
         """Open NVML."""
-        return NvidiaSensors(devices)
+        return _NvidiaSensors(devices)
 
 
 def _nvidia_device(token: str) -> Device:
@@ -259,7 +259,7 @@ def _nvidia_handles(mig: bool) -> Iterator[Any]:
                     yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
 
 
-class NvidiaSensors:
+class _NvidiaSensors:
     """Sensors read by NVML; a MIG device has the readings of its GPU."""
 
     source = "NVML"
@@ -320,7 +320,7 @@ class NvidiaSensors:
             raise SensorsUnavailable(f"NVML: {error}") from None
 
 
-class Amd:
+class _Amd:
     """AMD's GPUs, which torch calls cuda."""
 
     source = "amdsmi"
@@ -340,7 +340,7 @@ class Amd:
 
     def sensors(self, devices: Sequence[Device]) -> Sensors:
         """Open amdsmi."""
-        return AmdSensors(devices)
+        return _AmdSensors(devices)
 
 
 def _amd_select(variable: str, value: str | None, gpus: list[Device]) -> list[Device]:
@@ -430,7 +430,7 @@ def _amd_gpu(number: int, model: str, serial: str) -> Device:
     return Device(str(number), model, f"GPU-{unique:016x}" if unique else f"AMD-{number}", AMD)
 
 
-class AmdSensors:
+class _AmdSensors:
     """Sensors read from amdsmi's table of metrics."""
 
     source = "amdsmi"
@@ -507,7 +507,7 @@ def _thousandth(value: float | None) -> float | None:
 
 
 # Vendor -> its devices, in the order in which drivers are looked for.
-ACCELERATORS: dict[str, Accelerator] = {NVIDIA: Nvidia(), AMD: Amd()}
+ACCELERATORS: dict[str, Accelerator] = {NVIDIA: _Nvidia(), AMD: _Amd()}
 
 
 def _only_match(variable: str, token: str, matches: list[str]) -> str | None:

@@ -14,9 +14,8 @@ from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
 from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workload.adapter import Adapter
-from pytest_aorta.plan.workload.command import CommandLine, command_line
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, CommandLine, command_line
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, filled_adapter, resolve_config
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
 from pytest_aorta.plan.world import World
 
 
@@ -37,44 +36,6 @@ class Limits(Model, frozen=True):
 def limits_under(profiler: str | None) -> Limits:
     """Return the limits of a launch under ``profiler``."""
     return Limits(straggler_s=WRAPPED_STRAGGLER_S) if profiler in WRAPPERS else Limits()
-
-
-class NodeGroup(Model, frozen=True):
-    """The start of ranks on several nodes, for node 0.
-
-    Attributes:
-        num_nodes: Number of nodes of the launch.
-        launcher: Words of the command that starts one node agent per node; empty: node agents wait on the other nodes.
-        address: Address of this node, to which node agents connect.
-        port: Port of that address; 0: any free port.
-        join_timeout_s: Seconds within which the node agent of every node has to connect.
-    """
-
-    num_nodes: int
-    launcher: tuple[str, ...]
-    address: str
-    port: int
-    join_timeout_s: float
-
-
-class NodePart(Model, frozen=True):
-    """The part of one node in a launch over several nodes.
-
-    Attributes:
-        num_nodes: Number of nodes of the launch.
-        endpoint: ``HOST:PORT`` of the rendezvous.
-        run_id: Unique id of the launch.
-        local_address: Address of this node in the network of the nodes.
-        interface: Network interface with that address.
-        store_fd: On node 0, the socket that listens at ``endpoint``.
-    """
-
-    num_nodes: int
-    endpoint: str
-    run_id: str
-    local_address: str
-    interface: str | None
-    store_fd: int | None = None
 
 
 class LaunchRequest(Model, frozen=True):
@@ -112,8 +73,8 @@ class LaunchPlan(LaunchRequest, frozen=True):
         reference: A/B reference to launch; None for the code under test.
         profiler: Profiler that ranks run under, torch, nsys or rocprofv3; None: no profiler.
         profiler_schedule: Steps of the traces of torch's profiler; None: the default.
-        group: On node 0, the start of ranks on the other nodes; None on a single node.
-        part: On the node agent of each node, the part of that node.
+        node_launcher: Words of the command that starts one node agent per node; ``{nodes}`` is their number.
+        node: Number of the node whose ranks are started, on a node agent; None: all nodes.
         command: Words of the command line of the run, for the result's provenance.
     """
 
@@ -127,9 +88,14 @@ class LaunchPlan(LaunchRequest, frozen=True):
     reference: AnyReference | None = None
     profiler: str | None = None
     profiler_schedule: ProfilerSchedule | None = None
-    group: NodeGroup | None = None
-    part: NodePart | None = None
+    node_launcher: tuple[str, ...] = ()
+    node: int | None = None
     command: tuple[str, ...] = ()
+
+    def ranks_of(self, node: int) -> range:
+        """Return the ranks of a node."""
+        here = self.world.ranks_per_node
+        return range(node * here, (node + 1) * here)
 
     @property
     def title(self) -> str:

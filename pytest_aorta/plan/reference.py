@@ -25,32 +25,17 @@ from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder,
 from pytest_aorta.plan.worktree import NO_SETUP, Setup, Worktree, commit_of, open_worktree
 
 PROBE_S = 120.0
-# Modules by which a launch starts and reads workloads; versions older than these packages have them elsewhere.
-_PROTOCOL = ("pytest_aorta.plan.workload.declaration", "pytest_aorta.launch.process.torchrun")
-_PROBE = f"""
-import importlib.metadata, importlib.util, json
+_PROBE = """
+import importlib.util, json
 
-def is_there(name):
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ImportError:
-        return False
-
-missing = [name for name in ("torch", "pytest_aorta") if not is_there(name)]
-is_older = not missing and not all(map(is_there, {_PROTOCOL!r}))
-version = "of unknown version"
-if is_older:
-    try:
-        version = importlib.metadata.version("pytest-aorta")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-workloads = {{}}
-if not missing and not is_older:
+missing = [name for name in ("torch", "pytest_aorta") if importlib.util.find_spec(name) is None]
+workloads = {}
+if not missing:
     from pytest_aorta.plan.workload.declaration import workload_places
     for name, [place, *_] in workload_places(()).items():
         if place.folder:
             workloads[name] = [str(place.folder), place.module]
-print(json.dumps({{"missing": missing, "older": version if is_older else None, "workloads": workloads}}))
+print(json.dumps({"missing": missing, "workloads": workloads}))
 """
 
 
@@ -226,15 +211,11 @@ def _probe(python: str) -> dict[str, tuple[Path, str]]:
     """Return the workloads that are installed in the environment of another interpreter."""
     status, output, complaint = run_program([python, "-P", "-c", _PROBE], _without_path(os.environ), PROBE_S)
     if status:
-        raise SpecError(f"{python} is not a usable interpreter: {' '.join(complaint.strip().splitlines()[-1:])}")
+        problem = " ".join(complaint.strip().splitlines()[-1:])
+        raise SpecError(f"{python} is not an interpreter with this version of pytest-aorta: {problem}")
     found = json.loads(output)
     if missing := found["missing"]:
         raise SpecError(f"{python} can't import {' and '.join(missing)}; install what is missing there")
-    if older := found["older"]:
-        raise SpecError(
-            f"{python} has pytest-aorta {older}, which is older than this version's launch protocol; install the same "
-            f"version there"
-        )
     return {name: (Path(folder), module) for name, (folder, module) in found["workloads"].items()}
 
 

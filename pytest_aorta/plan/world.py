@@ -135,7 +135,7 @@ def _refuse_nodes(nodes: int, options: Options) -> None:
     given = f"{options.nnodes} given (--aorta-nnodes={options.nnodes})"
     if nodes > options.nnodes:
         raise DevicesUnavailable(f"needs {nodes} nodes, {given}")
-    takes_any = not options.node_launcher or any("{nodes}" in word for word in options.node_launcher)
+    takes_any = any("{nodes}" in word for word in options.node_launcher)
     if 1 < nodes < options.nnodes and not takes_any:
         raise DevicesUnavailable(
             f"needs {nodes} nodes, {given}, and aorta_node_launcher starts a node agent on each of them; write "

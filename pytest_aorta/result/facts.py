@@ -119,15 +119,15 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     num_steps: Positive
     step_time_ms: Annotated[dict[StepTime, Milliseconds], Meta(min_length=5)]
     step_time_sample_ms: Annotated[list[Milliseconds], Meta(min_length=1, max_length=SAMPLE_SIZE)]
-    slowest_rank_p50_ms: Milliseconds
-    fastest_rank_p50_ms: Milliseconds
+    slowest_rank_p50_ms: Milliseconds = 0.0
+    fastest_rank_p50_ms: Milliseconds = 0.0
     metrics: dict[Name, Finite]
     weight_hashes: dict[Step, WeightHash]
     final_loss: Finite | None
     environment: dict[str, Fact]
     rank_lag_ms: list[Finite]
-    step_time_growth: Finite
-    memory_growth: Finite
+    step_time_growth: Finite = 0.0
+    memory_growth: Finite = 0.0
     canary_ms: dict[CanaryPart, Milliseconds]
     exposed_ms: dict[CollectiveKind, Milliseconds] = field(default_factory=dict)
     most_exposed_rank: Count | None = None

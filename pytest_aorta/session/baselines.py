@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError
@@ -114,7 +113,7 @@ def _folder_of_code(options: Options) -> Path | None:
 
 
 def _with_launches(first: Baseline, launches: Sequence[LaunchFacts]) -> Baseline:
-    return replace(first, launches=tuple(StoredLaunch(launch) for launch in launches))
+    return first.replace(launches=tuple(StoredLaunch(launch) for launch in launches))
 
 
 def _difference(kept: Baseline, first: Baseline) -> str | None:

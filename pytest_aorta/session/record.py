@@ -149,7 +149,7 @@ class TestRecord:
         return {
             "nodeid": self.nodeid,
             "verdicts": to_builtins(self.verdicts),
-            "new_launches": [launches.to_json() for launches in self.new_launches],
+            "new_launches": to_builtins(self.new_launches),
             "used_cases": self.used_cases,
             "notes": self.notes,
             "detection": self.detection,
@@ -172,7 +172,7 @@ class TestRecord:
         return cls(
             nodeid=data["nodeid"],
             verdicts=msgspec.convert(data["verdicts"], list[Verdict]),
-            new_launches=[NewLaunches.from_json(row) for row in data["new_launches"]],
+            new_launches=msgspec.convert(data["new_launches"], list[NewLaunches]),
             used_cases=data["used_cases"],
             notes=data["notes"],
             detection=data["detection"],

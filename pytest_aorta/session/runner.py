@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import msgspec
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.plan.workload.declaration import find_workload
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import Recording
@@ -272,7 +271,7 @@ class WorkloadRunner:
 
     def _known(self, stored: Baseline, result: WorkloadResult) -> Baseline:
         """Return the baseline with the defaults of config keys that were added after it was recorded."""
-        return replace(stored, config=identity(self._world.defaults(result)) | stored.config)
+        return stored.replace(config=identity(self._world.defaults(result)) | stored.config)
 
     def _settle(
         self,
@@ -319,7 +318,7 @@ class WorkloadRunner:
             raise BaselineError(noisy_baseline_text(case, problems))
         new = _new_baseline(case, self._record.nodeid, result, config, launches)
         if problems:
-            new = replace(new, forced={str(new.revision): str(options.force_baseline)})
+            new = new.replace(forced={str(new.revision): str(options.force_baseline)})
         # Comparing the baseline with itself shows metrics that are missing or differ between launches.
         verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)
         failing = verdicts.failing({Outcome.MISSING})

@@ -16,7 +16,6 @@ from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchErr
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.leases import LeasedWorld
-from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
@@ -24,8 +23,8 @@ from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
@@ -238,7 +237,6 @@ class DistributedWorld:
                 f"--aorta-profiler={self._options.profiler}: wraps the ranks of this node only; use it with nodes=1"
             )
         launched = at_reference(request, reference) if reference else request
-        group = node_group(self._options, self._num_nodes)
         self._record.num_launches += 1
         plan = LaunchPlan(
             **asdict(launched),
@@ -252,7 +250,7 @@ class DistributedWorld:
             profiler=self._options.profiler,
             profiler_schedule=self._options.profiler_schedule,
             limits=limits_under(self._options.profiler),
-            group=group,
+            node_launcher=self._options.node_launcher if self._num_nodes > 1 else (),
             command=self._options.command,
         )
         try:

@@ -222,12 +222,6 @@ def _reproducible(facts: LaunchFacts) -> bool:
     return bool(facts.environment.get("bitwise_reproducible", True))
 
 
-def other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None:
-    """Return why a baseline belongs to another config, with every changed key, or None if the configs are equal."""
-    there, here = changed_settings(recorded, config)
-    return f"the baseline was recorded with {there}, the test has {here}" if there else None
-
-
 def changed_settings(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
     """Return the settings of two configs that differ, as text for each config; empty texts if the configs are equal."""
     nothing = object()  # unequal to every value
@@ -264,15 +258,6 @@ def changed_choice(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
     return next((key for key in CHOICES if facts.environment.get(key) != recorded.environment.get(key)), None)
 
 
-def _other_choice(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> str | None:
-    """Return why a baseline does not apply, if setup() made another choice for its launches, or None."""
-    for facts in launches:
-        if key := changed_choice(facts, recorded):
-            there, here = (side.environment.get(key) for side in (recorded, facts))
-            return f"the baseline was recorded with {key}={there!r}, which setup chose, and a launch with {here!r}"
-    return None
-
-
 def other_setup(
     baseline: Baseline, workload: str, config: dict[str, Any], launches: Sequence[LaunchFacts]
 ) -> str | None:
@@ -280,12 +265,22 @@ def other_setup(
 
     The reason is another workload or script, config, choice of setup() or number of measured steps.
     """
+    before = "the baseline was recorded with"
     if baseline.workload != workload:
-        return f"the baseline was recorded with the workload {baseline.workload!r}, the test has {workload!r}"
+        return f"{before} the workload {baseline.workload!r}, the test has {workload!r}"
+    there, here = changed_settings(baseline.config, config)
+    if there:
+        return f"{before} {there}, the test has {here}"
     recorded = baseline.center_launches[-1]
-    if detail := other_config(baseline.config, config) or _other_choice(launches, recorded):
-        return detail
+    for facts in launches:
+        if key := changed_choice(facts, recorded):
+            chosen, other = (side.environment.get(key) for side in (recorded, facts))
+            return f"{before} {key}={chosen!r}, which setup chose, and a launch with {other!r}"
     if (found := other_steps(launches, recorded)) is None:
         return None
-    steps = counted(recorded.num_steps, "measured step")
-    return f"the baseline was recorded with {steps}, the test has {found}"
+    return f"{before} {counted(recorded.num_steps, 'measured step')}, the test has {found}"
+
+
+def profiled(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
+    """Return the launches without those whose profiled steps gave no value of the metric."""
+    return [launch for launch in launches if not_profiled(metric, launch) is None]

@@ -6,61 +6,69 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, field
 
 from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.common.files import locked, slug, write_json
-from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.common.schema import violation
+from pytest_aorta.common.files import locked, slug, write_text
+from pytest_aorta.common.model import Model, Platform, Positive, Text, convert, to_builtins
+from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.result.facts import LaunchFacts
 
-SCHEMA = "baseline.schema.json"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MAX_BYTES = 4 << 20
 MAX_LAUNCHES = 100
 LOCK_FILE = ".lock"
-# The keys of a launch that schema version 2 named differently.
-_RENAMED_SINCE_2 = {"sitting": "block", "epoch": "revision", "anchor": "center"}
-# Metrics of launches on devices that until schema version 3 counted waits for late ranks as communication.
-_REDEFINED_SINCE_3 = ("overlap_ratio", "exposed_comm_ms")
+# The levels of a file whose values have lines of their own: the baseline, its launches, a launch, and its facts.
+_LEVELS = 4
+# What describes a launch alone: a comparison uses it of the launches under test, never of those of a baseline.
+_DIAGNOSTICS = (
+    "slowest_rank_p50_ms", "fastest_rank_p50_ms", "step_time_growth", "memory_growth", "most_exposed_rank",
+    "critical_rank", "late_steps",
+)  # fmt: skip
+
+RevisionText: TypeAlias = Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}$")]
 
 
-@dataclass(frozen=True)
-class StoredLaunch:
+class StoredLaunch(Model, frozen=True):
     """A launch of a baseline.
 
     Attributes:
+        facts: values, spread and provenance of the launch.
         revision: number of the baseline's revision that the launch belongs to, counted from 1.
         center: True if the launch counts for the baseline center; other launches count for the variance only.
     """
 
     facts: LaunchFacts
-    revision: int = 1
+    revision: Positive = 1
     center: bool = True
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(Model, frozen=True):
     """The launches that one case is compared with.
 
     Attributes:
+        schema_version: version of this schema.
         case: the test's node id and the comparison's label.
         test: the node id alone, which shows whether the test was deleted.
+        platform: accelerator model, number of ranks and backend.
+        workload: name of the workload or script.
         config: the workload's full config; a candidate with another config is not compared.
         launches: in the order of recording; only the last revision has center launches.
         forced: revision -> the reason that was given for recording launches that were too noisy.
     """
 
-    case: str
-    test: str
-    platform: str
-    workload: str
+    case: Text
+    test: Text
+    platform: Platform
+    workload: Text
     config: dict[str, Any]
-    launches: tuple[StoredLaunch, ...]
-    forced: dict[str, str] = field(default_factory=dict)
+    launches: Annotated[tuple[StoredLaunch, ...], Meta(min_length=1, max_length=MAX_LAUNCHES)]
+    forced: dict[RevisionText, Text] = field(default_factory=dict)
+    schema_version: Literal[5] = 5
 
     @property
     def revision(self) -> int:
@@ -78,42 +86,12 @@ class Baseline:
         numbers = sorted({stored.revision for stored in self.launches})
         return [tuple(stored.facts for stored in self.launches if stored.revision == number) for number in numbers]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON document of the baseline's file."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "case": self.case,
-            "test": self.test,
-            "platform": self.platform,
-            "workload": self.workload,
-            "config": self.config,
-            "launches": [
-                {"revision": stored.revision, "center": stored.center} | to_builtins(stored.facts)
-                for stored in self.launches
-            ],
-            "forced": self.forced,
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Baseline:
-        """Build a baseline from a validated document of the current schema version."""
-        return cls(
-            case=document["case"],
-            test=document["test"],
-            platform=document["platform"],
-            workload=document["workload"],
-            config=document["config"],
-            launches=tuple(
-                StoredLaunch(_facts(entry, document["case"]), entry["revision"], entry["center"])
-                for entry in document["launches"]
-            ),
-            forced=document["forced"],
-        )
-
-
-def _facts(entry: dict[str, Any], name: str) -> LaunchFacts:
-    """Return the facts of a launch entry, which has two more keys."""
-    return convert({key: entry[key] for key in entry.keys() - {"revision", "center"}}, LaunchFacts, name)
+    def without_diagnostics(self) -> Baseline:
+        """Return the baseline with what a comparison uses; the rest is in the run folders of the launches."""
+        names = [name for name in LaunchFacts.__struct_fields__ if name not in _DIAGNOSTICS]
+        kept = [LaunchFacts(**{name: getattr(stored.facts, name) for name in names}) for stored in self.launches]
+        pairs = zip(self.launches, kept, strict=True)
+        return self.replace(launches=tuple(stored.replace(facts=facts) for stored, facts in pairs))
 
 
 def baseline_path(folder: Path, platform: str, case: str) -> Path:
@@ -171,50 +149,35 @@ def parse_baseline(text: str, name: str) -> Baseline:
         raise BaselineError(str(error)) from None
 
 
-def upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """Convert a document of schema version 2 or 3 to version 4; return any other document unchanged.
-
-    Version 3 renames the keys ``sitting``, ``epoch`` and ``anchor`` of a launch; their values are the same. Version 4
-    defines the overlap metrics of devices without waits for late ranks. Their older values are left out, so that
-    nothing is compared with them.
-    """
-    version, launches = document.get("schema_version"), document.get("launches")
-    if version not in (2, 3) or not isinstance(launches, list):
-        return document
-    if version == 2:
-        launches = [
-            {_RENAMED_SINCE_2.get(key, key): value for key, value in entry.items()}
-            if isinstance(entry, dict)
-            else entry
-            for entry in launches
-        ]
-    return document | {"schema_version": SCHEMA_VERSION, "launches": list(map(_without_redefined, launches))}
-
-
-def _without_redefined(launch: Any) -> Any:
-    """Return a launch of schema version 3 without the metrics that version 4 redefines; CPU ranks keep theirs."""
-    metrics, environment = (launch.get(key) if isinstance(launch, dict) else None for key in ("metrics", "environment"))
-    if not isinstance(metrics, dict) or not isinstance(environment, dict) or environment.get("device") == "cpu":
-        return launch
-    kept = {name: value for name, value in metrics.items() if name not in _REDEFINED_SINCE_3}
-    return {key: value for key, value in launch.items() if key != "exposed_ms"} | {"metrics": kept}
-
-
 def _from_document(document: Any, name: str) -> Baseline:
-    if isinstance(document, dict):
-        document = upgraded(document)
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BaselineError(
-            f"{name}: schema_version is {version!r}, but this pytest-aorta reads versions 2 to {SCHEMA_VERSION}; "
+            f"{name}: schema_version is {version!r}, but this pytest-aorta reads version {SCHEMA_VERSION}; "
             f"delete the file and record the baseline again with --update-baselines, or use the version that wrote it"
         )
-    if problem := violation(document, SCHEMA) or _impossible_center(document):
-        raise BaselineError(f"{name}: {problem}")
+    return _checked(document, name)
+
+
+def _checked(document: Any, name: str) -> Baseline:
     try:
-        return Baseline.from_json(document)
+        baseline = convert(document, Baseline, name)
     except UnreadableFile as error:
-        raise BaselineError(f"{name}: {error}") from None
+        raise BaselineError(str(error)) from None
+    launches = baseline.launches
+    revisions = [stored.revision for stored in launches]
+    if revisions != sorted(revisions):
+        raise BaselineError(f"{name}: $.launches: revisions are {revisions}, allowed is ascending order")
+    if {stored.revision for stored in launches if stored.center} != {revisions[-1]}:
+        problem = f"center launches are allowed and required in the last revision only, {revisions[-1]}"
+        raise BaselineError(f"{name}: $.launches: {problem}")
+    for number, stored in enumerate(launches):
+        place, facts = f"{name}: $.launches[{number}].facts", stored.facts
+        if not facts.step_time_ms["p50"] > 0:
+            raise BaselineError(f"{place}.step_time_ms.p50: got {facts.step_time_ms['p50']}, allowed is above 0")
+        if facts.device not in (kinds := [kind.value for kind in DeviceKind]):
+            raise BaselineError(f"{place}.environment.device: got {facts.device!r}, allowed is one of {kinds}")
+    return baseline
 
 
 @contextmanager
@@ -245,21 +208,34 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     """
     path = baseline_path(folder, baseline.platform, baseline.case)
     read_baseline(folder, baseline.platform, baseline.case)
-    document = baseline.to_json()
-    if problem := violation(document, SCHEMA):
-        raise BaselineError(f"{path}: not written: the new baseline violates its own schema: {problem}")
+    document = to_builtins(baseline)
+    _checked(document, f"{path}: not written")
     if problem := outside(folder, path.parent):
         raise BaselineError(f"{path}: not written: {problem}")
     try:
-        if len(json.dumps(document, allow_nan=False, indent=2)) >= MAX_BYTES:
+        text = _lines_of(document, _LEVELS) + "\n"
+        if len(text) >= MAX_BYTES:
             raise ValueError(f"the new baseline is larger than the {MAX_BYTES:,} bytes allowed; measure fewer steps")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, document)
+        write_text(path, text)
     except OSError as error:
         raise BaselineError(f"{path}: not written: {error.strerror or error}") from None
     except ValueError as error:
         raise BaselineError(f"{path}: not written: {error}") from None
     return path
+
+
+def _lines_of(value: Any, levels: int, indent: str = "") -> str:
+    """Return JSON with sorted keys, in which each value of the outer levels has a line, so that a diff is short."""
+    if not levels or not value or not isinstance(value, dict | list | tuple):
+        return json.dumps(value, allow_nan=False, sort_keys=True)
+    inner = indent + "  "
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(key)}: {_lines_of(value[key], levels - 1, inner)}" for key in sorted(value)]
+    else:
+        rows = [_lines_of(item, levels - 1, inner) for item in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n{inner}" + f",\n{inner}".join(rows) + f"\n{indent}{end}"
 
 
 def outside(folder: Path, platform_folder: Path) -> str | None:
@@ -302,7 +278,7 @@ def orphans(
         if gone or not has_test_file(baseline, rootdir):
             found.append(
                 f"{path}: unused: the test {baseline.test} does not exist; delete the file, or if the test was "
-                f"moved, run aorta baselines rename"
+                f"moved, run aorta baselines move"
             )
         elif _is_no_longer_compared(baseline, used_cases, platforms):
             found.append(f"{path}: unused: the test {baseline.test} does not compare this case; delete the file")
@@ -323,13 +299,3 @@ def _is_no_longer_compared(
 def has_test_file(baseline: Baseline, rootdir: Path) -> bool:
     """Return True if the file of the baseline's test exists."""
     return os.path.exists(rootdir / baseline.test.split("::", 1)[0])  # noqa: PTH110 - False for text that is no path
-
-
-def _impossible_center(document: dict[str, Any]) -> str | None:
-    launches = document["launches"]
-    revisions = [entry["revision"] for entry in launches]
-    if revisions != sorted(revisions):
-        return f"$.launches: revisions are {revisions}, allowed is ascending order"
-    if {entry["revision"] for entry in launches if entry["center"]} != {revisions[-1]}:
-        return f"$.launches: center launches are allowed and required in the last revision only, {revisions[-1]}"
-    return None

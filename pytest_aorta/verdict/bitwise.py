@@ -158,7 +158,7 @@ def difference_text(
     names = dict.fromkeys([candidate.workload, reference.workload])
     lines = [f"{' against '.join(names)} on {candidate.platform}, step by step:"]
     lines += [f"  {verdict}" for verdict in failing]
-    if keys := other_keys(candidate, reference):
+    if keys := _other_keys(candidate, reference):
         lines.append(f"  config: {keys}")
     return "\n".join([*lines, *(f"  {line}" for line in located)])
 
@@ -179,7 +179,7 @@ def locate_first(
     lines = [f"first difference: step {step}, {difference.metric}"]
     can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
     can_capture = HASH_OPERATORS_STEP in config_keys
-    is_hashed = has_hashes(candidate, step) and has_hashes(reference, step)
+    is_hashed = _has_hashes(candidate, step) and _has_hashes(reference, step)
     if again is None or not can_hash or (is_hashed and not can_capture):
         found = locate(candidate, reference, step)
         if not found and can_hash:
@@ -201,7 +201,7 @@ def locate_first(
     return lines + locate(here, there, step)
 
 
-def has_hashes(result: WorkloadResult, step: int) -> bool:
+def _has_hashes(result: WorkloadResult, step: int) -> bool:
     """Return True if all kinds of tensors were hashed in the step."""
     held = [*result.tensor_hashes.items(), *(result.boundary_hashes[0].items() if result.boundary_hashes else ())]
     return {kind for kind, hashes in held if str(step) in hashes.steps} == set(TENSOR_KINDS)
@@ -232,7 +232,7 @@ def _operators(result: WorkloadResult, step: int) -> dict[int, list[OperatorCall
     return {rank: found for rank, found in calls.items() if found is not None}
 
 
-def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
+def _other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
     """Return the config keys with different values as text; empty if there are none."""
     here, there = candidate.config, reference.config
     return ", ".join(

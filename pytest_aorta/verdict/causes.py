@@ -117,7 +117,7 @@ def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFa
     in the profiled steps, which all hosts begin together.
     """
     now, before = ([idle for side in part if (idle := _idle_ms(side)) is not None] for part in (launches, reference))
-    if not now or not before or not clearly_above(now, before):
+    if not now or not before or not _clearly_above(now, before):
         return None
     increase_ms = median(now) - median(before)
     compute_ms = _extra_compute_ms(launches) - _extra_compute_ms(reference)
@@ -141,8 +141,8 @@ def notes_on(
     are_times_in_question = any(
         row.outcome in undecided_or_failed and METRICS[row.metric].kind is MetricKind.TIMING for row in rows
     )
-    found = split_note(rows, launches, others) + notes(launches, others, side)
-    return tuple(found + (canary_notes(launches, others, side) if are_times_in_question else []))
+    found = _split_note(rows, launches, others) + notes(launches, others, side)
+    return tuple(found + (_canary_notes(launches, others, side) if are_times_in_question else []))
 
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
@@ -201,7 +201,7 @@ def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
     return [launch.sm_clock_mhz for launch in launches if launch.sm_clock_mhz is not None]
 
 
-def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+def _canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return lines on parts of the canary that were slower than in the reference launches, beyond their range."""
     found = []
     for name, part in _CANARY_PARTS.items():
@@ -210,7 +210,7 @@ def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFact
         if not here or not there or not median(there):
             continue
         change = median(here) / median(there) - 1
-        if change > CANARY_CHANGE[launches[0].device] and clearly_above(here, there):
+        if change > CANARY_CHANGE[launches[0].device] and _clearly_above(here, there):
             found.append(f"the canary's {part} was {change:.0%} slower than in the {side}; suspect the machine")
     return found
 
@@ -243,14 +243,14 @@ _BY_KERNELS = (*_BY_EXPOSURE, "step_time_p50", "step_time_p99", "step_time_mean"
 def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
     causes = [
-        exposure(launches, others) if metric in _BY_EXPOSURE else "",
+        _exposure(launches, others) if metric in _BY_EXPOSURE else "",
         moved(launches, others) if metric in _BY_KERNELS else "",
-        bottleneck(launches, others) if metric == "device_idle_ms" else "",
+        _bottleneck(launches, others) if metric == "device_idle_ms" else "",
     ]
     return "; ".join(filter(None, causes))
 
 
-def bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+def _bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text that names the host as the bottleneck, with the idle time of ``launches`` and ``others``.
 
     Every launch must have an idle time.
@@ -262,7 +262,7 @@ def bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -
     )
 
 
-def exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+def _exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text on the collective whose exposed time increased most from ``others`` to ``launches``.
 
     For each collective, the median over launches counts. The worst rank is the one that is worst in most launches. The
@@ -309,7 +309,7 @@ def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str
     return "; ".join(filter(None, parts))
 
 
-def clearly_above(here: Sequence[float], there: Sequence[float]) -> bool:
+def _clearly_above(here: Sequence[float], there: Sequence[float]) -> bool:
     """Return True if nine tenths of the values ``here`` are above nine tenths of those ``there``."""
     return sorted(here)[len(here) // 10] > sorted(there)[-1 - len(there) // 10]
 
@@ -353,7 +353,7 @@ def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], le
 
 def _is_clear(now: Sequence[FamilyTime], before: Sequence[FamilyTime]) -> bool:
     now_ms, before_ms = ([one.ms for one in side] for side in (now, before))
-    return clearly_above(now_ms, before_ms) or clearly_above(before_ms, now_ms)
+    return _clearly_above(now_ms, before_ms) or _clearly_above(before_ms, now_ms)
 
 
 def _change(family: str, now: FamilyTime, before: FamilyTime) -> tuple[str, str]:
@@ -423,7 +423,7 @@ def _increase(
 ) -> tuple[float, float] | None:
     """Return the medians of a time after and before a clear increase by ``least_ms`` or more, or None."""
     now_ms, before_ms = _median(here, value), _median(there, value)
-    is_clear = clearly_above([*map(value, here)], [*map(value, there)])
+    is_clear = _clearly_above([*map(value, here)], [*map(value, there)])
     return (now_ms, before_ms) if is_clear and now_ms - before_ms >= least_ms else None
 
 
@@ -492,7 +492,7 @@ def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[Lau
     return Split(total_ms, parts, mode(ranks) if ranks else None)
 
 
-def split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
+def _split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
     """Return a line with the split of a regression of step time, or with the reason why it can't be split.
 
     The list is empty without such a regression, or if no launch was profiled.

@@ -13,6 +13,7 @@ from pytest_aorta.verdict.applicability import (
     choose_tolerances,
     other_setup,
     other_steps,
+    profiled,
     under_profiler,
     widened,
 )
@@ -33,16 +34,7 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import (
-    STALE,
-    Row,
-    incomparable,
-    judge_exact,
-    judge_ranges,
-    late_hosts,
-    profiled,
-    unprofiled,
-)
+from pytest_aorta.verdict.rows import STALE, Row
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
 from pytest_aorta.verdict.statistics.pairs import decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
@@ -89,14 +81,14 @@ class _Comparison(ABC):
         if not launches:
             return row.verdict(None, baseline=middle(row.metric, others) if others else None)
         row = replace(row, launches=launches, others=others)
-        if problem := incomparable(row):
+        if problem := row.incomparable():
             return problem
         if row.tolerance.value is None or isinstance(row.value, str):
-            return judge_exact(row)
+            return row.judge_exact()
         if row.metric.by_family:
             return self._of_families(row, row.tolerance.value)
         if (found := self._decide(row)) is None:
-            return judge_ranges(row, max_launches)
+            return row.judge_ranges(max_launches)
         decision = found.decision
         detail = cause_of(row.metric.name, launches, others) if decision.outcome is Outcome.REGRESSION else ""
         if decision.outcome is Outcome.INCONCLUSIVE:
@@ -198,17 +190,17 @@ class StoredComparison(_Comparison):
         if detail := under_profiler(metric, launches):
             return row.not_applicable(NotApplicable.PROFILER, detail)
         if self.baseline is None:
-            if found := unprofiled(row, launches, ()):
+            if found := row.unprofiled(launches, ()):
                 return found
             if row.value is None:
                 return row.missing(Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
             return row.missing(Missing.BASELINE, "no baseline", is_unrecorded=True)
         if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
             return row.missing(Missing.BASELINE, detail, is_unrecorded=True)
-        if found := unprofiled(row, launches, center):
+        if found := row.unprofiled(launches, center):
             return found
         if len(launches) >= last_look(self.max_launches):
-            row = replace(row, late=late_hosts(metric, launches))
+            row = replace(row, late=row.late_hosts(launches))
         known = profiled(metric, center) or center
         return self._judge_measured(row, profiled(metric, launches), known, self.max_launches)
 
@@ -294,10 +286,10 @@ class PairedComparison(_Comparison):
         if (num_steps := other_steps(candidates, references[-1])) is not None:
             expected = counted(references[-1].num_steps, "measured step")
             return row.missing(Missing.BASELINE, f"the reference ran {expected}, the launch {num_steps}")
-        if found := unprofiled(row, candidates, references) or unprofiled(row, references, candidates):
+        if found := row.unprofiled(candidates, references) or row.unprofiled(references, candidates):
             return found
         if len(both) >= 2 * self.max_pairs:
-            row = replace(row, late=late_hosts(metric, both))
+            row = replace(row, late=row.late_hosts(both))
         pairs = [pair for pair in zip(candidates, references, strict=True) if len(profiled(metric, pair)) == 2]
         measured, others = zip(*pairs, strict=True) if pairs else ((), ())
         return self._judge_measured(row, measured, others, self.max_pairs)

@@ -76,7 +76,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Judged:
+class _Judged:
     """A part with its decision; ``allowed`` is the allowed change as a fraction of the step."""
 
     part: Part
@@ -163,7 +163,7 @@ def step_down(parts: Sequence[Part], rate: float, decide: Decide) -> list[Decisi
 
 def judged_stored(
     metric: Metric, launches: Sequence[LaunchFacts], baseline: Baseline, tolerance: float, max_launches: int
-) -> list[Judged]:
+) -> list[_Judged]:
     """Return the decision on each part of launches of one session block, compared with a stored baseline."""
     center = baseline.center_launches
     parts = parts_of(metric, launches, center)
@@ -187,7 +187,7 @@ def judged_pairs(
     tolerance: float,
     within: Variance,
     max_pairs: int,
-) -> list[Judged]:
+) -> list[_Judged]:
     """Return the decision on each part in pairs of launches; ``within`` is relative to a family's time."""
     parts = parts_of(metric, launches, others)
     deviation = math.sqrt(within.value)
@@ -211,9 +211,9 @@ def judged_pairs(
     return _judged(parts, allowed, PAIR_FALSE_ALARM_RATE, decide)
 
 
-def _judged(parts: Sequence[Part], allowed: Mapping[str, float], rate: float, decide: Decide) -> list[Judged]:
+def _judged(parts: Sequence[Part], allowed: Mapping[str, float], rate: float, decide: Decide) -> list[_Judged]:
     decisions = step_down(parts, rate, decide)
-    return [Judged(part, found, allowed[part.name]) for part, found in zip(parts, decisions, strict=True)]
+    return [_Judged(part, found, allowed[part.name]) for part, found in zip(parts, decisions, strict=True)]
 
 
 def is_within(metric: Metric, launches: Sequence[LaunchFacts], baseline: Baseline, tolerance: float) -> bool:
@@ -303,7 +303,7 @@ def _times(variance: VarianceComponents, factor: float) -> VarianceComponents:
     return VarianceComponents(*(Variance(side.value * factor, side.df) for side in sides))
 
 
-def verdict_of(row: Row, judged: Sequence[Judged], stale: str = "") -> Verdict:
+def verdict_of(row: Row, judged: Sequence[_Judged], stale: str = "") -> Verdict:
     """Return the verdict on all parts, with the time of the worst part before and after.
 
     The detail of an improvement ends with ``stale``.
@@ -334,5 +334,5 @@ def verdict_of(row: Row, judged: Sequence[Judged], stale: str = "") -> Verdict:
     )
 
 
-def _changed(judged: Judged) -> str:
+def _changed(judged: _Judged) -> str:
     return f"{judged.part.name} {format_change(judged.decision.effect, Scale.OF_STEP)}"

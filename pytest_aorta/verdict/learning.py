@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
+from msgspec import field
 
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.growth import growth
@@ -56,8 +55,7 @@ def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wante
     return wanted if any(not given.is_exact for _, given, _ in applicable(marked, facts)) else 1
 
 
-@dataclass(frozen=True)
-class NewLaunches:
+class NewLaunches(Model, frozen=True):
     """Launches to store for a case, with the values needed to merge them with the stored baseline.
 
     Attributes:
@@ -68,8 +66,8 @@ class NewLaunches:
     """
 
     baseline: Baseline
-    marked: Mapping[str, Tolerance] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    marked: dict[str, Tolerance] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     fresh: bool = False
 
     def merged(self, folder: Path) -> Baseline:
@@ -81,23 +79,8 @@ class NewLaunches:
         new = self.baseline
         old = read_baseline(folder, new.platform, new.case)
         priors = platform_priors(folder, new.platform, new.launches[-1].facts.device, new.case)
-        known = old and replace(old, config={**self.defaults, **old.config})
-        return merged(known, new, self.marked, priors, self.fresh)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "baseline": self.baseline.to_json(),
-            "marked": to_builtins(self.marked),
-            "defaults": dict(self.defaults),
-            "fresh": self.fresh,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NewLaunches:
-        """Build the launches from the values of :meth:`to_json`."""
-        marked = msgspec.convert(data["marked"], dict[str, Tolerance])
-        return cls(Baseline.from_json(data["baseline"]), marked, data["defaults"], data["fresh"])
+        known = old and old.replace(config={**self.defaults, **old.config})
+        return merged(known, new, self.marked, priors, self.fresh).without_diagnostics()
 
 
 def merged(
@@ -115,17 +98,17 @@ def merged(
         return new
     facts = [stored.facts for stored in new.launches]
     if fresh or other_setup(old, new.workload, new.config, facts):
-        past = [replace(stored, center=False) for stored in old.launches]
-        present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
+        past = [stored.replace(center=False) for stored in old.launches]
+        present = [stored.replace(revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
-        return _fitted(replace(new, launches=(*past, *present), forced=forced))
+        return _fitted(new.replace(launches=(*past, *present), forced=forced))
     if settings := other_setting(old.center_launches[-1], facts):
         raise BaselineError(_refusal(new.case, settings, can_settle=False))
     if rows := _differences(old, new, marked, priors):
         raise BaselineError(_refusal(new.case, rows, can_settle=not any(map(_is_settled, rows))))
     added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
     forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
-    return _fitted(replace(old, launches=(*old.launches, *added), forced=forced))
+    return _fitted(old.replace(launches=(*old.launches, *added), forced=forced))
 
 
 def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
@@ -186,7 +169,7 @@ def _fitted(baseline: Baseline) -> Baseline:
     revisions = {str(stored.revision) for stored in kept}
     # A reason is kept as long as its revision has a launch.
     forced = {revision: reason for revision, reason in baseline.forced.items() if revision in revisions}
-    return replace(baseline, launches=tuple(kept), forced=forced)
+    return baseline.replace(launches=tuple(kept), forced=forced)
 
 
 def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:

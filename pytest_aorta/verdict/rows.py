@@ -17,6 +17,7 @@ from pytest_aorta.verdict.applicability import (
     not_applicable,
     not_profiled,
     other_settings,
+    profiled,
 )
 from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Tolerance, Value, middle
 from pytest_aorta.verdict.noise import RESET
@@ -100,69 +101,116 @@ class Row:
             launches=decision.launches,
         )
 
+    def late_hosts(self, launches: Sequence[LaunchFacts]) -> str:
+        """Return text on the launches that have no value because their host was late; empty without any."""
+        late = [detail for launch in launches if (detail := not_profiled(self.metric, launch))]
+        number = f"{len(late)} of {counted(len(launches), 'launch')}" if len(launches) > 1 else "the launch"
+        return f"no value of {number}: {late[-1]}" if late else ""
 
-def profiled(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
-    """Return the launches without those whose profiled steps gave no value of the metric."""
-    return [launch for launch in launches if not_profiled(metric, launch) is None]
+    def unprofiled(self, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Verdict | None:
+        """Return the verdict for a metric that profiled steps of ``launches`` did not give, or None.
 
+        The metric does not apply if no launch of ``others`` has it. If one has it, a new wait for the device and a
+        trace that has become too large fail the test. Otherwise a change could avoid the comparison by either. After a
+        late host, the next launch can have the metric.
+        """
+        metric = self.metric
+        found = [(launch, detail) for launch in launches if (detail := not_profiled(metric, launch))]
+        if not found:
+            return None
+        known = profiled(metric, [other for other in others if metric.measure(other) is not None])
+        if not known:
+            launch, detail = found[0]
+            reason = NotApplicable.TRACE if launch.overlap_problem else NotApplicable.HEAD_START
+            return self.not_applicable(reason, detail, value=None)
+        lasting = [detail for launch, detail in found if is_not_profiled_again(launch)]
+        if not lasting:
+            return None
+        return self.missing(Missing.CANDIDATE_VALUE, lasting[0], value=None, baseline=middle(metric, known))
 
-def late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> str:
-    """Return text on the launches that have no value of the metric because their host was late; empty without any."""
-    late = [detail for launch in launches if (detail := not_profiled(metric, launch))]
-    number = f"{len(late)} of {counted(len(launches), 'launch')}" if len(launches) > 1 else "the launch"
-    return f"no value of {number}: {late[-1]}" if late else ""
-
-
-def unprofiled(row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Verdict | None:
-    """Return the verdict for a metric that profiled steps of ``launches`` did not give, or None.
-
-    The metric does not apply if no launch of ``others`` has it. If one has it, a new wait for the device and a trace
-    that has become too large fail the test. Otherwise a change could avoid the comparison by either. After a late host,
-    the next launch can have the metric.
-    """
-    metric = row.metric
-    found = [(launch, detail) for launch in launches if (detail := not_profiled(metric, launch))]
-    if not found:
+    def incomparable(self) -> Verdict | None:
+        """Return the verdict for a metric that one side lacks or that does not apply, or None if it can be compared."""
+        metric, launches, others, side = self.metric, self.launches, self.others, str(self.reference)
+        known, last = [metric.measure(other) for other in others], others[-1]
+        if any(metric.measure(launch) is None for launch in launches):
+            return self.missing(
+                Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}", value=None, baseline=known[-1]
+            )
+        is_ab, is_variant = self.reference.kind is ReferenceKind.AB, self.reference.is_variant
+        is_elsewhere = is_variant or self.reference.kind is ReferenceKind.RESULTS
+        # A test may compare a reproducible variant with a variant that is not.
+        is_bitwise = metric.kind is MetricKind.NUMERIC and self.tolerance.is_exact and not is_variant
+        device = None if is_elsewhere else _other_device(launches, last, side)
+        if lost := device or (lost_reproducibility(launches, last, side) if is_bitwise else None):
+            remedy = "" if is_ab else f"; if this is intended, record the baseline again with {RESET}"
+            return self.missing(Missing.CANDIDATE_VALUE, lost + remedy, baseline=known[-1])
+        if found := not_applicable(metric, self.tolerance, launches[0], last, side):
+            return self.not_applicable(
+                *found, baseline=None if metric.direction is Direction.EXACT else middle(metric, others)
+            )
+        if any(value is None for value in known):
+            reason = not_profiled(metric, last)
+            absent = f"the {side} has no {metric.name}" + (f": {reason}" if reason else "")
+            return self.missing(Missing.BASELINE_VALUE, absent if is_ab else f"{absent}; record it again with {RESET}")
+        if metric.by_step is not None:
+            here, there = max(metric.by_step(launches[-1])), max(metric.by_step(last))
+            if here != there:
+                detail = f"the last hash is that of step {here}, the {side}'s that of step {there}"
+                return self.missing(Missing.CANDIDATE_VALUE, detail, baseline=known[-1])
         return None
-    known = profiled(metric, [other for other in others if metric.measure(other) is not None])
-    if not known:
-        launch, detail = found[0]
-        reason = NotApplicable.TRACE if launch.overlap_problem else NotApplicable.HEAD_START
-        return row.not_applicable(reason, detail, value=None)
-    lasting = [detail for launch, detail in found if is_not_profiled_again(launch)]
-    if not lasting:
-        return None
-    return row.missing(Missing.CANDIDATE_VALUE, lasting[0], value=None, baseline=middle(metric, known))
 
+    def judge_exact(self) -> Verdict:
+        """Return the verdict on values that must be equal: the last ones, and those of every earlier step."""
+        metric = self.metric
+        expected = {metric.measure(other) for other in self.others}
+        for launch in self.launches:
+            value = metric.measure(launch)
+            if different := sorted(expected - {value}, key=str):
+                other = next(other for other in self.others if metric.measure(other) == different[0])
+                details = [_first_difference(metric, launch, other), _settings(metric, launch, self.others[-1])]
+                return self._other_bits(value, different[0], details)
+        if metric.by_step is None:
+            return self.verdict(Outcome.PASS, baseline=self.value)
+        for launch, other in itertools.product(self.launches, self.others):
+            here, there = metric.by_step(launch), metric.by_step(other)
+            first = next((step for step in sorted(here.keys() & there.keys()) if here[step] != there[step]), None)
+            if first is not None:
+                detail = f"after step {first}; after the last step, {max(here)}, the weights are equal"
+                return self._other_bits(here[first], there[first], [detail, _settings(metric, launch, other)])
+        for launch in () if self.reference.is_variant else self.launches:  # variants of a test may hash different steps
+            if lost := sorted(metric.by_step(self.others[-1]).keys() - metric.by_step(launch).keys()):
+                steps = f"{counted(len(lost), 'step')} for which the {self.reference} has one"
+                detail = f"the launch has no hash of {steps}: {brief(', '.join(map(str, lost)))}"
+                return self.missing(Missing.CANDIDATE_VALUE, detail, baseline=self.value)
+        return self.verdict(Outcome.PASS, baseline=self.value)
 
-def incomparable(row: Row) -> Verdict | None:
-    """Return the verdict for a metric that one side lacks or that does not apply, or None if it can be compared."""
-    metric, launches, others, side = row.metric, row.launches, row.others, str(row.reference)
-    known, last = [metric.measure(other) for other in others], others[-1]
-    if any(metric.measure(launch) is None for launch in launches):
-        return row.missing(Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}", value=None, baseline=known[-1])
-    is_ab, is_variant = row.reference.kind is ReferenceKind.AB, row.reference.is_variant
-    is_elsewhere = is_variant or row.reference.kind is ReferenceKind.RESULTS
-    # A test may compare a reproducible variant with a variant that is not.
-    is_bitwise = metric.kind is MetricKind.NUMERIC and row.tolerance.is_exact and not is_variant
-    detail = None if is_elsewhere else _other_device(launches, last, side)
-    if detail := detail or (lost_reproducibility(launches, last, side) if is_bitwise else None):
-        remedy = "" if is_ab else f"; if this is intended, record the baseline again with {RESET}"
-        return row.missing(Missing.CANDIDATE_VALUE, detail + remedy, baseline=known[-1])
-    if found := not_applicable(metric, row.tolerance, launches[0], last, side):
-        return row.not_applicable(
-            *found, baseline=None if metric.direction is Direction.EXACT else middle(metric, others)
+    def _other_bits(self, value: Value, other: Value, details: Sequence[str]) -> Verdict:
+        return self.verdict(Outcome.REGRESSION, value=value, baseline=other, detail="; ".join(filter(None, details)))
+
+    def judge_ranges(self, max_launches: int) -> Verdict:
+        """Return the verdict on the ranges of values, because values of zero or below have no logarithm.
+
+        A change is reported if every launch lies beyond all launches of the other side, and the medians differ by more
+        than the tolerance.
+        """
+        here, there = (
+            [self.metric.worse * float(self.metric.measure(launch) or 0) for launch in side]
+            for side in (self.launches, self.others)
         )
-    if any(value is None for value in known):
-        reason = not_profiled(metric, last)
-        absent = f"the {side} has no {metric.name}" + (f": {reason}" if reason else "")
-        return row.missing(Missing.BASELINE_VALUE, absent if is_ab else f"{absent}; record it again with {RESET}")
-    if metric.by_step is not None:
-        here, there = max(metric.by_step(launches[-1])), max(metric.by_step(last))
-        if here != there:
-            detail = f"the last hash is that of step {here}, the {side}'s that of step {there}"
-            return row.missing(Missing.CANDIDATE_VALUE, detail, baseline=known[-1])
-    return None
+        by_chance = 1 / math.comb(len(here) + len(there), len(here))
+        never_varies = len(set(here)) == len(set(there)) == 1
+        are_separate = len(here) >= MIN_LAUNCHES_TO_FAIL and (never_varies or by_chance <= FALSE_ALARM_RATE)
+        allowed = (self.tolerance.value or 0.0) * abs(median(there))
+        if min(there) <= median(here) <= max(there) or abs(median(here) - median(there)) <= allowed:
+            outcome: Outcome | None = Outcome.PASS
+        elif are_separate and min(here) > max(there):
+            outcome = Outcome.REGRESSION
+        elif are_separate and max(here) < min(there):
+            outcome = Outcome.IMPROVED
+        else:
+            outcome = None if len(here) < max_launches else Outcome.INCONCLUSIVE
+        detail = "values are not positive, so their ranges are compared"
+        return self.verdict(outcome, baseline=middle(self.metric, self.others), detail=detail)
 
 
 def _other_device(launches: Sequence[LaunchFacts], other: LaunchFacts, side: str) -> str | None:
@@ -176,36 +224,6 @@ def _other_device(launches: Sequence[LaunchFacts], other: LaunchFacts, side: str
         if None not in (here, there) and here != there:
             return f"the ranks computed on {here}, those of the {side} on {there}"
     return None
-
-
-def judge_exact(row: Row) -> Verdict:
-    """Return the verdict on values that must be equal: the last ones, and those of every earlier step."""
-    metric = row.metric
-    expected = {metric.measure(other) for other in row.others}
-    for launch in row.launches:
-        value = metric.measure(launch)
-        if different := sorted(expected - {value}, key=str):
-            other = next(other for other in row.others if metric.measure(other) == different[0])
-            details = [_first_difference(metric, launch, other), _settings(metric, launch, row.others[-1])]
-            return _other_bits(row, value, different[0], details)
-    if metric.by_step is None:
-        return row.verdict(Outcome.PASS, baseline=row.value)
-    for launch, other in itertools.product(row.launches, row.others):
-        here, there = metric.by_step(launch), metric.by_step(other)
-        first = next((step for step in sorted(here.keys() & there.keys()) if here[step] != there[step]), None)
-        if first is not None:
-            detail = f"after step {first}; after the last step, {max(here)}, the weights are equal"
-            return _other_bits(row, here[first], there[first], [detail, _settings(metric, launch, other)])
-    for launch in () if row.reference.is_variant else row.launches:  # variants of a test may hash different steps
-        if lost := sorted(metric.by_step(row.others[-1]).keys() - metric.by_step(launch).keys()):
-            steps = f"{counted(len(lost), 'step')} for which the {row.reference} has one"
-            detail = f"the launch has no hash of {steps}: {brief(', '.join(map(str, lost)))}"
-            return row.missing(Missing.CANDIDATE_VALUE, detail, baseline=row.value)
-    return row.verdict(Outcome.PASS, baseline=row.value)
-
-
-def _other_bits(row: Row, value: Value, other: Value, details: Sequence[str]) -> Verdict:
-    return row.verdict(Outcome.REGRESSION, value=value, baseline=other, detail="; ".join(filter(None, details)))
 
 
 def _settings(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
@@ -225,29 +243,3 @@ def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -
     equal = max((step for step in common if step < first), default=None)
     before = "" if equal is None else f", and are equal after step {equal}"
     return f"the weights first differ after step {first}{before}"
-
-
-def judge_ranges(row: Row, max_launches: int) -> Verdict:
-    """Return the verdict on the ranges of values, because values of zero or below have no logarithm.
-
-    A change is reported if every launch lies beyond all launches of the other side, and the medians differ by more than
-    the tolerance.
-    """
-    here, there = (
-        [row.metric.worse * float(row.metric.measure(launch) or 0) for launch in side]
-        for side in (row.launches, row.others)
-    )
-    by_chance = 1 / math.comb(len(here) + len(there), len(here))
-    never_varies = len(set(here)) == len(set(there)) == 1
-    are_separate = len(here) >= MIN_LAUNCHES_TO_FAIL and (never_varies or by_chance <= FALSE_ALARM_RATE)
-    allowed = (row.tolerance.value or 0.0) * abs(median(there))
-    if min(there) <= median(here) <= max(there) or abs(median(here) - median(there)) <= allowed:
-        outcome: Outcome | None = Outcome.PASS
-    elif are_separate and min(here) > max(there):
-        outcome = Outcome.REGRESSION
-    elif are_separate and max(here) < min(there):
-        outcome = Outcome.IMPROVED
-    else:
-        outcome = None if len(here) < max_launches else Outcome.INCONCLUSIVE
-    detail = "values are not positive, so their ranges are compared"
-    return row.verdict(outcome, baseline=middle(row.metric, row.others), detail=detail)

@@ -102,7 +102,9 @@ def cycles_per_ms(device: torch.device) -> float:
 
 def _spin_kernel(device: torch.device) -> Callable[[int], None]:
     if device.type != DeviceKind.CUDA:
-        raise ValueError(f"torch has no kernel that spins on {device.type}, so there is no delay or head start on it")
+        raise ValueError(
+            f"torch has no kernel that spins on {device.type}, so neither a delay nor overlap is measured on it"
+        )
     kernel: Callable[[int], None] = torch.cuda._sleep
     return kernel
 

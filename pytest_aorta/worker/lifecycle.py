@@ -22,9 +22,8 @@ from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, wr
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.reference import AnyReference, CommitReference
-from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted
+from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted, read_records
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
-from pytest_aorta.plan.workload.logs import read_records
 from pytest_aorta.result.folder import OUTPUT_LOG, PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark

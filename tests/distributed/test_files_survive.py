@@ -156,7 +156,7 @@ def test_baseline_is_whole_whenever_its_writer_is_killed(tmp_path):
     assert taken_for_baselines(tmp_path) == [path.name]
     assert orphans(tmp_path, set(), {CASE.rpartition("::")[0]: {CASE}}, {}, tmp_path) == [
         f"{path}: unused: the test tests/test_a.py::test_x does not exist; delete the file, or if the test was moved, "
-        "run aorta baselines rename"
+        "run aorta baselines move"
     ]
 
 

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_aorta.launch import guarded
+from pytest_aorta.launch import leases as leasing
 from pytest_aorta.launch.leases import holders, lease
-from pytest_aorta.launch.leases import lease as leasing
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind

@@ -9,9 +9,9 @@ import pytest
 
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import LeasedWorld
-from pytest_aorta.launch.nodes.handover import start_coordinator
+from pytest_aorta.launch.nodes.coordinator import start_coordinator
 from pytest_aorta.plan.accelerators import visible_devices
-from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis.launch import launch_failure
@@ -41,10 +41,10 @@ def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path, name):
         timeout_s=180.0,
         run_dir=tmp_path / "run",
         cwd=tmp_path,
-        group=NodeGroup(2, ("sh", "-c", agents, "agents"), "127.0.0.1", 0, 60.0),
+        node_launcher=("sh", "-c", agents, "agents"),
     )
     try:
-        outcome = launch(plan, os.environ, start_coordinator)
+        outcome = launch(plan, os.environ | {"MASTER_ADDR": "127.0.0.1"}, start_coordinator)
     finally:
         leased.release()
     failure = launch_failure(plan, outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -10,7 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from pytest_aorta.launch.guarded import launch
+from pytest_aorta.launch.nodes.coordinator import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import rank_pids
@@ -26,6 +30,8 @@ while not Path(sys.argv[1]).exists():
     time.sleep(0.1)
 """
 LISTENING = "0A"
+# Starts the node agents on one host; each host has leases of its own.
+EACH = 'for rank in 0 1; do AORTA_NODE_RANK=$rank AORTA_LEASE_DIR=$PWD/leases$rank "$@" & done; wait'
 
 
 def listening_ports() -> set[str]:
@@ -33,11 +39,21 @@ def listening_ports() -> set[str]:
     return {str(int(fields[1].rpartition(":")[2], 16)) for fields in lines if fields[3] == LISTENING}
 
 
-def make_plan(folder: Path) -> LaunchPlan:
+def make_plan(folder: Path, nodes: int) -> LaunchPlan:
     script = folder / "waits.py"
     script.write_text(WAITS, encoding="utf-8")
-    args = (str(folder / "done"),)
-    return LaunchPlan("waits", None, {}, str(script), args, World(2, "cpu"), START_S, folder / "run", folder)
+    return LaunchPlan(
+        name="waits",
+        spec=None,
+        config={},
+        script=str(script),
+        args=(str(folder / "done"),),
+        world=World(2, "cpu", nodes=nodes),
+        timeout_s=START_S,
+        run_dir=folder / "run",
+        cwd=folder,
+        node_launcher=("sh", "-c", EACH, "sh"),
+    )
 
 
 def await_true(condition: Callable[[], object]) -> None:
@@ -47,9 +63,11 @@ def await_true(condition: Callable[[], object]) -> None:
         time.sleep(0.1)
 
 
-def test_stranger_who_sets_every_key_of_the_stores_runs_no_code(tmp_path):
-    plan, before = make_plan(tmp_path), listening_ports()
-    launching = threading.Thread(target=launch, args=(plan,))
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_stranger_who_sets_every_key_of_the_stores_runs_no_code(tmp_path, nodes):
+    plan, before = make_plan(tmp_path, nodes), listening_ports()
+    environ = os.environ | {"MASTER_ADDR": "127.0.0.1"}
+    launching = threading.Thread(target=launch, args=(plan, environ, start_coordinator if nodes > 1 else None))
     launching.start()
     try:
         await_true(lambda: len(rank_pids(plan.run_dir)) == plan.world.size)

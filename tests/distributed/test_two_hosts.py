@@ -63,11 +63,11 @@ def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
     (folder / "test_inner.py").write_text(source, encoding="utf-8")
     launcher = f"{sys.executable} -m {TWO_HOSTS} launcher"
-    options = ["--aorta-nnodes=2", "-o", f"aorta_node_launcher={launcher}", "-o", "aorta_rdzv_endpoint=10.77.0.1"]
+    options = ["--aorta-nnodes=2", "-o", f"aorta_node_launcher={launcher}"]
     options += ["--aorta-device=cpu", "--aorta-timeout=120", f"--aorta-results={folder / 'kept'}"]
     inner = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "test_inner.py"]
     command = [*UNSHARE, sys.executable, "-m", TWO_HOSTS, fault, str(folder), *inner]
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "10.77.0.1"}
     ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     report: dict[str, Any] = json.loads(ended.stdout)
@@ -86,30 +86,27 @@ def test_workload_trains_over_two_hosts_and_leaves_no_process(tmp_path, source, 
     report = run_on_two_hosts(tmp_path, source, "none")
     assert report["code"] == 0, report["output"]
     assert "1 passed" in report["output"]
-    # Node 0 has received every file, and the agents have deleted theirs.
     assert len(list((tmp_path / "kept").glob("*/*/ranks/*/output.log"))) == num_ranks
-    assert list(tmp_path.glob("host*/aorta-node-*")) == []
 
 
 @pytest.mark.parametrize(
-    ("fault", "messages", "limit_s"),
+    ("fault", "message", "limit_s"),
     [
-        # After the cable is cut, each side gives up the other side.
-        ("cut", ["no heartbeat for 1", "aorta: node 0 was lost: no heartbeat for 1"], 60),
-        ("kill_agent", ["the connection was closed"], 30),
+        ("freeze", "node lost: node 1 (", 60),
+        ("kill_agent", "node lost: node 1 (", 30),
+        ("kill_guard", "guard lost: node 1 (", 30),
     ],
 )
 @pytest.mark.extended
-def test_lost_host_is_named_and_the_other_hosts_ranks_are_ended(tmp_path, fault, messages, limit_s):
+def test_lost_host_is_named_and_the_other_hosts_ranks_are_ended(tmp_path, fault, message, limit_s):
     report = run_on_two_hosts(tmp_path, LONG, fault)
     text = report["output"].replace("\n", " ")
     assert report["code"] == 1, text
-    assert "fsdp on 2 cpu ranks of 2 nodes: node lost: node 1 (" in text
-    assert [part for part in messages if part not in text] == []
-    assert "it ran rank 1; if the host is alive, its files are in" in text
+    assert f"fsdp on 2 cpu ranks of 2 nodes: {message}" in text
+    assert fault == "kill_guard" or "it ran rank 1" in text
     assert report["after_s"] < limit_s
     [stacks] = (tmp_path / "kept").glob("*/*/ranks/0/stacks.txt")
-    assert "fsdp" in stacks.read_text(encoding="utf-8")
+    assert fault != "freeze" or "fsdp" in stacks.read_text(encoding="utf-8")
 
 
 def test_pytest_that_is_killed_leaves_no_rank_on_either_host(tmp_path):

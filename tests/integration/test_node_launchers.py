@@ -3,101 +3,91 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes.handover import start_coordinator
-from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
+from pytest_aorta.launch.nodes.coordinator import start_coordinator
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.folder import node_folder
 
-TOKEN = "secret"
 # Only an agent or a launcher that hangs reaches this limit.
 HANG_S = 120.0
-# Time limits of node 0's wait for agents: the first suffices on idle cores, and the next are for busy cores.
-JOIN_LIMITS_S = (4.0, 16.0, 64.0)
 # Starts the agents on one host as srun does on several hosts; the shell's arguments are the nodes' numbers.
 EACH = 'for rank in $0; do AORTA_NODE_RANK=$rank "$@" & pids="$pids $!"; done; wait $pids'
-
-# An agent that connects, waits for the plan and dies; then srun's last message, and its wait for other nodes.
-KILLED = f"""
-import socket, sys, time
-from pytest_aorta.launch.nodes.handover import versions
-from pytest_aorta.launch.nodes.wire import Wire
-host, port = sys.argv[-1].split(":")
-wire = Wire(socket.create_connection((host, int(port))), b"{TOKEN}", is_server=False)
-wire.send({{
-    "type": "hello", "node_rank": 0, "host": "host0", "address": "127.0.0.1", "store_port": 1, "is_waiting": False,
-    "versions": versions(),
-}})
-wire.receive()
-wire.close()
-print("error: Task launch failed on node node1", file=sys.stderr, flush=True)
-time.sleep(60)
+# As srun does when an agent dies: its last message, and SIGTERM for the agents of other nodes.
+KILLS_ONE = """
+AORTA_NODE_RANK=1 "$@" & one=$!
+until [ -e {run}/nodes/1/hello.json ]; do sleep 0.1; done
+kill -9 $one; wait $one
+echo "error: Task launch failed on node node1" >&2
+exit 9
 """
 
 
-def make_plan(folder: Path, *launcher: str, script: str = "os", **changes: object) -> LaunchPlan:
-    group = replace(NodeGroup(2, launcher, "127.0.0.1", 0, HANG_S), **changes)
+def make_plan(folder: Path, *launcher: str, script: str = "os", timeout_s: float = HANG_S) -> LaunchPlan:
     folder.mkdir(exist_ok=True)
-    return LaunchPlan("os", None, {}, script, (), World(2, "cpu", nodes=2), HANG_S, folder / "run", folder, group=group)
+    return LaunchPlan(
+        name="os",
+        spec=None,
+        config={},
+        script=script,
+        args=(),
+        world=World(2, "cpu", nodes=2),
+        timeout_s=timeout_s,
+        run_dir=folder / "run",
+        cwd=folder,
+        node_launcher=launcher,
+    )
 
 
-def failed(plan: LaunchPlan, environ: dict[str, str] | None = None) -> str:
-    outcome = launch(plan, dict(os.environ) | (environ or {}), start_coordinator)
+def failed(plan: LaunchPlan) -> str:
+    outcome = launch(plan, os.environ, start_coordinator)
     assert outcome.survivors == ()
     failure = launch_failure(plan, outcome)
     assert failure is not None
     return failure.text
 
 
-def test_failing_launcher_is_named_with_its_exit_code_and_output(tmp_path):
-    text = failed(make_plan(tmp_path, "sh", "-c", "echo no such partition >&2; exit 127"))
-    assert "node launcher: node launcher sh -c" in text
-    assert "ended with exit code 127 when 0 of 2 nodes had an agent here" in text
-    assert "  | no such partition" in text
+@pytest.mark.parametrize(
+    ("launcher", "parts"),
+    [
+        pytest.param(
+            ("sh", "-c", "echo no such partition >&2; exit 127"),
+            [
+                "node launcher: node launcher sh -c",
+                "ended with exit code 127 when 0 of 2 nodes had an agent",
+                "  | no such partition",
+            ],
+            id="fails",
+        ),
+        pytest.param(("/absent/srun",), ["node launcher /absent/srun can't be started: No such file"], id="missing"),
+        pytest.param(
+            ("sh", "-c", EACH, "1 1"),
+            ["says it is node 1, and so does ", "has to start one agent on each of 2 nodes"],
+            id="two agents on a node",
+        ),
+    ],
+)
+def test_launcher_is_named_with_what_it_did(tmp_path, launcher, parts):
+    text = failed(make_plan(tmp_path, *launcher))
+    assert [part for part in parts if part not in text] == [], text
 
 
-def test_missing_launcher_is_named(tmp_path):
-    text = failed(make_plan(tmp_path, "/absent/srun"))
-    assert "node launcher /absent/srun can't be started: No such file or directory" in text
-
-
-def test_launcher_that_starts_too_few_agents_is_reported_with_the_agents_that_connected(tmp_path):
-    for limit_s in JOIN_LIMITS_S:
-        text = failed(make_plan(tmp_path / f"{limit_s:g}", "sh", "-c", EACH, "0", join_timeout_s=limit_s))
-        if " 0 of 2 nodes " not in text:
-            break
-    assert f"{limit_s:g} s after its start 1 of 2 nodes had an agent here: node 0 (" in text
-
-
-def test_launcher_that_fails_on_one_node_and_kills_the_agent_of_another_is_named(tmp_path):
-    text = failed(make_plan(tmp_path, sys.executable, "-c", KILLED), {variables.AGENT_TOKEN: TOKEN})
-    assert "node launcher: node launcher " in text
-    assert "failed when 1 of 2 nodes had an agent here: node 0 (host0); node 0 (host0) was lost after " in text
+def test_launcher_that_fails_on_one_node_is_named_with_its_last_output(tmp_path):
+    script = KILLS_ONE.format(run=tmp_path / "run")
+    text = failed(make_plan(tmp_path, "sh", "-c", script, "sh"))
+    assert "ended with exit code 9 when 1 of 2 nodes had an agent: node 1 (" in text
     assert "  | error: Task launch failed on node node1" in text
 
 
-def test_launcher_that_starts_two_agents_on_a_node_is_reported(tmp_path):
-    text = failed(make_plan(tmp_path, "sh", "-c", EACH, "1 1"))
-    assert "says it is node 1, and so does " in text
-    assert "has to start one agent on each of 2 nodes" in text
-
-
-def test_launcher_that_passes_no_token_on_is_reported_with_the_agents_message(tmp_path):
-    text = failed(make_plan(tmp_path, "sh", "-c", "unset AORTA_AGENT_TOKEN; " + EACH, "0 1"))
-    assert "AORTA_AGENT_TOKEN is not set: a launcher has to hand on node 0's environment" in text
-
-
-def test_agents_with_another_token_are_refused(tmp_path):
-    text = failed(make_plan(tmp_path, "env", "AORTA_AGENT_TOKEN=another", "sh", "-c", EACH, "0 1"))
-    assert "a connection from 127.0.0.1 was refused: the other side has a different AORTA_AGENT_TOKEN" in text
+def test_launcher_that_starts_too_few_agents_is_reported_at_the_time_limit(tmp_path):
+    text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0", timeout_s=8))
+    assert "8 s after its start 1 of 2 nodes had an agent: node 0 (" in text
 
 
 def test_node_without_the_script_is_reported(tmp_path):
@@ -106,13 +96,18 @@ def test_node_without_the_script_is_reported(tmp_path):
     assert "/absent/train.py is missing; every node needs the code at the same path as node 0" in text
 
 
-def test_taken_port_is_named(tmp_path):
-    import socket
+def test_agent_that_does_not_see_the_run_folder_says_so(tmp_path):
+    # As on a node with another /tmp.
+    elsewhere = 'exec "$@"x'
+    text = failed(make_plan(tmp_path, "sh", "-c", f"AORTA_NODE_RANK=1; export AORTA_NODE_RANK; {elsewhere}", "sh"))
+    assert "--aorta-results has to name a folder on a file system that every node shares" in text
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        text = failed(make_plan(tmp_path, sys.executable, port=port))
-    assert f"node launcher: 127.0.0.1:{port}: Address already in use" in text
+
+def test_run_folder_is_closed_to_other_users(tmp_path):
+    plan = make_plan(tmp_path, "false")
+    failed(plan)
+    assert plan.run_dir.stat().st_mode & 0o777 == 0o700
+    assert node_folder(plan.run_dir, 1).is_dir()
 
 
 def test_interrupted_launch_ends_its_agents(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 NODES = (
     "--aorta-nnodes=2",
-    *("-o", "aorta_rdzv_endpoint=127.0.0.1"),
+    "--aorta-results=shared",
     *("-o", "aorta_node_launcher=srun --nodes={nodes}"),
 )
 OVER_NODES = "@pytest.mark.world(size=4, nodes=2)"
@@ -26,19 +26,17 @@ def test_missing_nodes_skip_the_test_or_fail_it(project):
     result.stdout.fnmatch_lines(["*needs 2 nodes, 1 given (--aorta-nnodes=1)"])
 
 
-def test_nodes_without_launcher_and_port_are_a_usage_error(project):
-    result = project.run("--aorta-nnodes=2")
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ((), "set the ini key aorta_node_launcher, a command that starts a node agent on each node"),
+        (("-o", "aorta_node_launcher=srun"), "give --aorta-results, a folder on a file system that all nodes share"),
+    ],
+)
+def test_nodes_without_launcher_or_shared_folder_are_a_usage_error(project, given, part):
+    result = project.run("--aorta-nnodes=2", *given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["ERROR: --aorta-nnodes=2: set the ini key aorta_node_launcher, *aorta_rdzv_endpoint=HOST:PORT*"]
-    )
-
-
-def test_address_of_another_host_fails_the_test(project):
-    project.one_test("workload.run('toy')", OVER_NODES)
-    result = project.run(*NODES, "-o", "aorta_rdzv_endpoint=192.0.2.1")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*LaunchError: '192.0.2.1' is 192.0.2.1, which is not an address of this machine *"])
+    result.stderr.fnmatch_lines([f"ERROR: --aorta-nnodes=2: {part}*"])
 
 
 def test_reference_version_over_nodes_is_refused(versioned):

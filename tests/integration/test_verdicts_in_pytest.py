@@ -436,7 +436,7 @@ def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
     result = recorded.run()
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        [f"E  *BaselineError: {path}: schema_version is 1, but this pytest-aorta reads versions 2 to 4; *"]
+        [f"E  *BaselineError: {path}: schema_version is 1, but this pytest-aorta reads version 5; *"]
     )
     update = recorded.run("--update-baselines")
     update.assert_outcomes(passed=1, failed=1)

@@ -70,8 +70,6 @@ def make_options(**changes: Any) -> Options:
         ab=None,
         nnodes=1,
         node_launcher=(),
-        rdzv_endpoint=None,
-        join_timeout_s=60.0,
         report=None,
         markdown=None,
         history=None,

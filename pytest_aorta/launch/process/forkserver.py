@@ -79,7 +79,7 @@ class ForkServer:
         if problem := self.preload([name for name in modules if name not in self.tried]) or self.problem():
             return problem
         if environ is not None and not self.is_proven:
-            if problem := cuda_problem(environ):
+            if problem := _cuda_problem(environ):
                 return problem
             self.is_proven = True
         return None
@@ -109,7 +109,7 @@ class ForkServer:
                 return f"it can't import {name}: {answer}"
             self.tried.add(name)
         if modules:
-            freeze()
+            _freeze()
         return None
 
     def launch(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -156,11 +156,11 @@ def preload() -> int:
             importlib.import_module(name)
     if children():
         raise RuntimeError("importing torch has started a process, which forked ranks would share")
-    freeze()
+    _freeze()
     return num_threads_allowed
 
 
-def freeze() -> None:
+def _freeze() -> None:
     """Exclude existing objects from garbage collection, so that ranks neither scan nor copy them."""
     gc.collect()
     gc.freeze()
@@ -175,7 +175,7 @@ def children() -> set[str]:
     return found
 
 
-def cuda_problem(environ: dict[str, str]) -> str | None:
+def _cuda_problem(environ: dict[str, str]) -> str | None:
     """Return why a forked child can't use the devices, or None. ``torch.cuda.is_initialized`` misses some causes."""
     text = answer_of_child(partial(_allocate, environ), CUDA_PROOF_S)
     return None if text == "allocated" else f"a forked child can't allocate on the device: {text}"
@@ -209,7 +209,7 @@ def num_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def thread_names() -> dict[int, str]:
+def _thread_names() -> dict[int, str]:
     """Return the name of each thread of this process, including threads of libraries, by thread id."""
     names = dict[int, str]()
     for task in Path("/proc/self/task").iterdir():
@@ -247,10 +247,10 @@ def _allocate(environ: dict[str, str]) -> str:
 def _import_one(name: str) -> str:
     import torch
 
-    before = thread_names()
+    before = _thread_names()
     with without_collection():
         importlib.import_module(name)
-    if started := [started for thread_id, started in thread_names().items() if thread_id not in before]:
+    if started := [started for thread_id, started in _thread_names().items() if thread_id not in before]:
         return f"{KEPT_OUT}starts {counted(len(started), 'thread')} ({', '.join(sorted(set(started)))})"
     if children():
         return f"{KEPT_OUT}starts a process"

@@ -358,8 +358,8 @@ def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
         os.write(spec["verdict_fd"], json.dumps(verdict).encode())
 
 
-def start_torchrun(argv: list[str], fds: list[int]) -> int:
-    """Start the agent's program with open files ``fds``, and return its process id."""
+def start_torchrun(argv: list[str]) -> int:
+    """Start the agent's program and return its process id."""
     prepare = partial(prepare_agent, os.getpid())
     environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
     return subprocess.Popen(
@@ -367,7 +367,6 @@ def start_torchrun(argv: list[str], fds: list[int]) -> int:
         env=environ,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        pass_fds=fds,
         preexec_fn=prepare,
     ).pid
 
@@ -375,7 +374,7 @@ def start_torchrun(argv: list[str], fds: list[int]) -> int:
 def main() -> None:
     """Guard the launch described by the first argument."""
     spec = json.loads(sys.argv[1])
-    guard_launch(spec, lambda: start_torchrun(spec["argv"], spec["agent_fds"]))
+    guard_launch(spec, lambda: start_torchrun(spec["argv"]))
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ def write_error(folder: Path | None, error: BaseException) -> None:
     time_ns = time.time_ns()
     text = shown_traceback(error)
     with suppress(Exception):  # the script may have closed or replaced standard error
-        sys.stderr.write(exit_message(error) if isinstance(error, SystemExit) else text)
+        sys.stderr.write(_exit_message(error) if isinstance(error, SystemExit) else text)
     if folder is None:
         return
     document: dict[str, Any] = {
@@ -196,7 +196,7 @@ def write_error(folder: Path | None, error: BaseException) -> None:
         write_json(folder / ERROR_FILE, document)
 
 
-def exit_message(error: SystemExit) -> str:
+def _exit_message(error: SystemExit) -> str:
     """Return the text that the interpreter writes when a script exits: none for an exit code, else the given text."""
     return "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
 

@@ -6,15 +6,23 @@ reports exit codes only in its log.
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import logging
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.documents import UnreadableFile
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -23,6 +31,8 @@ from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 # The logger that names the ranks that torchrun stops.
 STOPPING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
 LOOPBACK = "127.0.0.1"
+ENDPOINT_FILE = "endpoint.json"
+SIOCGIFADDR = 0x8915
 
 
 class StoppedRanks(logging.Filter):
@@ -50,30 +60,14 @@ class StoppedRanks(logging.Filter):
 def main(argv: list[str]) -> int:
     """Run torchrun with ``argv[1:]`` and return its exit code."""
     with without_collection():
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
-    from pytest_aorta.common.files import write_json
-
     stopped = StoppedRanks()
     logging.getLogger(STOPPING_LOGGER).addFilter(stopped)
-    store = serve_rendezvous()
     arguments = parse_args(argv[1:])
-    if arguments.nnodes == "1":
-        # torchrun's c10d rendezvous unpickles what anyone writes into its store. Its static rendezvous uses this store,
-        # which listens from now on, on the loopback address.
-        listener = socket.create_server((LOOPBACK, 0), backlog=2048)
-        arguments.master_addr, arguments.master_port = listener.getsockname()
-        store = TCPStore(
-            LOOPBACK,
-            arguments.master_port,
-            is_master=True,
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=listener.detach(),
-        )
+    store = join_rendezvous(Path(argv[0]), arguments)
     os.environ[variables.AGENT_PID] = str(os.getpid())
     try:
         run(arguments)
@@ -111,17 +105,84 @@ def die_with_guard(guard_pid: int) -> None:
     threading.Thread(target=wait, name="aorta-guard", daemon=True).start()
 
 
-def serve_rendezvous() -> object:
-    """Serve the nodes' rendezvous at the inherited socket and return the store; None unless on node 0 of several."""
-    fd = os.environ.pop(variables.STORE_FD, None)
-    if fd is None:
-        return None
+class Endpoint(Model, frozen=True):
+    """The address at which node 0 serves the rendezvous, in ``endpoint.json`` of that node's run folder."""
+
+    address: str
+    port: int
+
+
+def join_rendezvous(run_dir: Path, arguments: argparse.Namespace) -> object:
+    """Add the endpoint of the rendezvous to torchrun's arguments; return the store, which serves as long as it lives.
+
+    torchrun's c10d rendezvous unpickles its state, which anyone who reaches the store can write. The static rendezvous
+    keeps nothing pickled. Its store listens before the port is known, so no other program can take the port; on one
+    host it listens on the loopback address only.
+    """
+    store, nodes, node = None, int(arguments.nnodes), arguments.node_rank
+    if node == 0:
+        listener = socket.create_server((LOOPBACK if nodes == 1 else own_address(), 0), backlog=2048)
+        endpoint = Endpoint(*listener.getsockname())
+        store = _served(endpoint, listener)
+        if nodes > 1:
+            write_json(run_dir / ENDPOINT_FILE, to_builtins(endpoint), durable=False)
+    else:
+        endpoint = _await_endpoint(run_dir.with_name("0"))
+    if nodes > 1 and (interface := interface_to(endpoint)):
+        # Otherwise gloo resolves the host's name, often to an interface that no other node can reach.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    arguments.master_addr, arguments.master_port = endpoint.address, endpoint.port
+    return store
+
+
+def own_address() -> str:
+    """Return this host's address in the network of the nodes: that of MASTER_ADDR, or of the host's name."""
+    given = os.environ.get("MASTER_ADDR")
+    name = given or socket.gethostname()
+    remedy = "set MASTER_ADDR to this host's address in the network of the nodes"
+    try:
+        address = str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        socket.create_server((address, 0)).close()
+    except OSError as error:
+        raise SystemExit(f"{name!r} is no address of this host ({error.strerror or error}); {remedy}") from None
+    if not given and address.startswith("127."):
+        raise SystemExit(f"{name!r} is the loopback address {address}, which no other node reaches; {remedy}")
+    return address
+
+
+def interface_to(endpoint: Endpoint) -> str | None:
+    """Return the network interface that leads to the endpoint; None if its name can't be found."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((endpoint.address, endpoint.port))
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # the interface has no address
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == own:
+                    return name
+    return None
+
+
+def _served(endpoint: Endpoint, listener: socket.socket) -> object:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # The socket has been listening since the other nodes received its port, so no other program can take the port.
-    with socket.socket(fileno=os.dup(int(fd))) as listening:
-        host, port = listening.getsockname()[:2]
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=int(fd))
+    return TCPStore(
+        endpoint.address,
+        endpoint.port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,  # torchrun's own store at this port uses this one's server
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _await_endpoint(folder: Path) -> Endpoint:
+    """Return the endpoint once node 0 serves it; the guard limits the time."""
+    while True:
+        with suppress(UnreadableFile):
+            list(folder.iterdir())  # a client of NFS believes that the file is absent until it opens the folder again
+            return read_model(folder / ENDPOINT_FILE, Endpoint, max_bytes=1 << 16)
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ TERM_S = 2.0
 HOST = "127.0.0.1"
 
 
-class Stopped(BaseException):
+class _Stopped(BaseException):
     """Raised on SIGTERM, with which the guard ends the launch."""
 
 
@@ -46,7 +46,7 @@ class WarmAgent:
         try:
             self.start()
             self.wait()
-        except Stopped:
+        except _Stopped:
             self.stop()
             return 128 + signal.SIGTERM
         if not self.failures:
@@ -170,4 +170,4 @@ def run_and_exit(work: Callable[[], int]) -> NoReturn:
 
 
 def _raise_stopped(*_: object) -> NoReturn:
-    raise Stopped
+    raise _Stopped

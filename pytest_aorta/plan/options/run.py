@@ -43,9 +43,7 @@ class Options:
         profiler_schedule: Steps that torch's profiler records into kept traces; None: ``profile_steps``, once.
         progress: ``auto``, ``on`` or ``off``: whether the terminal shows the progress of a launch.
         nnodes: Number of nodes of this run; pytest runs on node 0.
-        node_launcher: Words of the command that starts one node agent per node; empty: node agents wait on the nodes.
-        rdzv_endpoint: Name or address of this host in the network of the nodes, and a port, 0 for any; None: host name.
-        join_timeout_s: Seconds within which the node agent of every node has to connect.
+        node_launcher: Words of the command that starts one node agent per node; empty: the run has one node.
         ab: A/B reference, a git ref or ``python:`` and the path of an interpreter; None: no A/B reference.
         report: HTML file of the report; None: no report.
         markdown: File of the findings as Markdown; None: no file.
@@ -79,8 +77,6 @@ class Options:
     ab: str | None
     nnodes: int
     node_launcher: tuple[str, ...]
-    rdzv_endpoint: tuple[str, int] | None
-    join_timeout_s: float
     report: Path | None
     markdown: Path | None
     history: Path | None
@@ -128,8 +124,6 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         ab=values["ab"],
         nnodes=values["nnodes"],
         node_launcher=values["node_launcher"] or (),
-        rdzv_endpoint=values["rdzv_endpoint"],
-        join_timeout_s=values["join_timeout"],
         report=None if values["report"] is None else rootdir / values["report"],
         markdown=None if values["markdown"] is None else rootdir / values["markdown"],
         history=None if values["history"] is None else rootdir / values["history"],
@@ -183,9 +177,12 @@ def _refuse_contradictions(options: Options) -> None:
     for flag, is_given in how.items():
         if is_given and not options.update_baselines:
             raise SpecError(f"{flag} changes how baselines are recorded; give --update-baselines too")
-    if options.nnodes > 1 and not options.node_launcher and not (options.rdzv_endpoint or ("", 0))[1]:
+    if options.nnodes > 1 and not options.node_launcher:
         raise SpecError(
-            f"--aorta-nnodes={options.nnodes}: set the ini key aorta_node_launcher, a command that starts the node "
-            f"agents, or aorta_rdzv_endpoint=HOST:PORT, where node agents connect "
-            f"(aorta agent --wait --connect HOST:PORT)"
+            f"--aorta-nnodes={options.nnodes}: set the ini key aorta_node_launcher, a command that starts a node agent "
+            f"on each node, such as 'srun --nodes={{nodes}} --ntasks={{nodes}}'"
+        )
+    if options.nnodes > 1 and options.results_dir is None:
+        raise SpecError(
+            f"--aorta-nnodes={options.nnodes}: give --aorta-results, a folder on a file system that all nodes share"
         )

@@ -19,7 +19,6 @@ from pytest_aorta.plan.options.values import (
     not_allowed,
     parse_boolean,
     parse_command,
-    parse_endpoint,
     parse_fail_on,
     parse_folder,
     parse_reason,
@@ -180,12 +179,8 @@ OPTIONS = (
     Option("progress", "show the progress of a launch on the terminal; auto: not in CI", "auto",
            choices=("auto", "on", "off"), ini_only=True, writes=True),
     Option("node_launcher", "command that starts one node agent per node, e.g. 'srun --nodes={nodes} "
-           "--ntasks={nodes}'", None, parse_command, metavar="COMMAND", default_text="node agents wait on the nodes",
+           "--ntasks={nodes}'", None, parse_command, metavar="COMMAND", default_text="none: one node",
            ini_only=True),
-    Option("rdzv_endpoint", "name or address of this host in the network of the nodes, and a port", None,
-           parse_endpoint, metavar="HOST[:PORT]", default_text="host name, any port", ini_only=True),
-    Option("join_timeout", "seconds within which the node agent of every node has to connect", 300.0, parse_seconds,
-           metavar="SECONDS", ini_only=True),
 )  # fmt: skip
 
 

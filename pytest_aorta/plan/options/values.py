@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -108,18 +107,6 @@ def parse_command(text: str) -> tuple[str, ...]:
     if not words:
         raise not_allowed(text, "a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'")
     return words
-
-
-def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST`` or ``HOST:PORT``; the port is 0 if the text has none.
-
-    Raises:
-        ArgumentTypeError: The text has neither form.
-    """
-    match = re.fullmatch(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?", text)
-    if match is None or int(match["port"] or 0) > 65535:
-        raise not_allowed(text, "HOST or HOST:PORT, an IPv6 address in square brackets")
-    return match["v6"] or match["host"], int(match["port"] or 0)
 
 
 def file_with_suffix(suffix: str) -> Callable[[str], str]:

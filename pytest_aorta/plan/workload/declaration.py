@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -9,25 +10,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from msgspec import Meta, field, structs
 
 from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model, convert
+from pytest_aorta.common.schema import allowed
 from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean
-from pytest_aorta.plan.workload.adapter import Adapter, AdapterBlock, AdapterError
-from pytest_aorta.plan.workload.command import Command, check_command, refuse_unknown_names, texts_of
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
-from pytest_aorta.plan.workload.logs import make_adapter
-from pytest_aorta.plan.workload.schema_errors import refuse_unknown_keywords, refuse_violation, refuse_wrong_fragment
+from pytest_aorta.plan.workload.adapter import Adapter, AdapterBlock, AdapterError, make_adapter
+from pytest_aorta.plan.workload.command import (
+    ENVIRONMENT_KEY,
+    ENVIRONMENT_SCHEMA,
+    Command,
+    check_command,
+    check_environment,
+    refuse_unknown_names,
+    texts_of,
+)
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator, ValidationError
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
 # Keys that the schema of a config key needs besides the keywords of JSON Schema.
 _FRAGMENT_KEYS = {"type", "default", "description"}
+# Keywords that validate nothing, and that a list of allowed keywords should name.
+_ANNOTATIONS = {"default", "description", "examples", "title"}
 
 
 class Declaration(Model, frozen=True):
@@ -117,7 +129,7 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     spec = read_workload(name, place.folder, place.module)
     # Not for an A/B reference: an older commit may have keywords that were accepted then.
     for key, fragment in spec.properties.items():
-        refuse_unknown_keywords(f"{spec.yaml}: config.{key}", fragment)
+        _refuse_unknown_keywords(f"{spec.yaml}: config.{key}", fragment)
     return spec
 
 
@@ -204,7 +216,7 @@ def _check_defaults(spec: WorkloadSpec) -> None:
     for key, schema in spec.properties.items():
         if absent := sorted(_FRAGMENT_KEYS - schema.keys()):
             raise SpecError(f"{spec.yaml}: config.{key}: keys {absent} are required")
-        refuse_wrong_fragment(f"{spec.yaml}: config.{key}", schema)
+        _refuse_wrong_fragment(f"{spec.yaml}: config.{key}", schema)
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}
         if unknown := sorted(map(str, overridden - set(spec.properties))):
@@ -219,7 +231,7 @@ def _check_defaults(spec: WorkloadSpec) -> None:
 
 def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -> None:
     schema = {"type": "object", "properties": spec.properties}
-    refuse_violation(f"{spec.yaml}: {which}config of workload {spec.name!r}", config, schema)
+    _refuse_violation(f"{spec.yaml}: {which}config of workload {spec.name!r}", config, schema)
 
 
 def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,3 +265,82 @@ def package_folder(dotted: str) -> Path | None:
             return None
         path = list(spec.submodule_search_locations)
     return Path(path[0]) if path else None
+
+
+def _refuse_violation(where: str, document: Any, schema: Mapping[str, Any]) -> None:
+    """Check a document against a schema.
+
+    Raises:
+        SpecError: The document violates the schema; ``where`` begins the message.
+    """
+    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
+
+    _refuse_first(where, Draft202012Validator(schema), document, "top level")
+
+
+def _refuse_wrong_fragment(where: str, fragment: Mapping[str, Any]) -> None:
+    """Check that every keyword of a JSON Schema has an allowed value.
+
+    Raises:
+        SpecError: A value is not allowed; ``where`` begins the message.
+    """
+    _refuse_first(f"{where} is not a JSON Schema", _meta_validators()[0], fragment)
+
+
+def _refuse_unknown_keywords(where: str, fragment: Mapping[str, Any]) -> None:
+    """Check the keywords of a JSON Schema; validators ignore unknown ones, so a misspelled limit would be lost.
+
+    Raises:
+        SpecError: A keyword is unknown; ``where`` begins the message.
+    """
+    standard, strict = _meta_validators()
+    # An unknown keyword in a subschema is an error of the schemas around it, too.
+    error = max(strict.iter_errors(fragment), key=lambda found: len(found.absolute_path), default=None)
+    if error is None:
+        return
+    given = cast("dict[Any, Any]", error.instance)
+    found = {str(name): value for name, value in given.items() if not strict.is_valid({name: value})}
+    unknown, known = sorted(found), sorted({name for name in standard.VALIDATORS if name[0] != "$"} | _ANNOTATIONS)
+    cut = "; a text with a comma needs quotes" if None in found.values() else ""
+    path = ".".join([where, *map(str, error.absolute_path)])
+    raise SpecError(f"{path}: unknown keywords {unknown}{did_you_mean(unknown, known)}{cut}; there are {known}")
+
+
+@functools.cache
+def _meta_validators() -> tuple[Draft202012Validator, Draft202012Validator]:
+    """Return the validator of JSON Schemas, and one that refuses unknown keywords in every subschema as well."""
+    from jsonschema import Draft202012Validator
+
+    standard = Draft202012Validator.META_SCHEMA
+    # The parts of the standard's schema refer to "#meta" for subschemas; the strict schema takes that name over.
+    strict = {"$id": "urn:aorta:fragment", "$schema": standard["$id"], "$dynamicAnchor": "meta"}
+    strict |= {"$ref": standard["$id"], "unevaluatedProperties": False}
+    formats = Draft202012Validator.FORMAT_CHECKER
+    return Draft202012Validator(standard, format_checker=formats), Draft202012Validator(strict)
+
+
+def _refuse_first(where: str, validator: Draft202012Validator, document: Any, root: str = "") -> None:
+    from jsonschema.exceptions import best_match
+
+    error = best_match(validator.iter_errors(document))
+    if error is not None:
+        error = _innermost(error)
+        path = ".".join(map(str, error.absolute_path)) or root
+        raise SpecError(f"{where}: {path}: {_problem(error)}")
+
+
+def _innermost(error: ValidationError) -> ValidationError:
+    """Return the error of the alternative that fits best, which is the deepest; other types fit worst."""
+    while error.context:
+        error = max(error.context, key=lambda found: (len(found.absolute_path), found.validator != "type"))
+    return error
+
+
+def _problem(error: ValidationError) -> str:
+    rule, value = error.validator, cast(Any, error.validator_value)
+    if rule == "additionalProperties" and value is False:
+        known = sorted(cast(Any, error.schema)["properties"])
+        unknown = sorted(map(str, set(cast(Any, error.instance)) - set(known)))
+        return f"unknown keys {unknown}{did_you_mean(unknown, known)}; there are {known}"
+    hint = did_you_mean([error.instance], map(str, value)) if rule == "enum" else ""
+    return f"got {brief(repr(error.instance))}, {allowed(rule, value)}{hint}"

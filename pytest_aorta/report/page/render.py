@@ -52,9 +52,9 @@ def render(report: Report) -> str:
         interval_marks=interval_marks,
         reach=REACH,
         metrics=METRICS,
-        style=_asset("vendor/uPlot.min.css") + _asset("page.css"),
-        library=_asset("vendor/uPlot.iife.min.js"),
-        script=_asset("shared.js") + _asset("charts.js") + _asset("page.js"),
+        style=asset("vendor/uPlot.min.css") + asset("page.css"),
+        library=asset("vendor/uPlot.iife.min.js"),
+        script=asset("shared.js") + asset("charts.js") + asset("page.js"),
     )
 
 
@@ -78,10 +78,10 @@ def html_template(
 
 @functools.cache
 def _template() -> jinja2.Template:
-    return html_template("page", _asset, _FILTERS)
+    return html_template("page", asset, _FILTERS)
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     """Return a file of this package, which goes into the page unescaped because it contains no input."""
     return _FOLDER.joinpath(name).read_text(encoding="utf-8")
 

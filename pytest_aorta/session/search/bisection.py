@@ -10,7 +10,7 @@ from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.reference import CommitReference, References
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.plan.worktree import Setup
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult

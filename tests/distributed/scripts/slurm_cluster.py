@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.distributed.scripts.namespace_hosts import do_in_mid_run, ip, kill_agent, tell_end
+from tests.distributed.scripts.namespace_hosts import do_in_mid_run, ip, kill, tell_end
 
 NODES = ("node0", "node1", "node2")
 HEAD = "10.78.0.254"
@@ -132,8 +132,8 @@ def main() -> None:
     await_nodes()
     with (folder / "sbatch.log").open("w+") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log)
-        temporary = [folder / name / "tmp" for name in NODES[:2]]
-        do_in_mid_run(lambda: kill_agent("node1"), temporary, job, START_S)
+        results = Path("results").absolute()
+        do_in_mid_run(lambda: kill("node1", "-m pytest_aorta.cli agent "), results, job, START_S)
         tell_end(job, log, NODES, own="slurmd ")
 
 

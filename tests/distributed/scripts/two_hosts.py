@@ -2,8 +2,9 @@
 
 Run: ``python -m tests.distributed.scripts.two_hosts FAULT FOLDER COMMAND...``, as root of its own user, network and
 mount namespace (``unshare --user --map-root-user --net --mount``), which removes everything at its end. COMMAND runs on
-host 0. With a FAULT other than ``none``, in mid-run on both hosts the cable is cut (``cut``), or the agent of host 1 or
-pytest is killed (``kill_agent``, ``kill_pytest``). The script prints as JSON COMMAND's exit code, output and time since
+host 0. With a FAULT other than ``none``, in mid-run on both hosts all processes of host 1 are stopped until pytest has
+ended (``freeze``), or the agent of host 1, its guard or pytest is killed (``kill_agent``, ``kill_guard``,
+``kill_pytest``). The script prints as JSON COMMAND's exit code, output and time since
 the fault, and the processes left on each host.
 
 With ``launcher COMMAND...`` the script is the node launcher, which runs COMMAND on each host.
@@ -12,12 +13,13 @@ With ``launcher COMMAND...`` the script is the node launcher, which runs COMMAND
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.distributed.scripts.namespace_hosts import do_in_mid_run, ip, kill_agent, tell_end
+from tests.distributed.scripts.namespace_hosts import do_in_mid_run, ip, kill, pids, tell_end
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 HOSTS = ("host0", "host1")
@@ -53,8 +55,9 @@ def launcher(command: list[str]) -> int:
 
 def fault_of(name: str, pytest: subprocess.Popen[bytes]) -> Callable[[], object]:
     return {
-        "cut": lambda: ip("-n", "host1", "link", "set", "cable1", "down"),
-        "kill_agent": lambda: kill_agent("host1"),
+        "freeze": lambda: [os.kill(pid, signal.SIGSTOP) for pid in pids("host1")],
+        "kill_agent": lambda: kill("host1", "-m pytest_aorta.cli agent "),
+        "kill_guard": lambda: kill("host1", "launch/process/guard.py"),
         "kill_pytest": pytest.kill,
     }[name]
 
@@ -62,16 +65,15 @@ def fault_of(name: str, pytest: subprocess.Popen[bytes]) -> Callable[[], object]
 def main() -> None:
     fault, folder, command = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     make_hosts()
-    temporary = [folder / host for host in HOSTS]
-    for path in temporary:
-        path.mkdir()
+    for host in HOSTS:
+        (folder / host).mkdir()
     with (folder / "output").open("w+") as output:
         pytest = subprocess.Popen(
             on_host(0, command, folder), stdout=output, stderr=output, env=os.environ | {"TWO_HOSTS": str(folder)}
         )
         if fault != "none":
-            do_in_mid_run(fault_of(fault, pytest), temporary, pytest, START_S)
-        tell_end(pytest, output, HOSTS)
+            do_in_mid_run(fault_of(fault, pytest), folder / "kept", pytest, START_S)
+        tell_end(pytest, output, HOSTS, thaw="host1" if fault == "freeze" else None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``aorta history``: versions in order, change points, links, pages and exports."""
+"""``aorta history``: versions in order, change points, and the page."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.history.changes import CONFIRMING_VERSIONS, find_changes, new_changes
-from pytest_aorta.cli.history.export import metric_name, openmetrics
-from pytest_aorta.cli.history.links import template_of
-from pytest_aorta.cli.history.series import case_histories
+from pytest_aorta.cli.history_changes import CONFIRMING_VERSIONS, find_changes, new_changes
+from pytest_aorta.cli.history_series import case_histories
 from pytest_aorta.cli.main import main
 from pytest_aorta.session.history.entries import Side
 from pytest_aorta.verdict.metrics import METRICS
@@ -155,68 +152,34 @@ def test_any_values_have_change_points_within_the_history(values, metric):
         changes = find_changes(history)
         assert all(0 <= change.last < change.index < len(values) for change in changes)
         assert not any("inf" in text or "nan" in text for change in changes for text in change.values)
-        openmetrics(entries)
-
-
-# links
-
-
-@pytest.mark.parametrize(
-    ("remote", "template"),
-    [
-        ("git@github.com:o/r.git", "https://github.com/o/r/commit/{commit}"),
-        ("https://user:secret@github.com/o/r", "https://github.com/o/r/commit/{commit}"),
-        ("ssh://git@gitlab.example.org:2222/a/b/c.git", "https://gitlab.example.org/a/b/c/-/commit/{commit}"),
-        ("https://bitbucket.org/o/r.git/", "https://bitbucket.org/o/r/commits/{commit}"),
-        ("https://example.org/o/r.git", None),
-        ("/srv/git/github.git", None),
-        ("javascript://github.com/%0aalert(1)", None),
-        ("", None),
-    ],
-)
-def test_address_of_a_commit_is_derived_from_the_remote(remote, template):
-    assert template_of(remote) == template
-
-
-@given(st.text() | st.text().map("git@github.com:{}".format) | st.text().map("https://github.com/{}".format))
-def test_any_remote_gives_a_plain_address_or_none(remote):
-    template = template_of(remote)
-    assert template is None or re.fullmatch(r"https://[\w./~+-]+/\{commit\}", template)
 
 
 # the command
 
 
-def test_site_has_a_page_per_case_with_changes_revisions_and_links(here, otava, capsys):
+def test_page_has_each_case_with_changes_and_revisions(here, otava, capsys):
     write_history(here / "history", make_history(cases=2, commits=40, launches=2))
-    url = "https://example.org/{commit}"
-    assert main(["history", "site", "history", "-o", "site", "--commit-url", url]) == 0
-    assert capsys.readouterr().out == "site/index.html\n"
-    pages = sorted((here / "site").glob("tests-*.html"))
-    text = pages[0].read_text()
-    assert len(pages) == 2
-    assert all(page.name in (here / "site" / "index.html").read_text() for page in pages)
-    assert f'href="https://example.org/{commit_of(14)}"' in text
-    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    chart = data["charts"]["step_time_p50"]
+    assert main(["history", "page", "history", "-o", "page.html"]) == 0
+    assert capsys.readouterr().out == "page.html\n"
+    text = (here / "page.html").read_text()
+    assert text.count("<figure") > 4
+    assert commit_of(14)[:12] in text
+    first, second = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    chart = first["charts"]["step_time_p50"]
     assert [14, "worse"] in chart["changes"]
     assert [28, "better"] in chart["changes"]
-    assert data["revisions"] == [[28, 2]]
-    assert len(data["names"]) == len(np.frombuffer(base64.b64decode(chart["medians"]))) == 40
-    assert len(np.frombuffer(base64.b64decode(data["at"]), "<u4")) == 80
-    assert (data["charts"]["peak_memory_bytes"]["unit"], data["charts"][HASH]["changes"]) == ("MiB", [[20, "changed"]])
-
-
-def test_site_without_a_known_host_has_no_links(here, otava):
-    write_history(here / "history", entries_of(STEADY))
-    assert main(["history", "site", "history", "-o", "site"]) == 0
-    assert all("http" not in page.read_text().partition("<body>")[2] for page in (here / "site").glob("*.html"))
+    assert first["revisions"] == [[28, 2]]
+    assert len(first["names"]) == len(np.frombuffer(base64.b64decode(chart["medians"]))) == 40
+    assert len(np.frombuffer(base64.b64decode(first["at"]), "<u4")) == 80
+    assert first["charts"]["peak_memory_bytes"]["unit"] == "MiB"
+    assert first["charts"][HASH]["changes"] == [[20, "changed"]]
+    assert second["charts"].keys() == first["charts"].keys()
 
 
 def test_text_of_the_history_is_escaped_in_pages(here, otava):
     write_history(here / "history", [make_entry(case="<script>alert(1)</script>", platform="cpu-x2-gloo")])
-    main(["history", "site", "history", "-o", "site"])
-    assert all("<script>alert" not in page.read_text() for page in (here / "site").glob("*.html"))
+    assert main(["history", "page", "history", "-o", "page.html"]) == 0
+    assert "<script>alert" not in (here / "page.html").read_text()
 
 
 def test_changes_exits_with_1_for_a_new_change_and_names_what_else_differs(here, otava, capsys):
@@ -245,8 +208,6 @@ def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys
         (["changes", "history", "--since", "f" * 40], "--since: got 'fff"),
         (["changes", "history", "--since", commit_of(0)[:6]], "at least its first 7 digits"),
         (["changes", "history", "--branch", "gone"], "--branch: got 'gone', allowed is one of ['main']"),
-        (["site", "history", "-o", "site", "--commit-url", "javascript:{commit}"], "--commit-url: got 'javascript"),
-        (["site", "history", "-o", "site", "--commit-url", "https://x/{commit}/{commit}"], "--commit-url: got "),
     ],
 )
 def test_wrong_usage_exits_with_2(here, capsys, arguments, message):
@@ -254,6 +215,12 @@ def test_wrong_usage_exits_with_2(here, capsys, arguments, message):
     write_history(here / "history", entries_of(STEADY))
     assert main(["history", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_series_that_are_too_short_for_any_change_are_named(here, otava, capsys):
+    write_history(here / "history", entries_of([10.0, 10.0, 44.0, 44.0]))
+    assert main(["history", "changes", "history"]) == 0
+    assert "not searched: 1 metric with fewer than the 6 versions that a change needs" in capsys.readouterr().out
 
 
 def test_branches_are_not_mixed(here, otava, capsys):
@@ -280,58 +247,6 @@ def test_without_otava_the_command_says_how_to_install_it(here, capsys, monkeypa
 def test_empty_folder_exits_with_1(here, capsys):
     assert main(["history", "changes", "."]) == 1
     assert "contains no history" in capsys.readouterr().err
-
-
-# exports
-
-
-def test_otava_reads_its_export_and_finds_the_change(here, otava, capsys):
-    from otava.importer import CsvImporter
-    from otava.test_config import create_test_config
-
-    write_history(here / "history", entries_of(STEADY + SLOWER))
-    assert main(["history", "export", "history", "--format", "otava", "-o", "out"]) == 0
-    ((name, config),) = yaml.safe_load((here / "out" / "otava.yaml").read_text())["tests"].items()
-    series = CsvImporter().fetch_data(create_test_config(name, config))
-    assert series.data["step_time_p50"] == STEADY + SLOWER
-    assert series.attributes["commit"][0] == commit_of(0)
-    (change,) = series.analyze().change_points["step_time_p50"]
-    assert change.index == 20
-
-
-def test_openmetrics_has_increasing_samples_and_an_end(here):
-    entries = [*entries_of([10.0, 11.0]), make_entry(1, 13.0, case='a"\\\nb')]
-    write_history(here / "history", entries)
-    assert main(["history", "export", "history", "--format", "openmetrics", "-o", "metrics.txt"]) == 0
-    lines = (here / "metrics.txt").read_text().splitlines()
-    assert lines[:2] == [
-        "# TYPE aorta_step_time_p50_milliseconds gauge",
-        "# HELP aorta_step_time_p50_milliseconds median step time",
-    ]
-    labels = 'case="tests/test_a.py::test_x::fsdp",platform="nvidia-h200-x8-nccl",branch="main"'
-    assert [line for line in lines if labels in line and line.startswith("aorta_step")] == [
-        f"aorta_step_time_p50_milliseconds{{{labels}}} 10.0 1767582000",
-        f"aorta_step_time_p50_milliseconds{{{labels}}} 11.0 1767592800",
-    ]
-    assert 'aorta_step_time_p50_milliseconds{case="a\\"\\\\\\nb",' in "\n".join(lines)
-    assert sum(line.startswith("aorta_version_info{") for line in lines) == 3
-    assert lines[-1] == "# EOF"
-
-
-def test_two_values_at_one_second_are_one_sample():
-    first, second = (with_values(0, {"step_time_p50": value}, dirty=True) for value in (10.0, 12.0))
-    text = openmetrics([first, replace(second, run="20260105T030000.000000Z-ffffffff")])
-    assert text.count("aorta_step_time_p50_milliseconds{") == 1
-    assert "} 11.0 " in text
-
-
-def test_names_of_metrics_have_their_unit_once():
-    assert metric_name("peak_memory_bytes") == "aorta_peak_memory_bytes"
-    assert metric_name("tokens_per_s") == "aorta_tokens_per_second"
-    assert metric_name("gemm_throughput_tflops") == "aorta_gemm_throughput_tflops"
-    names = [metric_name(name) for name in METRICS]
-    assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
 
 
 def test_baseline_center_is_drawn_where_a_verdict_has_one():

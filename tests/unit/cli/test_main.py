@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,7 +11,7 @@ from pytest_aorta.cli import devices as devices_command
 from pytest_aorta.cli import main as cli
 from pytest_aorta.launch.leases import bad_marks, lease, mark_bad
 from pytest_aorta.plan.device_kind import Device
-from pytest_aorta.verdict.baseline import StoredLaunch, read_baseline, read_baseline_file, write_baseline
+from pytest_aorta.verdict.baseline import StoredLaunch, write_baseline
 from tests.unit.builders import make_baseline, make_facts, with_p50
 
 CASE = "tests/test_a.py::test_x::fsdp"
@@ -146,7 +144,7 @@ def test_list_in_a_narrow_terminal_shortens_the_case(here, capsys, monkeypatch):
     assert "...py::test_x::fsdp" in lines[1]
 
 
-@pytest.mark.parametrize("arguments", [("list",), ("show", CASE), ("diff", "HEAD:", "HEAD:")])
+@pytest.mark.parametrize("arguments", [("list",), ("diff", "HEAD:", "HEAD:")])
 def test_nothing_is_wider_than_the_terminal(here, capsys, monkeypatch, arguments):
     monkeypatch.setenv("COLUMNS", "90")
     path = next((here / "baselines" / PLATFORM).glob("*test-x*")).relative_to(here)
@@ -158,108 +156,6 @@ def test_nothing_is_wider_than_the_terminal(here, capsys, monkeypatch, arguments
 def test_control_characters_of_a_case_are_escaped(here, capsys):
     store(case="tests/test_a.py::test_x[\x1b[2J]", launches=launches(10.0))
     assert "test_x[\\x1b[2J]" in said(capsys, "baselines", "list")
-
-
-# show
-
-
-def test_show_has_metrics_launches_config_environment_and_reasons(here, capsys):
-    facts = make_facts(
-        metrics={"peak_memory_bytes": 2.0**30, "num_parameters": 7.0},
-        rank_lag_ms=[0.0, 1.5],
-        canary_ms={"gemm_ms": 2.0},
-        step_time_growth=0.03,
-    )
-    store(launches=(StoredLaunch(facts),), forced={"1": "a noisy day"})
-    out = said(capsys, "baselines", "show", "test_x")
-    for part in (
-        "revision 1: 1 of 1 launch in the center, 1 block, recorded 2026-01-02",
-        "peak_memory_bytes  1024 MiB",
-        "num_parameters     7 ",
-        "equal in all launches",
-        "2026-01-02T03:04:05Z  0123456789ab  torchrun  20     10      12      +3.00%  rank 1: 1.5 ms   gemm 2 ms",
-        '  dtype: "float32"',
-        '  torch: "2.11.0"',
-        "  revision 1: a noisy day",
-    ):
-        assert part in out
-    [exact] = [line for line in out.splitlines() if line.strip().startswith("num_parameters")]
-    assert exact.split() == ["num_parameters", "7", "-", "-", "-", "equal", "in", "all", "launches"]
-
-
-def test_show_has_the_version_of_the_code_of_each_launch(here, capsys):
-    commit = "c0ffee00" * 5
-    versions = [{"commit": commit, "branch": "main", "dirty": False}, {"commit": commit, "dirty": True}, {}]
-    store(launches=tuple(StoredLaunch(make_facts(**version)) for version in versions))
-    rows = said(capsys, "baselines", "show", CASE).splitlines()
-    assert [re.split(" {2,}", row.strip())[-2:] for row in rows if "  torchrun  " in row] == [
-        ["c0ffee00c0ff", "main"],
-        ["c0ffee00c0ff and changes", "-"],
-        ["-", "-"],
-    ]
-
-
-def test_show_has_the_provenance_of_the_last_launch(here, capsys):
-    environment = {"torch": "2.11.0", "device": "cuda", "device_name": "NVIDIA H200"}
-    made = {"commit": "c0ffee00" * 5, "branch": "main", "dirty": True, "environment": environment}
-    store(launches=(StoredLaunch(make_facts(command=["pytest", "-m", "overlap or speed"], **made)),))
-    shown = said(capsys, "baselines", "show", CASE).partition("provenance of the last launch:\n")[2]
-    assert shown.splitlines()[:6] == [
-        "  commit: c0ffee00c0ff and changes",
-        "  branch: main",
-        "  measured: 2026-01-02T03:04:05Z",
-        "  device: NVIDIA H200",
-        "  torch: 2.11.0",
-        "  command: pytest -m 'overlap or speed'",
-    ]
-
-
-def test_show_marks_a_variance_that_the_baseline_has_not_shown(here, capsys):
-    out = said(capsys, "baselines", "show", OTHER)
-    row = next(line for line in out.splitlines() if line.startswith("  step_time_p50"))
-    assert row.count("*") == 2
-    assert "* not measured by this baseline yet" in out
-
-
-def test_show_of_many_blocks_marks_no_variance_between_them(here, capsys):
-    row = next(line for line in said(capsys, "baselines", "show", CASE).splitlines() if "step_time_p50" in line)
-    within, between = row.split()[4:6]
-    assert within.endswith("*")  # one launch per block
-    assert not between.endswith("*")
-
-
-def test_show_of_exact_values_that_differ_says_so(here, capsys):
-    hashes = [make_facts(weight_hashes={"9": digit * 16}) for digit in "ab"]
-    store(launches=tuple(map(StoredLaunch, hashes)))
-    assert "2 different values" in said(capsys, "baselines", "show", CASE)
-
-
-def test_show_takes_a_path(here, capsys):
-    path = store(launches=launches(11.0))
-    assert " 11 ms " in said(capsys, "baselines", "show", path)
-
-
-def test_show_takes_a_whole_case_that_is_part_of_another(here, capsys):
-    store(case=f"{CASE}::long", launches=launches(30.0))
-    assert said(capsys, "baselines", "show", CASE).splitlines()[0] == CASE
-
-
-def test_ambiguous_part_of_a_case_lists_the_matches(here, capsys):
-    text = refused(capsys, "baselines", "show", "tests/")
-    assert "matches 2 cases" in text
-    assert CASE in text
-    assert OTHER in text
-
-
-def test_part_of_no_case_is_wrong_usage(here, capsys):
-    assert "'nope' is not a file and not part of any of 2 cases in" in refused(capsys, "baselines", "show", "nope")
-
-
-def test_show_of_an_unreadable_path_is_a_problem(here, capsys):
-    (here / "bad.json").write_text("{}")
-    code, out, err = run(capsys, "baselines", "show", "bad.json")
-    assert (code, out) == (1, "")
-    assert "bad.json: schema_version is None" in err
 
 
 # diff
@@ -353,136 +249,6 @@ def test_ref_never_reaches_a_shell(committed, capsys):
     assert not Path("planted").exists()
 
 
-# prune
-
-
-def test_prune_drops_the_oldest_launches_outside_the_center(here, capsys):
-    path = thinnable()
-    out = said(capsys, "baselines", "prune", "--keep", "2")
-    assert out.splitlines() == [f"dropped 4 of 8 launches of {path}", "1 of 2 files changed"]
-    left = [stored.facts.recorded_at[8:10] for stored in read_baseline_file(path).launches]
-    assert left == ["05", "06", "20", "21"]
-
-
-def test_prune_to_none_keeps_the_center_launches_and_their_reason_alone(here, capsys):
-    path = thinnable()
-    said(capsys, "baselines", "prune", "--keep", "0")
-    baseline = read_baseline_file(path)
-    assert all(stored.center for stored in baseline.launches)
-    assert baseline.forced == {"2": "again"}
-
-
-def test_prune_keeps_forty_by_default(here, capsys):
-    path = thinnable(19)
-    before = path.read_bytes()
-    assert said(capsys, "baselines", "prune") == "0 of 2 files changed\n"
-    assert path.read_bytes() == before
-
-
-def test_dry_run_reports_and_changes_nothing(here, capsys):
-    path = thinnable()
-    before = path.read_bytes()
-    out = said(capsys, "baselines", "prune", "--keep", "0", "--dry-run")
-    assert f"would have dropped 6 of 8 launches of {path}" in out
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("count", ["-1", "x", "1.5"])
-def test_keep_takes_whole_numbers(here, capsys, count):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["baselines", "prune", f"--keep={count}"])
-    assert caught.value.code == 2
-    assert f"got '{count}', allowed is an integer of 0 or more" in capsys.readouterr().err
-
-
-def test_file_whose_test_file_is_gone_goes_only_with_orphans(here, capsys):
-    (here / "tests").mkdir()
-    (here / "tests" / "test_a.py").touch()
-    assert said(capsys, "baselines", "prune") == "0 of 2 files changed\n"
-    out = said(capsys, "baselines", "prune", "--orphans")
-    assert "deleted baselines" in out
-    assert "the test file of tests/test_b.py::test_y does not exist" in out
-    assert read_baseline(Path("baselines"), PLATFORM, CASE)
-    assert read_baseline(Path("baselines"), PLATFORM, OTHER) is None
-
-
-def test_dry_run_deletes_no_orphan(here, capsys):
-    (here / "root" / "tests").mkdir(parents=True)
-    (here / "root" / "tests" / "test_a.py").touch()
-    out = said(capsys, "baselines", "prune", "--orphans", "--rootdir", "root", "--dry-run")
-    assert "would have deleted" in out
-    assert read_baseline(Path("baselines"), PLATFORM, OTHER)
-
-
-def test_root_folder_with_no_test_file_deletes_nothing(here, capsys):
-    text = refused(capsys, "baselines", "prune", "--orphans")
-    assert "contains the test file of none of the 2 baselines" in text
-    assert len(list((here / "baselines" / PLATFORM).iterdir())) == 2
-
-
-def test_prune_leaves_a_renamed_file_as_it_is_and_fails(here, capsys):
-    path = thinnable()
-    renamed = path.rename(path.with_name("renamed.json"))
-    before = renamed.read_bytes()
-    code, _, err = run(capsys, "baselines", "prune", "--keep", "0")
-    assert code == 1
-    assert f"{renamed}: left unchanged: the file name is not that of its case" in err
-    assert renamed.read_bytes() == before
-    assert not path.exists()
-
-
-def test_prune_never_leaves_the_folder_through_a_link(here, capsys):
-    (here / "tests").mkdir()
-    (here / "tests" / "test_b.py").touch()
-    folder = here / "baselines" / PLATFORM
-    outside = folder.rename(here / "outside")
-    folder.symlink_to(outside, target_is_directory=True)
-    code, _, err = run(capsys, "baselines", "prune", "--orphans")
-    assert code == 1
-    assert "is a link out of baselines" in err
-    assert len(list(outside.iterdir())) == 2
-
-
-# history
-
-
-def fake_otava(*indices: int) -> ModuleType:
-    module = ModuleType("otava.analysis")
-    points = [SimpleNamespace(index=index) for index in indices]
-    module.compute_change_points = lambda values, max_pvalue: (points, None)  # type: ignore[attr-defined]
-    return module
-
-
-def test_history_has_a_line_for_each_stretch(here, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "otava", ModuleType("otava"))
-    monkeypatch.setitem(sys.modules, "otava.analysis", fake_otava(2))
-    store(launches=(*launches(10.0, 10.0, center=False), launch(11.0, 3, revision=2)))
-    head, _, first, second = said(capsys, "baselines", "history", CASE).splitlines()
-    assert head == f"{CASE}, step_time_p50: 1 change in 3 launches"
-    assert first.split() == ["1-2", "1", "2026-01-01T03:04:05Z", "2026-01-02T03:04:05Z", "10", "ms", "-"]
-    assert second.split()[-3:] == ["11", "ms", "+10.0%"]
-
-
-def test_history_finds_a_step_with_otava_itself(here, capsys):
-    pytest.importorskip("otava", reason="needs pytest-aorta[history]")
-    store(launches=(*launches(*P50S, *P50S), *(launch(1.2 * p50, 20) for p50 in (*P50S, *P50S))))
-    assert "1 change in 20 launches" in said(capsys, "baselines", "history", CASE)
-
-
-def test_history_without_otava_says_how_to_install_it(here, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "otava.analysis", None)  # also where it was imported before
-    assert "pip install 'pytest-aorta[history]'" in refused(capsys, "baselines", "history", CASE)
-
-
-def test_history_of_an_unknown_metric_names_those_there_are(here, capsys):
-    assert "allowed are ['all_gather" in refused(capsys, "baselines", "history", CASE, "--metric", "speed")
-
-
-def test_history_of_a_metric_that_launches_lack_is_refused(here, capsys):
-    text = refused(capsys, "baselines", "history", CASE, "--metric", "tokens_per_s")
-    assert "tokens_per_s is a positive number in only 0 of 5 launches" in text
-
-
 # devices
 
 
@@ -542,7 +308,7 @@ def test_module_is_the_command_and_imports_no_torch(here):
     assert done.returncode == 0
     assert CASE in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "pytest_aorta.cli.baselines.show" in imported
+    assert "pytest_aorta.cli.baseline_files" in imported
     assert {name for name in imported if name.partition(".")[0] == "torch"} == set()
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from pytest_aorta.cli.main import COMMANDS, main
 from pytest_aorta.cli.run import command as run_command
+from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.workload.adapter import AdapterBlock
 from pytest_aorta.plan.workload.declaration import find_workload, workload_places
@@ -203,3 +204,8 @@ def test_every_row_of_a_generated_table_has_a_meaning(name):
 def test_generated_tables_are_current(page):
     text = page.read_text(encoding="utf-8")
     assert text == generator().current(text), "run: python docs/generate.py"
+
+
+def test_schemas_of_structs_are_current():
+    for name, schema in generator().STRUCTS.items():
+        assert load_schema(name) == schema, "run: python docs/generate.py"

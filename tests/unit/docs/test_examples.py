@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from pytest_aorta.cli import main as cli
-from pytest_aorta.common import variables
 from pytest_aorta.plan.options.table import OPTIONS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -59,15 +58,19 @@ def test_manifest_has_as_many_pods_as_pytest_has_nodes(path):
     assert pod(job)["subdomain"] == service["metadata"]["name"]
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_waiting_agents_of_a_manifest_look_where_pytest_is(path):
-    service, job = yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    [container] = pod(job)["containers"]
-    [script] = container["args"]
-    [port] = re.findall(r"-o aorta_rdzv_endpoint=\"\$\(hostname\):(\d+)\"", script)
-    [command] = re.findall(r"exec aorta (agent .*)", script)
-    arguments = cli.parser().parse_args(shlex.split(command))
-    # The pods of an Indexed Job are named after the job and their index.
-    assert arguments.connect == (f"{job['metadata']['name']}-0.{service['metadata']['name']}", int(port))
-    assert arguments.wait
-    assert variables.AGENT_TOKEN in {entry["name"] for entry in container["env"]}
+@pytest.mark.skipif(shutil.which("xargs") is None, reason="no xargs here")
+def test_launcher_for_pods_runs_each_command_on_every_pod(tmp_path):
+    script = [str(EXAMPLES / "kubernetes/on_every_pod.sh"), str(tmp_path / "calls")]
+    command = ["sh", "-c", 'echo "$JOB_COMPLETION_INDEX $*" >> "$0"', str(tmp_path / "seen"), "two words", "a"]
+    with subprocess.Popen(script, env=os.environ | {"JOB_COMPLETION_INDEX": "1"}) as waiting:
+        try:
+            while not (tmp_path / "calls").exists():
+                time.sleep(0.05)
+            for _ in range(2):
+                subprocess.run([*script, *command], env=os.environ | {"JOB_COMPLETION_INDEX": "0"}, check=True)
+            deadline_s = time.monotonic() + 30
+            while len((tmp_path / "seen").read_text().splitlines()) < 4 and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+        finally:
+            waiting.kill()
+    assert sorted((tmp_path / "seen").read_text().splitlines()) == ["0 two words a"] * 2 + ["1 two words a"] * 2

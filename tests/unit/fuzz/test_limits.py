@@ -17,12 +17,9 @@ from msgspec.structs import replace
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError, ResultError, SpecError
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.nodes.node import NodeFailed, admitted
-from pytest_aorta.launch.nodes.wire import WireError
 from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.workload.command import Command, command_line
-from pytest_aorta.plan.workload.environment import check_environment
-from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plan.workload.adapter import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plan.workload.command import Command, check_environment, command_line
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.flight import MAX_OPCODES, flight_verdict, refusal
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -31,7 +28,7 @@ from pytest_aorta.result.trace.kineto.reading import TraceError, read_trace
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.unit.builders import make_plan, write_plan_file, write_rank_file
 from tests.unit.fuzz.mutations import paths_of
-from tests.unit.fuzz.readers import BASELINE, DUMP, DUMPS, HELLO, HOSTILE_DUMPS, LONG_LINES, RESULT, VERDICT
+from tests.unit.fuzz.readers import BASELINE, DUMP, DUMPS, HOSTILE_DUMPS, LONG_LINES, RESULT, VERDICT
 from tests.unit.kineto_traces import rank_trace
 
 PACKAGE = Path(__file__).parents[3] / "pytest_aorta"
@@ -65,17 +62,17 @@ def test_variable_that_no_process_can_be_given_is_named(value, tmp_path):
 
 def baseline_error(tmp_path: Path, *path: Any, value: Any) -> str:
     file = tmp_path / "baseline.json"
-    file.write_text(json.dumps(edited(BASELINE, ("launches", 0, *path), value)))
+    file.write_text(json.dumps(edited(BASELINE, ("launches", 0, "facts", *path), value)))
     with pytest.raises(BaselineError) as caught:
         read_baseline_file(file)
-    assert str(caught.value).startswith(f"{file}: $.launches[0].")
-    return str(caught.value).removeprefix(f"{file}: $.launches[0].")
+    assert str(caught.value).startswith(f"{file}: $.launches[0].facts.")
+    return str(caught.value).removeprefix(f"{file}: $.launches[0].facts.")
 
 
 def test_integers_in_a_stored_baseline_are_read_as_floats(tmp_path):
     file = tmp_path / "baseline.json"
-    integers = edited(BASELINE, ("launches", 0, "step_time_ms", "p50"), 3)
-    file.write_text(json.dumps(edited(integers, ("launches", 0, "step_time_sample_ms"), [3, 4])))
+    integers = edited(BASELINE, ("launches", 0, "facts", "step_time_ms", "p50"), 3)
+    file.write_text(json.dumps(edited(integers, ("launches", 0, "facts", "step_time_sample_ms"), [3, 4])))
     [facts] = read_baseline_file(file).center_launches
     assert (repr(facts.step_time_ms["p50"]), repr(facts.step_time_sample_ms)) == ("3.0", "[3.0, 4.0]")
     assert repr(facts.num_steps) == "20"
@@ -84,7 +81,7 @@ def test_integers_in_a_stored_baseline_are_read_as_floats(tmp_path):
 def test_median_of_zero_and_unknown_device_of_a_baseline_are_refused(tmp_path):
     assert baseline_error(tmp_path, "step_time_ms", "p50", value=0.0) == "step_time_ms.p50: got 0.0, allowed is above 0"
     found = baseline_error(tmp_path, "environment", "device", value="tpu")
-    assert found == 'environment.device: got "tpu", allowed is one of ["cpu", "cuda"]'
+    assert found.startswith("environment.device: got 'tpu', allowed is one of [")
 
 
 @pytest.mark.parametrize(
@@ -209,17 +206,6 @@ def test_search_for_torchtitans_line_is_not_slow_on_long_lines():
         with pytest.raises(AortaError):
             log_records(TORCHTITAN_PATTERN, line, "the log")
         assert time.thread_time() - began_s < 20
-
-
-@pytest.mark.parametrize("key", ["node_rank", "host", "versions", "is_waiting"])
-def test_hello_of_another_shape_is_refused_by_key(key):
-    with pytest.raises(WireError, match=rf"malformed message 'hello': \$.{key}: got \[\]"):
-        admitted(None, HELLO | {key: []}, {}, {})  # type: ignore[arg-type]
-
-
-def test_hello_of_another_version_is_still_a_mismatch():
-    with pytest.raises(NodeFailed, match="versions have to be equal"):
-        admitted(None, HELLO, {"num_nodes": 2, "versions": {"torch": "1"}}, {})  # type: ignore[arg-type]
 
 
 def test_option_with_thousands_of_digits_is_refused():

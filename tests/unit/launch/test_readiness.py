@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -18,14 +17,12 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import GuardedLaunch
-from pytest_aorta.launch.nodes.agent import Agent
 from pytest_aorta.launch.process.forkserver import answer_of_child
 from pytest_aorta.launch.readiness import is_readable, readable
 from pytest_aorta.launch.sweep import end_processes, launch_ids
 from pytest_aorta.launch.warm import ForkedGuard
 from pytest_aorta.result.outcome import EndReason
 from tests.unit.builders import make_plan
-from tests.unit.launch.nodes.test_strangers import TOKEN, coordinator
 
 # FD_SETSIZE, from which on select refuses file descriptors.
 SELECT_LIMIT = 1024
@@ -100,28 +97,6 @@ def test_processes_of_a_lost_guard_are_ended_in_a_process_with_many_open_files(t
 @crowded
 def test_forked_child_is_asked_in_a_process_with_many_open_files():
     assert answer_of_child(lambda: "yes", 30) == "yes"
-
-
-@crowded
-def test_node_zero_and_its_agents_join_in_processes_with_many_open_files(tmp_path):
-    with ExitStack() as stack:
-        node_zero = coordinator(stack, tmp_path)
-        agent, received = Agent(node_zero.listener.getsockname(), 0, TOKEN, join_timeout_s=30), list[str]()
-
-        def join() -> None:
-            wire = agent.connect(stack)
-            wire.send(agent.hello(wire, None, {}))
-            received.append(agent.await_message(wire, "bye")["type"])
-
-        node_zero.spec["versions"] = {}
-        thread = threading.Thread(target=join)
-        thread.start()
-        deadline_s = time.monotonic() + 30
-        while not node_zero.nodes and time.monotonic() < deadline_s:
-            node_zero.turn()
-        node_zero.nodes[0].send({"type": "bye"})
-        thread.join(30)
-    assert received == ["bye"]
 
 
 def test_program_of_torchrun_ends_with_its_guard_when_it_has_many_open_files():

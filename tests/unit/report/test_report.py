@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.schema import load_schema, violation
 from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
 from pytest_aorta.report.from_session import session_report
@@ -98,7 +99,7 @@ def test_ranks_with_unequal_numbers_of_steps_are_a_warning_too(tmp_path):
 def test_baseline_that_no_verdict_has_a_value_of_is_no_band(tmp_path):
     """Use a baseline of another config as an example."""
     path = tmp_path / "baseline.json"
-    write_json(path, make_baseline().to_json())
+    write_json(path, to_builtins(make_baseline()))
     missing = replace(make_verdict(Outcome.MISSING), case="a::b::fsdp", baseline=None)
     record = TestRecord("a::b", [missing], num_launches=1, compared=[Compared("a::b::fsdp", baseline=str(path))])
     assert session_report([record], title="").tests[0].cases[0].baseline is None

@@ -5,11 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
-from pytest_aorta.verdict.baseline import SCHEMA, Baseline
-from tests.unit.builders import make_baseline, make_provenance, make_result, replace, stored
+from tests.unit.builders import make_provenance, make_result, replace
 
 # Maxima over the ranks, step by step: 4, 2, 3, 5.
 TWO_RANKS = [[1.0, 2.0, 3.0, 5.0], [4.0, 1.0, 2.0, 1.0]]
@@ -145,15 +143,12 @@ def test_facts_of_a_result_without_provenance_belong_to_no_block():
     assert (facts.moment_s, facts.block) == (0, "0" * 12)
 
 
-def test_late_steps_are_a_fact_that_a_baseline_can_store():
+def test_late_steps_are_a_fact():
     lead = HeadStart(40.0, 3, 1.0, succeeded=True, late_steps=2)
     step = StepOverlap(10.0, 6.0, 2.0, 0.0, 2.0, 2.0)
     found = launch_facts(make_result(TWO_RANKS, overlap=[[step] * 6] * 2, head_start=[lead] * 2))
     text = "the host was late in 2 of 8 profiled steps in spite of every head start; the other 6 count"
     assert found.late_steps == text
-    baseline = make_baseline(launches=stored(found))
-    assert violation(baseline.to_json(), SCHEMA) is None
-    assert Baseline.from_json(baseline.to_json()).launches[0].facts.late_steps == text
     none_late = launch_facts(make_result(TWO_RANKS, overlap=[[step] * 8] * 2, head_start=[replace(lead, late_steps=0)]))
     assert "late_steps" not in to_builtins(none_late)
 

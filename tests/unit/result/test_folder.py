@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 
-from pytest_aorta.launch.nodes.node import _FLIGHT_FILE, _RANK_FILE
 from pytest_aorta.launch.process import guard
 from pytest_aorta.result import folder
 from pytest_aorta.result.outcome import EndReason
@@ -38,26 +37,6 @@ def test_guard_gives_reasons_that_outcomes_have():
         }
         assert returned
         assert returned <= set(EndReason)
-
-
-def test_files_of_a_rank_are_the_ones_that_node_0_accepts():
-    rank_files = {
-        folder.PID_FILE,
-        folder.MARKS_FILE,
-        folder.PROGRESS_FILE,
-        folder.OUTPUT_LOG,
-        folder.STACKS_FILE,
-        folder.NATIVE_STACKS_FILE,
-        folder.RESULT_FILE,
-        folder.ERROR_FILE,
-        folder.IN_FLIGHT_FILE,
-        folder.TELEMETRY_FILE,
-        folder.TRACE_FILE,
-        folder.trace_file(2),
-        folder.trace_file(100),
-    }
-    assert all(_RANK_FILE.fullmatch(f"{folder.RANKS_FOLDER}/7/{name}") for name in rank_files)
-    assert _FLIGHT_FILE.fullmatch(f"{folder.FLIGHT_FOLDER}/{folder.FLIGHT_PREFIX}7")
 
 
 def test_importing_the_names_imports_nothing_but_the_reader_of_files():

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.verdict.causes import Straggler, canary_notes, notes, straggler
-from tests.unit.builders import make_facts, on_cpu, with_p50
+from pytest_aorta.verdict.causes import Straggler, notes, notes_on, straggler
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import make_facts, make_verdict, on_cpu, with_p50
 
 
 def lagging(*lags_ms: float, build=make_facts):
@@ -166,6 +167,12 @@ def test_memory_that_grows_is_noted_and_memory_that_shrinks_is_not():
     assert notes([make_facts(memory_growth=-0.1)], [], "baseline") == []
 
 
+def canary_notes(launches, reference, side) -> list[str]:
+    """Return the notes on the canary if a time is in question."""
+    found = notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)
+    return [note for note in found if "canary" in note]
+
+
 @pytest.mark.parametrize(("name", "part"), [("gemm_ms", "GEMM"), ("all_reduce_ms", "all-reduce")])
 @pytest.mark.parametrize("side", ["baseline", "reference"])
 def test_slower_canary_suspects_the_machine(name, part, side):
@@ -178,11 +185,11 @@ def test_canary_within_the_range_of_the_reference_suspects_nothing():
     times_ms = (0.511, 0.513, 0.509, 0.51, 0.521, 0.52, 0.526, 0.512, 0.562, 0.55)
     usual = [make_facts(canary_ms={"all_reduce_ms": ms}) for ms in times_ms]
 
-    def notes_on(*here_ms):
+    def notes_of(*here_ms):
         return canary_notes([make_facts(canary_ms={"all_reduce_ms": ms}) for ms in here_ms], usual, "baseline")
 
-    assert notes_on(0.53, 0.56, 0.58) == []
-    assert notes_on(0.56, 0.57, 0.58) == [
+    assert notes_of(0.53, 0.56, 0.58) == []
+    assert notes_of(0.56, 0.57, 0.58) == [
         "the canary's all-reduce was 10% slower than in the baseline; suspect the machine"
     ]
 

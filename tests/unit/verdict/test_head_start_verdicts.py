@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, FamilyTime, HeadStart
 from pytest_aorta.session.rounds import settle, settle_pairs
-from pytest_aorta.verdict.baseline import SCHEMA, Baseline
+from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import launches_to_learn, objections
 from pytest_aorta.verdict.metrics import METRICS
@@ -178,10 +177,3 @@ def test_facts_name_the_call_of_a_rank_before_that_of_another_rank():
     assert facts(ANOTHER_RANK, CALL).blocked_by == CALL
     assert facts(ANOTHER_RANK, ANOTHER_RANK).blocked_by == ANOTHER_RANK
     assert facts(None, None).blocked_by == launch_facts(make_result([[1.0] * 3])).blocked_by == ""
-
-
-@pytest.mark.parametrize("baseline", [SYNCHRONIZED, TOO_LARGE])
-def test_baseline_stores_the_reason_and_nothing_where_overlap_is_known(baseline):
-    assert violation(baseline.to_json(), SCHEMA) is None
-    assert Baseline.from_json(baseline.to_json()) == baseline
-    assert not {"blocked_by", "overlap_problem"} & AHEAD.to_json()["launches"][0].keys()

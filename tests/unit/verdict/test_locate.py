@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pytest_aorta.result.measurements import TensorHashes
-from pytest_aorta.verdict.bitwise import has_hashes, locate, other_keys
+from pytest_aorta.verdict.bitwise import difference_text, locate
 from tests.unit.builders import make_result
 
 WEIGHTS = ["tok.weight", "layers.0.w.weight", "out.weight"]
@@ -98,14 +98,9 @@ def test_other_shape_of_the_same_values_is_a_difference():
 
 def test_steps_without_hashes_give_no_line():
     assert locate(result(), result(), 3) == []
-    assert (has_hashes(result(), 2), has_hashes(result(), 3), has_hashes(make_result([[1.0]]), 2)) == (
-        True,
-        False,
-        False,
-    )
 
 
 def test_only_keys_that_both_configs_have_are_reported():
     here = make_result([[1.0]], config={"lr": 1, "backend": "eager"})
     there = make_result([[1.0]], config={"lr": 2, "prefetch": 1})
-    assert other_keys(here, there) == "lr is 1, the reference's 2"
+    assert difference_text([], here, there, []).splitlines()[1:] == ["  config: lr is 1, the reference's 2"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from pathlib import Path
@@ -100,21 +99,10 @@ def test_undecided_verdict_names_the_remedy_at_once_and_recording_says_the_same(
     assert f"  step_time_p50: unchanged code may be inconclusive: {remedy_text}" in lines
 
 
-@pytest.fixture(scope="module")
-def gpu_baselines(tmp_path_factory):
-    """A folder with the stored baselines, including overlap of version 3, which is noisier than that of version 4."""
-    folder = tmp_path_factory.mktemp("baselines")
-    for path in STORED:
-        copy = folder / path.parent.name / path.name
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 4}))
-    return folder
-
-
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem.split("-test-")[-1])
-def test_stored_gpu_baselines_have_fine_tolerances_of_overlap_and_can_decide(gpu_baselines, path):
-    baseline = read_baseline_file(gpu_baselines / path.parent.name / path.name)
-    priors = platform_priors(gpu_baselines, baseline.platform, "cuda", baseline.case)
+def test_stored_gpu_baselines_have_fine_tolerances_of_overlap_and_can_decide(path):
+    baseline = read_baseline_file(path)
+    priors = platform_priors(Path("baselines"), baseline.platform, "cuda", baseline.case)
     comparison = StoredComparison(baseline.case, baseline.config, baseline, {}, priors, 5)
     launches = list(baseline.center_launches)
     chosen = choose_tolerances({}, launches[0])

@@ -10,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.plan.workload.adapter import Adapter, AdapterBlock, AdapterError, Record, adapted, refuse_bad_adapter
+from pytest_aorta.plan.workload.adapter import (
+    MAX_LOG_BYTES,
+    TORCHTITAN_PATTERN,
+    Adapter,
+    AdapterBlock,
+    AdapterError,
+    Record,
+    adapted,
+    log_records,
+    make_adapter,
+    read_records,
+    refuse_bad_adapter,
+)
 from pytest_aorta.plan.workload.command import CommandLine
 from pytest_aorta.plan.workload.declaration import read_workload
-from pytest_aorta.plan.workload.logs import MAX_LOG_BYTES, TORCHTITAN_PATTERN, log_records, make_adapter, read_records
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.reading import collect_result
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, write_ranks

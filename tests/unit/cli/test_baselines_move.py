@@ -43,59 +43,59 @@ def files() -> dict[Path, str]:
     return {path: path.read_text() for path in FOLDER.rglob("*") if path.is_file()}
 
 
-def rename(capsys, *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(["baselines", "rename", *arguments])
+def move(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["baselines", "move", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
 def test_file_is_renamed_on_all_platforms_with_all_its_tests(capsys):
-    code, out, err = rename(capsys, "tests/a.py", "tests/unit/c.py")
+    code, out, err = move(capsys, "tests/a.py", "tests/unit/c.py")
     assert (code, err) == (0, "")
     moved = {"tests/unit/c.py::test_x::fsdp", "tests/unit/c.py::test_x[1]::fsdp", "tests/unit/c.py::test_xy::fsdp"}
     for platform in PLATFORMS:
         assert cases(platform) == {*moved, CASES[3]}
         assert f"{platform}: tests/a.py::test_x::fsdp -> tests/unit/c.py::test_x::fsdp" in out.splitlines()
-    assert out.splitlines()[-1] == "6 of 8 baselines renamed"
+    assert out.splitlines()[-1] == "6 of 8 baselines moved"
 
 
 def test_renamed_baseline_differs_in_case_and_test_alone(capsys):
     before = read_baseline(FOLDER, PLATFORMS[0], CASES[0])
-    rename(capsys, "tests/a.py::test_x", "tests/b.py::TestY::test_z")
+    move(capsys, "tests/a.py::test_x", "tests/b.py::TestY::test_z")
     after = read_baseline(FOLDER, PLATFORMS[0], "tests/b.py::TestY::test_z::fsdp")
     assert after.test == "tests/b.py::TestY::test_z"
     changed = {"case": after.case, "test": after.test}
-    assert after.to_json() == before.to_json() | changed
+    assert after == before.replace(**changed)
     assert not baseline_path(FOLDER, PLATFORMS[0], CASES[0]).exists()
 
 
 def test_test_is_renamed_with_its_parameters_but_not_another_test_that_begins_like_it(capsys):
-    rename(capsys, "tests/a.py::test_x", "tests/a.py::test_new")
+    move(capsys, "tests/a.py::test_x", "tests/a.py::test_new")
     assert cases(PLATFORMS[0]) == {"tests/a.py::test_new::fsdp", "tests/a.py::test_new[1]::fsdp", *CASES[2:]}
 
 
 def test_full_case_is_renamed_with_its_label(capsys):
-    rename(capsys, CASES[0], "tests/a.py::test_x::renamed")
+    move(capsys, CASES[0], "tests/a.py::test_x::renamed")
     baseline = read_baseline(FOLDER, PLATFORMS[0], "tests/a.py::test_x::renamed")
     assert baseline.test == "tests/a.py::test_x"
 
 
 def test_folder_is_renamed(capsys):
-    rename(capsys, "tests/a.py.bak/", "tests/old/")
+    move(capsys, "tests/a.py.bak/", "tests/old/")
     assert cases(PLATFORMS[0]) == {*CASES[:3], "tests/old/b.py::test_z::ddp"}
 
 
 def test_one_platform_can_be_renamed_alone(capsys):
-    rename(capsys, "tests/a.py", "tests/b.py", "--platform", PLATFORMS[1])
+    move(capsys, "tests/a.py", "tests/b.py", "--platform", PLATFORMS[1])
     assert cases(PLATFORMS[0]) == set(CASES)
     assert CASES[0] not in cases(PLATFORMS[1])
 
 
 def test_dry_run_prints_the_renamings_and_changes_nothing(capsys):
     before = files()
-    code, out, _ = rename(capsys, "tests/a.py", "tests/b.py", "--dry-run")
+    code, out, _ = move(capsys, "tests/a.py", "tests/b.py", "--dry-run")
     assert (code, files()) == (0, before)
-    assert out.splitlines()[-1] == "6 of 8 baselines would be renamed"
+    assert out.splitlines()[-1] == "6 of 8 baselines would be moved"
     assert f"{PLATFORMS[1]}: tests/a.py::test_xy::fsdp -> tests/b.py::test_xy::fsdp" in out
 
 
@@ -103,20 +103,20 @@ def test_dry_run_prints_the_renamings_and_changes_nothing(capsys):
 def test_existing_case_is_never_overwritten_and_nothing_is_renamed(capsys, platform):
     store("tests/b.py::test_xy::fsdp", platform)
     before = files()
-    code, out, err = rename(capsys, "tests/a.py", "tests/b.py")
+    code, out, err = move(capsys, "tests/a.py", "tests/b.py")
     assert (code, out, files()) == (1, "", before)
-    assert "exists already, so nothing was renamed" in err
+    assert "exists already, so nothing was moved" in err
 
 
 def test_unknown_old_is_wrong_usage_and_lists_similar_names(capsys):
-    code, out, err = rename(capsys, "tests/a.py::test_xx", "tests/b.py::test_x")
+    code, out, err = move(capsys, "tests/a.py::test_xx", "tests/b.py::test_x")
     assert (code, out) == (2, "")
     assert "OLD 'tests/a.py::test_xx' matches none of 8 cases in baselines; similar are:" in err
     assert "\n  tests/a.py::test_x\n" in err
 
 
 def test_unknown_old_without_similar_names_lists_none(capsys):
-    _, _, err = rename(capsys, "zzz", "yyy")
+    _, _, err = move(capsys, "zzz", "yyy")
     assert err == "aorta: OLD 'zzz' matches none of 8 cases in baselines\n"
 
 
@@ -129,7 +129,7 @@ def test_unknown_old_without_similar_names_lists_none(capsys):
 )
 def test_names_that_give_no_new_case_are_wrong_usage(capsys, old, new, message):
     before = files()
-    code, _, err = rename(capsys, old, new)
+    code, _, err = move(capsys, old, new)
     assert (code, files()) == (2, before)
     assert message in err
 
@@ -137,24 +137,24 @@ def test_names_that_give_no_new_case_are_wrong_usage(capsys, old, new, message):
 def test_unreadable_file_stops_the_renaming(capsys):
     (FOLDER / PLATFORMS[0] / "bad.json").write_text("{")
     before = files()
-    code, _, err = rename(capsys, "tests/a.py", "tests/b.py")
+    code, _, err = move(capsys, "tests/a.py", "tests/b.py")
     assert (code, files()) == (1, before)
     assert "bad.json: not valid JSON" in err
-    assert "nothing was renamed" in err
+    assert "nothing was moved" in err
 
 
 def test_file_that_is_not_named_after_its_case_stops_the_renaming(capsys):
     path = baseline_path(FOLDER, PLATFORMS[0], CASES[0])
     path.rename(path.with_name("copy.json"))
     before = files()
-    code, _, err = rename(capsys, "tests/a.py", "tests/b.py")
+    code, _, err = move(capsys, "tests/a.py", "tests/b.py")
     assert (code, files()) == (1, before)
     assert "copy.json: the file name is not that of its case" in err
 
 
 @pytest.mark.parametrize("fails_at", [1, 4])
 def test_failed_write_leaves_the_folder_as_it_was(capsys, monkeypatch, fails_at):
-    before, write, count = files(), stored_baselines.write_json, 0
+    before, write, count = files(), stored_baselines.write_text, 0
 
     def failing(path: Path, document: object) -> None:
         nonlocal count
@@ -163,10 +163,10 @@ def test_failed_write_leaves_the_folder_as_it_was(capsys, monkeypatch, fails_at)
             raise OSError(28, "No space left on device")
         write(path, document)
 
-    monkeypatch.setattr(stored_baselines, "write_json", failing)
-    code, _, err = rename(capsys, "tests/a.py", "tests/b.py")
+    monkeypatch.setattr(stored_baselines, "write_text", failing)
+    code, _, err = move(capsys, "tests/a.py", "tests/b.py")
     assert (code, files()) == (1, before)
-    assert "nothing was renamed" in err
+    assert "nothing was moved" in err
 
 
 @pytest.mark.parametrize("fails_at", [1, 4])
@@ -181,9 +181,9 @@ def test_failed_deletion_restores_all_files(capsys, monkeypatch, fails_at):
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", failing)
-    code, _, err = rename(capsys, "tests/a.py", "tests/b.py")
+    code, _, err = move(capsys, "tests/a.py", "tests/b.py")
     assert (code, {path: json.loads(text) for path, text in files().items()}) == (
         1,
         {path: json.loads(text) for path, text in before.items()},
     )
-    assert "nothing was renamed" in err
+    assert "nothing was moved" in err

@@ -1,8 +1,6 @@
 "use strict";
 (() => {
   const { color } = aortaTheme;
-  const element = document.getElementById("data");
-  const data = element && JSON.parse(element.textContent);
   const drawn = new Map();
 
   function redraw() {
@@ -16,19 +14,20 @@
   const decoded = (text, kind) => new kind(Uint8Array.from(atob(text), (char) => char.charCodeAt(0)).buffer);
   const brief = (value) => value == null ? "-" : `${Number(value.toPrecision(5))}`;
   const known = (values) => Array.from(values, (value) => Number.isNaN(value) ? null : value);
-  const at = data && decoded(data.at, Uint32Array);
-  const dirty = new Set(data ? data.dirty : []);
-  const label = (index) => data.names[index] === undefined ? "" : `${data.names[index]}${dirty.has(index) ? "+" : ""}`;
+  // The script's values of each case, with the version of each launch decoded.
+  const cases = JSON.parse(document.getElementById("data").textContent)
+    .map((data) => ({ ...data, at: decoded(data.at, Uint32Array), dirty: new Set(data.dirty) }));
 
   function draw(figure) {
     if (drawn.has(figure)) return;
     const canvas = figure.querySelector(".canvas");
     canvas.replaceChildren();
-    drawn.set(figure, chart(canvas, figure, data.charts[figure.dataset.metric]));
+    const data = cases[figure.dataset.case];
+    drawn.set(figure, chart(canvas, figure, data, data.charts[figure.dataset.metric]));
   }
 
   // The range of y covers the launches, the medians and the baseline of the versions that are shown.
-  function extent(values, first, last) {
+  function extent(at, values, first, last) {
     let low = Infinity, high = -Infinity;
     const add = (index, value) => {
       if (index >= first && index <= last && value != null && !Number.isNaN(value)) {
@@ -43,12 +42,13 @@
     return [low - margin, high + margin];
   }
 
-  function chart(canvas, figure, given) {
+  function chart(canvas, figure, data, given) {
     const values = {
       launches: decoded(given.launches, Float64Array), medians: known(decoded(given.medians, Float64Array)),
       baseline: known(decoded(given.baseline, Float64Array)),
     };
     const count = data.names.length;
+    const label = (index) => data.names[index] === undefined ? "" : `${data.names[index]}${data.dirty.has(index) ? "+" : ""}`;
     const axis = (more) => ({
       stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18, ...more,
@@ -70,20 +70,19 @@
       legend: { live: true, markers: { dash: (plot, at) => plot.series[at].dash ? "dashed" : "solid" } },
       cursor: { drag: { x: true, y: false, uni: 10 }, points: { size: 5 } },
       scales: { x: { time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low, high] },
-        y: { range: (plot) => extent(values, plot.scales.x.min ?? 0, plot.scales.x.max ?? count - 1) } },
+        y: { range: (plot) => extent(data.at, values, plot.scales.x.min ?? 0, plot.scales.x.max ?? count - 1) } },
       axes: [axis({ size: 34, space: 70, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000],
         values: (_, splits) => splits.map(label) }), axis({ label: given.unit || undefined, size: 62 })],
-      hooks: { drawClear: [(plot) => paint(plot, values, given)], ready: [() => { figure.dataset.drawn = performance.now(); }] },
+      hooks: { drawClear: [(plot) => paint(plot, data, values, given)], ready: [() => { figure.dataset.drawn = performance.now(); }] },
     }, columns, canvas);
     const surface = plot.root.querySelector("canvas");
     surface.setAttribute("role", "img");
     surface.setAttribute("aria-label", canvas.getAttribute("aria-label"));
-    openCommits(plot);
     return plot;
   }
 
   // Under the lines: the launches, change points and revisions of the baseline.
-  function paint(plot, values, given) {
+  function paint(plot, { at, revisions }, values, given) {
     const { ctx } = plot;
     const { left, top, width, height } = plot.bbox;
     const size = 2 * devicePixelRatio;
@@ -119,24 +118,11 @@
     given.changes.forEach(([index, verdict]) => line(index, color({ worse: "bad", better: "good" }[verdict] || "warn"), []));
     ctx.fillStyle = color("muted");
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    data.revisions.forEach(([index, revision]) => {
+    revisions.forEach(([index, revision]) => {
       const x = line(index, color("muted"), [2, 3]);
       ctx.fillText(`r${revision}`, x + 3 * devicePixelRatio, top + 11 * devicePixelRatio);
     });
     ctx.restore();
-  }
-
-  // A click opens the commit; the end of a drag does not.
-  function openCommits(plot) {
-    if (!data.template) return;
-    let pressed = null;
-    plot.over.style.cursor = "pointer";
-    plot.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
-    plot.over.addEventListener("click", (event) => {
-      const commit = data.commits[plot.cursor.idx];
-      if (!commit || event.detail > 1 || Math.abs(event.clientX - pressed) > 4) return;
-      open(data.template.replace("{commit}", commit), "_blank", "noopener,noreferrer");
-    });
   }
 
   aortaFitToWindow(drawn);

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from pytest_aorta.cli.history.change_points import strict_change_points
-from pytest_aorta.cli.history.series import CaseHistory, Point, Version
+from pytest_aorta.cli.history_series import CaseHistory, Point, Version
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.text import counted, table
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
@@ -22,6 +21,8 @@ _LARGEST_RELATIVE = 1e4
 # Each new version tests the same series again, so the p-value is a hundredth of Otava's, and several versions have to
 # confirm a change. `benchmarks/report/history_alarms.py` counts the false alarms.
 MAX_P_VALUE = 0.00001
+# Otava looks for candidates at ten times its default. At its default, a step up and down again hides the step up.
+_CANDIDATES_P_VALUE = 0.01
 CONFIRMING_VERSIONS = 3
 _COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
 
@@ -115,13 +116,36 @@ def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[Point]) 
     if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
         return []
     last = len(values) - CONFIRMING_VERSIONS
-    found = (place for place in strict_change_points(values, MAX_P_VALUE) if CONFIRMING_VERSIONS <= place <= last)
+    found = (place for place in change_points(values) if CONFIRMING_VERSIONS <= place <= last)
     bounds = [0, *found, len(values)]
     segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     return [
         Change(history, metric, points[place].version, points[place - 1].version, before, after)
         for place, (before, after) in zip(bounds[1:-1], pairwise(segments), strict=True)
     ]
+
+
+def change_points(values: Sequence[float]) -> list[int]:
+    """Return the indices at which the values change.
+
+    The method is Hunter's (Fleming et al., ICPE 2023): E-divisive means with Student's test, here with more candidates
+    and a stricter test than Otava's defaults.
+
+    Raises:
+        UsageError: Otava is not installed.
+    """
+    import numpy as np  # other commands do without
+
+    try:
+        from otava.analysis import compute_change_points, merge  # an extra, and slow to import
+    except ImportError as error:
+        raise UsageError(f"history needs Apache Otava ({error}); run pip install 'pytest-aorta[history]'") from None
+    series = list(values)
+    # Otava also computes relative changes, which overflow where a value is nearly 0; they are not used.
+    with np.errstate(all="ignore"):
+        _, candidates = compute_change_points(series, max_pvalue=_CANDIDATES_P_VALUE)
+        points = merge(candidates, series, MAX_P_VALUE, 0.0)
+    return [int(point.index) for point in points]
 
 
 def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Change]:
@@ -176,7 +200,16 @@ def change_lines(changes: Sequence[Change], histories: Sequence[CaseHistory], wi
     ]
     num_series = sum(len(history.metrics) for history in histories)
     total = f"{counted(len(changes), 'new change')} in {num_series} metrics of {counted(len(histories), 'case')}"
+    if short := sum(map(_num_too_short, histories)):
+        needed = 2 * CONFIRMING_VERSIONS
+        total += f"; not searched: {counted(short, 'metric')} with fewer than the {needed} versions that a change needs"
     return [*(table([_COLUMNS, *rows], width) if rows else []), total]
+
+
+def _num_too_short(history: CaseHistory) -> int:
+    """Return the number of metrics that have too few versions to find a change, however large it is."""
+    lengths = [len(history.points(name)) for name in history.metrics if METRICS[name].direction is not Direction.EXACT]
+    return sum(length < 2 * CONFIRMING_VERSIONS for length in lengths)
 
 
 def _other_reasons(change: Change) -> list[str]:

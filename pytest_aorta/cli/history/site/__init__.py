@@ -1,1 +1,0 @@
-"""The static pages of a history."""
