@@ -118,7 +118,7 @@ def printable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Return text with every control character other than tab and newline as an escape such as ``\\x1b``.
+    r"""Return text with every control character other than tab and newline as an escape such as ``\x1b``.
 
     Surrogates, which UTF-8 can't encode, are escaped too: with one in a report, a pytest-xdist worker would crash.
     """

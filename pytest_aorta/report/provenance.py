@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Sequence
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.provenance import UNKNOWN, CodeVersion, version_text
+from pytest_aorta.result.provenance import Provenance, version_text
 
 NOT_KNOWN = "unknown"
 _CPU = "CPU ranks"
 
 
-def run_pairs(version: CodeVersion, command: Sequence[str]) -> list[tuple[str, str]]:
+def run_pairs(version: Provenance | LaunchFacts, command: Sequence[str]) -> list[tuple[str, str]]:
     """Return the known facts about a run in which no launch left a result: commit, branch and command."""
     return [
         ("commit", version_text(version.commit, version.dirty) or NOT_KNOWN),
@@ -30,13 +30,12 @@ def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[t
         launch: A launch of this run, of a result or of a baseline.
         command: Words of the run's command line, for a launch that has none.
     """
-    version = CodeVersion(launch.commit, launch.branch, launch.dirty)
-    commit, branch, words = run_pairs(version, launch.command or command)
+    commit, branch, words = run_pairs(launch, launch.command or command)
     device = _CPU if launch.device == "cpu" else str(launch.environment.get("device_name") or NOT_KNOWN)
     return [
         commit,
         branch,
-        ("measured", NOT_KNOWN if launch.recorded_at == UNKNOWN.measured_at else launch.recorded_at),
+        ("measured", launch.recorded_at),
         ("device", device),
         ("torch", str(launch.environment.get("torch") or NOT_KNOWN)),
         words,

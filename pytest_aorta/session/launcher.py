@@ -26,7 +26,7 @@ from pytest_aorta.plan.reference import AnyReference, References
 from pytest_aorta.plan.workload.declaration import default_config
 from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis.launch import launch_failure
-from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
+from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.merged import merge_run, traces_note
@@ -96,7 +96,7 @@ class Launch:
         request: The workload or script with its config, as requested for the code under test.
         plan: The plan, for the version that ran.
         outcome: The end of the processes.
-        result: The result, which names its launch.
+        result: The result.
     """
 
     request: LaunchRequest
@@ -121,7 +121,7 @@ class Launcher:
     Attributes:
         session, world, spec, test: What the launches belong to.
         timeout_s: Time limit of one launch, in seconds.
-        launches: Run folder -> launch, in order.
+        launches: The launches that left a valid result, in order.
     """
 
     def __init__(
@@ -132,19 +132,18 @@ class Launcher:
         self.spec = spec
         self.test = test
         self.timeout_s = spec.timeout_s or session.options.timeout_s
-        self.launches: dict[Path, Launch] = {}
+        self.launches: list[Launch] = []
         self._leased = leased
         self._run_base = run_base
 
     def find(self, result: WorkloadResult) -> Launch | None:
-        """Return the launch of a result; None for a result of another test or one built by hand."""
-        return self.launches.get(result.launch.run_dir) if result.launch else None
+        """Return the launch of a result; None for a result of another test, or a copy."""
+        return next((launch for launch in self.launches if launch.result is result), None)
 
     def is_before(self, result: WorkloadResult, other: WorkloadResult) -> bool:
         """Return whether ``result`` was launched before ``other``; False unless both were launched by this test."""
         first, second = self.find(result), self.find(other)
-        order = list(self.launches.values())
-        return first is not None and second is not None and order.index(first) < order.index(second)
+        return first is not None and second is not None and self.launches.index(first) < self.launches.index(second)
 
     def require_ranks(self, workload: str, least: int) -> None:
         """End a test that asks for all GPUs of the run if a workload needs more ranks than these."""
@@ -178,9 +177,8 @@ class Launcher:
             note = replace(note, has_result=True, traces=(*note.traces, *_merged_traces(plan)))
         finally:  # pytest-timeout, too, ends a launch by an exception
             self.test.launches.append(note)
-        result = result.launched_by(LaunchRecord(request, version, plan.run_dir))
-        self.launches[plan.run_dir] = launch = Launch(request, plan, outcome, result)
-        return launch
+        self.launches.append(Launch(request, plan, outcome, result))
+        return self.launches[-1]
 
     def _refuse_several_nodes(self, version: AnyReference | None) -> None:
         profiler = self.session.options.profiler

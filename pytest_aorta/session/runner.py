@@ -204,7 +204,7 @@ class WorkloadRunner:
                 return self._concluded(comparison, verdicts, located=located)
             comparison = structs.replace(comparison, rows=verdicts.rows)
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, comparison.case)
-        version, most = _other_version(here, there), self._options.max_launches
+        version, most = self._other_version(here, there), self._options.max_launches
         pairs = PairedComparison(comparison.case, self._marked, priors, by_launch, most, version)
         facts = [[launch.facts] for launch in comparison.launches]
         comparing = in_pairs(pairs, *facts, reference_first=self._launcher.is_before(there, here))
@@ -300,8 +300,7 @@ class WorkloadRunner:
         )
 
     def _compared(self, side: Side, result: WorkloadResult) -> ComparedLaunch:
-        launch = self._launcher.find(result)
-        return ComparedLaunch(side, launch_facts(result), str(launch.plan.run_dir) if launch else "")
+        return ComparedLaunch(side, launch_facts(result), str(self._folder(result) or ""))
 
     def _stored(
         self, comparison: Comparison, result: WorkloadResult, baseline: Baseline | None, most: int | None = None
@@ -420,8 +419,21 @@ class WorkloadRunner:
         if difference := first_difference(here, there, steps, different):
             launches = [launch for launch in map(self._launcher.find, (here, there)) if launch]
             keys = launches[0].keys & launches[1].keys if len(launches) == 2 else set()
-            found = locate_first(here, there, difference, keys, self._changed if with_launches else None)
+            again = self._changed if with_launches else None
+            found = locate_first(here, there, difference, keys, again, self._folder)
         return difference_text(failing, here, there, found)
+
+    def _folder(self, result: WorkloadResult) -> Path | None:
+        launch = self._launcher.find(result)
+        return launch.plan.run_dir if launch else None
+
+    def _other_version(self, candidate: WorkloadResult, reference: WorkloadResult) -> str:
+        """Return the version that ``reference`` ran, if only the version differs between both sides; else empty."""
+        here, there = self._launcher.find(candidate), self._launcher.find(reference)
+        if here is None or there is None or there.plan.reference is None:
+            return ""
+        is_same = (here.request, here.plan.reference) == (there.request, None)
+        return there.plan.reference.name if is_same else ""
 
     def _changed(self, result: WorkloadResult, config: Mapping[str, Any]) -> WorkloadResult:
         return self._world.again(result, **config)
@@ -455,14 +467,6 @@ def _check_variant(side: str, given: object) -> None:
         )
     if isinstance(given, WorkloadResult):
         passed(given)
-
-
-def _other_version(candidate: WorkloadResult, reference: WorkloadResult) -> str:
-    """Return the name of the version that ``reference`` ran, if only the version differs between both; else empty."""
-    here, there = candidate.launch, reference.launch
-    if here is None or there is None or there.reference is None:
-        return ""
-    return there.reference.name if (here.request, here.reference) == (there.request, None) else ""
 
 
 def passed(result: WorkloadResult) -> WorkloadResult:

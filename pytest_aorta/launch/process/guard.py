@@ -267,7 +267,7 @@ def descendants() -> set[int]:
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(2), which the standard library does not wrap."""
+    """Set an attribute of this process, with a system call that the standard library does not wrap."""
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 

@@ -85,7 +85,7 @@ def test_every_matrix_product_is_captured_with_its_module_and_line(captured, bac
     modules = ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"]
     assert [call.module for call in products if call.phase == "forward"] == modules
     assert {call.module for call in products if call.phase == "backward"} == set(modules)
-    assert {call.source.rpartition(":")[0] for call in products} == {"tests/rank/check_operators.py"}
+    assert {call.source.rpartition(":")[0] for call in products} == {"tests/rank/test_operators.py"}
 
 
 def test_recomputed_forward_is_told_from_backward(captured):
