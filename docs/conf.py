@@ -11,7 +11,7 @@ nitpicky = True
 nitpick_ignore = [
     ("py:class", name)
     for name in (
-        "pytest_aorta.result.measurements.LaunchRecord",
+        "pytest_aorta.session.world.LaunchRecord",
         "pytest_aorta.verdict.metrics.Tolerance",
         "pytest_aorta.verdict.metrics.Value",
         "pytest_aorta.verdict.verdicts.Missing",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +67,55 @@ def _worded_violation(document: Any, schema_name: str, definition: str | None) -
     # An evolved validator still resolves "$ref" in the whole file.
     part = whole.evolve(schema={"$ref": f"#/$defs/{definition}"}) if definition else whole
     error = best_match(part.iter_errors(document))
-    if error is None:
-        return None
+    return None if error is None else _words(error)
+
+
+def refusal(document: Any, schema_name: str) -> str | None:
+    """Return the most relevant violation as "JSON path: got ..., allowed is ...", by jsonschema; None if it is valid.
+
+    Args:
+        document: A document that a program has made.
+        schema_name: File name of a schema in ``pytest_aorta.common.schemas``.
+    """
+    from jsonschema.exceptions import best_match  # takes 100 ms, which test collection doesn't need
+
+    error = best_match(_validator(schema_name).iter_errors(document))
+    return None if error is None else _words(error)
+
+
+@functools.cache
+def _validator(schema_name: str) -> Any:
+    """Return jsonschema's validator of a schema, which checks a list of numbers at once."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    each = Draft202012Validator.VALIDATORS["items"]
+
+    def items(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if not _all_numbers_fit(instance, rule):
+            yield from each(validator, rule, instance, schema)
+
+    types = Draft202012Validator.TYPE_CHECKER.redefine("array", lambda _, value: isinstance(value, list | tuple))
+    kind: Any = extend(Draft202012Validator, {"items": items}, type_checker=types)  # type: ignore[no-untyped-call]
+    return kind(load_schema(schema_name))
+
+
+def _all_numbers_fit(values: Any, rule: Any) -> bool:
+    """Return whether all values are floats within the limits of a rule that has no other keywords."""
+    if not isinstance(values, list) or not isinstance(rule, dict) or rule.keys() - {"type", "minimum", "maximum"}:
+        return False
+    kinds = {float} if rule.get("type") == "number" else {int} if rule.get("type") == "integer" else set()
+    if not values or not set(map(type, values)) <= kinds:
+        return False
+    return bool(min(values) >= rule.get("minimum", -math.inf) and max(values) <= rule.get("maximum", math.inf))
+
+
+def _words(error: Any) -> str:
     if error.validator in ("additionalProperties", "required"):
         return f"{error.json_path}: {error.message}"
-    found = f"got {brief(json.dumps(error.instance))}"
-    return f"{error.json_path}: {found}, {allowed(error.validator, error.validator_value)}"
+    return (
+        f"{error.json_path}: got {brief(json.dumps(error.instance))}, {allowed(error.validator, error.validator_value)}"
+    )
 
 
 def allowed(rule: object, value: object) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable
+from pytest_aorta.common.model import Model
 from pytest_aorta.plan.device_kind import (
     AMD,
     CUDA_VARIABLE,
@@ -57,8 +58,7 @@ _AMD_REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Model, frozen=True):
     """The sensors of one device at one moment; None for a sensor that the device lacks.
 
     Attributes:

@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Sequence
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.provenance import UNKNOWN, CodeVersion, version_text
+from pytest_aorta.result.provenance import Provenance, version_text
 from pytest_aorta.session.history.entries import MeasuredLaunch, Side
 
 NOT_KNOWN = "unknown"
 _CPU = "CPU ranks"
 
 
-def run_pairs(version: CodeVersion, command: Sequence[str]) -> list[tuple[str, str]]:
+def run_pairs(version: Provenance | MeasuredLaunch, command: Sequence[str]) -> list[tuple[str, str]]:
     """Return the known facts about a run in which no launch left a result: commit, branch and command."""
     return [
         ("commit", version_text(version.commit, version.dirty) or NOT_KNOWN),
@@ -36,11 +36,11 @@ def provenance_pairs(launch: LaunchFacts | MeasuredLaunch, command: Sequence[str
         launch = MeasuredLaunch.of(launch, Side.CANDIDATE)
     else:
         is_on_cpu = launch.accelerator is None
-    commit, branch, words = run_pairs(CodeVersion(launch.commit, launch.branch, launch.dirty), command)
+    commit, branch, words = run_pairs(launch, command)
     return [
         commit,
         branch,
-        ("measured", NOT_KNOWN if launch.measured_at == UNKNOWN.measured_at else launch.measured_at),
+        ("measured", launch.measured_at),
         ("device", _CPU if is_on_cpu else launch.accelerator or NOT_KNOWN),
         ("torch", launch.torch or NOT_KNOWN),
         words,

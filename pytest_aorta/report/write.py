@@ -15,7 +15,7 @@ from pytest_aorta.report.data import Report
 from pytest_aorta.report.from_session import reported, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, RunFacts, markdown
 from pytest_aorta.report.provenance import run_pairs
-from pytest_aorta.result.provenance import code_version
+from pytest_aorta.result.provenance import provenance
 from pytest_aorta.session.record import TestRecord
 
 SUMMARY_FILE = "summary.json"
@@ -114,6 +114,6 @@ def _write_markdown(text: str, file: Path) -> list[str]:
 
 def _write_page(report: Report, file: Path, options: Options) -> list[str]:
     if not report.has_result:
-        report = replace(report, run=tuple(run_pairs(code_version(options.rootdir), options.command)))
+        report = replace(report, run=tuple(run_pairs(provenance(options.rootdir), options.command)))
     written = write_report(report, file)
     return [*(f"WARNING: {warning}" for warning in report.warnings), f"report: {', '.join(map(str, written))}"]

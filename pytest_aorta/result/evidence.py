@@ -9,17 +9,19 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
 
-from pytest_aorta.common.documents import UnreadableFile, read_json
+from msgspec import Meta, field
+
+from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.frames import is_harness, without_harness
+from pytest_aorta.common.model import Count, Model, read_model
 from pytest_aorta.common.regular import open_regular
-from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import RAN, read_marks
 
-_SCHEMA = "rank_files.schema.json"
+T = TypeVar("T")
 _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
@@ -34,6 +36,42 @@ _FATAL_SIGNALS = {
     "Illegal instruction": signal.SIGILL,
 }
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}),? in (?P<function>.*)$')
+
+
+class RankError(Model, frozen=True, forbid_unknown_fields=False):
+    """The exception that ended a rank; the traceback begins with the first frame that is not of the harness."""
+
+    type: str
+    message: str
+    traceback: str
+    time_ns: Count
+
+
+class AgentFailure(Model, frozen=True, forbid_unknown_fields=False):
+    """The exit code of a rank that the torchrun agent has seen."""
+
+    rank: Count
+    exit_code: Annotated[int, Meta(ge=-255, le=(1 << 32) - 1)]
+
+
+class AgentReport(Model, frozen=True, forbid_unknown_fields=False):
+    """What the torchrun agent has seen; ``running`` are the ranks that ran on when it found a failure."""
+
+    failures: list[AgentFailure]
+    running: list[Count] = field(default_factory=list)
+
+
+class InFlight(Model, frozen=True, forbid_unknown_fields=False):
+    """A collective in flight when a rank was stopped."""
+
+    profiling_name: str
+    collective_seq_id: int
+
+
+class InFlightReport(Model, frozen=True, forbid_unknown_fields=False):
+    """NCCL's collectives in flight when a rank was stopped."""
+
+    entries: list[InFlight] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -57,8 +95,7 @@ class RankEvidence:
         started: the rank left its process id or its result.
         returned: the workload's run(), or the script, has returned.
         has_result: the rank left its result.
-        error: type, message, traceback and time_ns of the exception that ended the rank; the traceback begins with
-            the first frame that is not of the harness.
+        error: the exception that ended the rank.
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None if neither the torchrun
             agent nor the rank's stack reports one.
         suspended: a signal such as SIGSTOP had suspended the rank when the launch ended.
@@ -77,7 +114,7 @@ class RankEvidence:
     started: bool
     returned: bool
     has_result: bool
-    error: dict[str, Any] | None
+    error: RankError | None
     exit_code: int | None
     frames: tuple[Frame, ...]
     steps: int
@@ -98,9 +135,9 @@ class RankEvidence:
 def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankEvidence]:
     """Return every rank's evidence, in order of rank; ``stopped`` are ids of processes that the guard has stopped."""
     damaged: list[str] = []
-    agent = _json(plan.run_dir / names.AGENT_FILE, "agent", damaged) or {}
-    exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
-    running = set(agent.get("running", ()))
+    agent = _read(plan.run_dir / names.AGENT_FILE, AgentReport, damaged) or AgentReport([])
+    exit_codes = {failure.rank: failure.exit_code for failure in agent.failures}
+    running = set(agent.running)
     if stopped:
         running |= {rank for rank, pid in names.rank_pids(plan.run_dir).items() if pid in stopped}
     ranks = [
@@ -120,7 +157,7 @@ def log_tail(path: Path, known: Collection[str] = ()) -> tuple[str, ...]:
 def traceback_frames(rank: RankEvidence) -> tuple[Frame, ...]:
     """Return the frames of the error that ended a rank, innermost first and without those of the harness."""
     # An error that led to this error comes before it.
-    traceback = rank.error["traceback"].rpartition("Traceback (most recent call last):")[2] if rank.error else ""
+    traceback = rank.error.traceback.rpartition("Traceback (most recent call last):")[2] if rank.error else ""
     return _own_frames(_frames(reversed(traceback.splitlines())))
 
 
@@ -128,7 +165,7 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
     folder = names.rank_folder(plan.run_dir, rank)
     log = folder / names.OUTPUT_LOG
     damaged: list[str] = []
-    error, stacks = _json(folder / names.ERROR_FILE, "error", damaged), _text(folder / names.STACKS_FILE)
+    error, stacks = _read(folder / names.ERROR_FILE, RankError, damaged), _text(folder / names.STACKS_FILE)
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
@@ -139,9 +176,9 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
         exit_code=_fatal_signal(stacks) if exit_code is None else exit_code,
         frames=_main_frames(stacks),
         steps=names.steps_entered(folder),
-        log_tail=log_tail(log, set(f"{error['traceback']}\n{error['message']}".splitlines()) if error else ()),
+        log_tail=log_tail(log, set(f"{error.traceback}\n{error.message}".splitlines()) if error else ()),
         log_bytes=_size(log),
-        in_flight=_in_flight(_json(folder / names.IN_FLIGHT_FILE, "collectives", damaged)),
+        in_flight=_in_flight(_read(folder / names.IN_FLIGHT_FILE, InFlightReport, damaged)),
         timed_out=_timed_out(_text(log)),
         suspended=(folder / names.SUSPENDED_FILE).exists(),
         damaged=tuple(damaged),
@@ -183,12 +220,9 @@ def _own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return tuple(reversed(list(dropwhile(lambda frame: is_harness(frame.file), reversed(inner)))))
 
 
-def _in_flight(record: dict[str, Any] | None) -> str | None:
-    entries = (record or {}).get("entries") or []
-    if not entries:
-        return None
-    first = entries[0]
-    return f"{first.get('profiling_name')} number {first.get('collective_seq_id')}"
+def _in_flight(report: InFlightReport | None) -> str | None:
+    first = next(iter(report.entries if report else ()), None)
+    return None if first is None else f"{first.profiling_name} number {first.collective_seq_id}"
 
 
 def _timed_out(log: str) -> str | None:
@@ -212,19 +246,15 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _json(path: Path, definition: str, damaged: list[str]) -> dict[str, Any] | None:
-    """Return a document that fits the schema's ``definition``; None if the file is absent or damaged.
+def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
+    """Return what a file holds; None if it is absent or damaged.
 
     A damaged file is added to ``damaged`` and reported with the diagnosis, for which the other files can be enough.
     """
     if not os.path.lexists(path):
         return None
     try:
-        document: dict[str, Any] = read_json(path, max_bytes=_MAX_BYTES, follow_links=False)
+        return read_model(path, kind, max_bytes=_MAX_BYTES, follow_links=False, by_hand=False)
     except UnreadableFile as error:
         damaged.append(str(error))
         return None
-    if problem := violation(document, _SCHEMA, definition):
-        damaged.append(f"{path}: {problem}")
-        return None
-    return document

@@ -14,6 +14,7 @@ from msgspec import Meta, field
 
 from pytest_aorta.common.model import (
     Block,
+    CanaryPart,
     CommandLine,
     Commit,
     Count,
@@ -33,7 +34,7 @@ from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.growth import DEPENDENT_STEPS, growth
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, over_ranks
-from pytest_aorta.result.provenance import UNKNOWN, version_text
+from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.trace.breakdown import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.profiled_steps import (
@@ -70,7 +71,6 @@ _MOST_IN_TURN = 2
 
 Launcher: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(LauncherKind)})$")]
 StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p50|p99|tail5)$")]
-CanaryPart: TypeAlias = Annotated[str, Meta(pattern="^(gemm|all_reduce)_ms$")]
 
 
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,7 +98,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.breakdown.Part`; empty if no
             step was profiled.
         critical_rank: the rank that the parts of ``breakdown_ms`` belong to; None with one rank.
-        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.CodeVersion`.
+        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.Provenance`.
         command: the command line of the launch, as in :class:`~pytest_aorta.result.provenance.Provenance`.
         kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
         collectives: transfers and waits of a profiled step by collective.
@@ -175,11 +175,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
-    """Return the facts of a result. The time of a step is its maximum over ranks.
-
-    A result without provenance was stored by an older version; its facts have the time and the block of
-    :data:`~pytest_aorta.result.provenance.UNKNOWN`.
-    """
+    """Return the facts of a result. The time of a step is its maximum over ranks."""
     import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
 
     steps = np.asarray(result.step_times_ms)
@@ -193,7 +189,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         "max": steps.max(),
     }
     stride = -(-len(steps) // SAMPLE_SIZE)
-    measured = result.provenance or UNKNOWN
+    measured = result.provenance
     broken_down = _breakdown(result, float(quantities["p50"]))
     return LaunchFacts(
         recorded_at=measured.measured_at,

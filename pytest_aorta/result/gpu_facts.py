@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, TypeAlias
 
+from msgspec import Meta
+
+from pytest_aorta.common.model import Model, Name, NotNegative, Positive, Text
 from pytest_aorta.plan.accelerators import Capability, Reading
 
 # Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
@@ -31,8 +34,11 @@ class Sample:
     in_steps: bool
 
 
-@dataclass(frozen=True)
-class DeviceFacts:
+# ``min``, ``median`` and ``max`` of the samples; empty if nothing is known.
+Span: TypeAlias = dict[Annotated[str, Meta(pattern="^(min|median|max)$")], float]
+
+
+class DeviceFacts(Model, frozen=True):
     """The facts of one device during one launch.
 
     Attributes:
@@ -49,23 +55,22 @@ class DeviceFacts:
         after: the last reading of the launch.
     """
 
-    device: str
-    num_samples: int
+    device: Text
+    num_samples: Positive
     in_steps: bool
-    sm_clock_mhz: dict[str, float]
-    memory_clock_mhz: dict[str, float]
-    power_w: dict[str, float]
-    temperature_c: dict[str, float]
-    throttle_reasons: dict[str, float]
-    max_sm_clock_mhz: float | None
-    power_limit_w: float | None
-    default_power_limit_w: float | None
-    before: dict[str, Any]
-    after: dict[str, Any]
+    sm_clock_mhz: Span
+    memory_clock_mhz: Span
+    power_w: Span
+    temperature_c: Span
+    throttle_reasons: dict[Name, Annotated[float, Meta(ge=0, le=1)]]
+    max_sm_clock_mhz: NotNegative | None
+    power_limit_w: NotNegative | None
+    default_power_limit_w: NotNegative | None
+    before: Reading
+    after: Reading
 
 
-@dataclass(frozen=True)
-class PlatformFacts:
+class PlatformFacts(Model, frozen=True):
     """The sensor readings of a launch's devices.
 
     Attributes:
@@ -74,14 +79,9 @@ class PlatformFacts:
         devices: clocks, power, temperature and throttling of each device, one entry per rank of this host.
     """
 
-    source: str
+    source: Annotated[str, Meta(pattern="^(NVML|amdsmi)$")]
     problem: str | None = None
     devices: tuple[DeviceFacts, ...] = ()
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PlatformFacts:
-        """Build the facts from the part of a validated result."""
-        return cls(data["source"], data["problem"], tuple(DeviceFacts(**entry) for entry in data["devices"]))
 
 
 def summarize(
@@ -104,8 +104,8 @@ def summarize(
             max_sm_clock_mhz=capability.max_sm_clock_mhz,
             power_limit_w=capability.power_limit_w,
             default_power_limit_w=capability.default_power_limit_w,
-            before=_plain(samples[0].readings[number]),
-            after=_plain(samples[-1].readings[number]),
+            before=samples[0].readings[number],
+            after=samples[-1].readings[number],
         )
         for number, (name, capability) in enumerate(zip(names, capabilities, strict=True))
     )
@@ -156,8 +156,3 @@ def _span(values: Sequence[float | None]) -> dict[str, float]:
 def _fractions(reasons: Sequence[tuple[str, ...]]) -> dict[str, float]:
     counts = Counter(name for names in reasons for name in names)
     return {name: count / len(reasons) for name, count in sorted(counts.items())}
-
-
-def _plain(reading: Reading) -> dict[str, Any]:
-    # A list in place of a tuple, so that the facts equal those that are read from a file.
-    return vars(reading) | {"throttle_reasons": list(reading.throttle_reasons)}

@@ -201,7 +201,7 @@ class WorkloadRunner:
                 return Verdicts(case, rows)
         candidates, references = [facts], [reference_facts]
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
-        version, most = _other_version(here, there), self._options.max_launches
+        version, most = self._other_version(here, there), self._options.max_launches
         comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, most, version)
         again = (
             functools.partial(self._again, here, compared, Side.CANDIDATE),
@@ -259,8 +259,16 @@ class WorkloadRunner:
         if difference := first_difference(candidate, reference, steps, different):
             wants_launches = self._options.locate if locate is None else locate
             keys = self._world.config_keys(candidate) & self._world.config_keys(reference)
-            found = locate_first(candidate, reference, difference, keys, self._changed if wants_launches else None)
+            again = self._changed if wants_launches else None
+            found = locate_first(candidate, reference, difference, keys, again, self._world.folder)
         raise ComparisonFailed(difference_text(failing, candidate, reference, found))
+
+    def _other_version(self, candidate: WorkloadResult, reference: WorkloadResult) -> str:
+        """Return the version that ``reference`` ran, if only the version differs between both sides; else empty."""
+        here, there = self._world.launch_of(candidate), self._world.launch_of(reference)
+        if here is None or there is None or there.reference is None:
+            return ""
+        return there.reference.name if (here.request, here.reference) == (there.request, None) else ""
 
     def _changed(self, result: WorkloadResult, config: Mapping[str, Any]) -> WorkloadResult:
         return self._world.again(result, **config)
@@ -409,14 +417,6 @@ def _check_variant(side: str, given: object) -> None:
         )
     if isinstance(given, WorkloadResult):
         passed(given)
-
-
-def _other_version(candidate: WorkloadResult, reference: WorkloadResult) -> str:
-    """Return the name of the version that ``reference`` ran, if only the version differs between both; else empty."""
-    here, there = candidate.launch, reference.launch
-    if here is None or there is None or there.reference is None:
-        return ""
-    return there.reference.name if (here.request, here.reference) == (there.request, None) else ""
 
 
 def _new_baseline(

@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
@@ -27,7 +28,7 @@ from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, check_environmen
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config
 from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis.launch import launch_failure
-from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
+from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.merged import merge_run, traces_note
@@ -57,6 +58,23 @@ def in_test(method: Callable[P, T]) -> Callable[P, T]:
 
 def _raise_unavailable(reason: str) -> NoReturn:
     raise DevicesUnavailable(reason)
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """A launch of a world, with everything needed to repeat it.
+
+    Attributes:
+        request: the workload or script with its config, as requested for the version under test.
+        reference: the A/B reference whose version of the request ran; None for the version under test.
+        run_dir: the launch's run folder, which no two launches share.
+        result: the result of the launch.
+    """
+
+    request: LaunchRequest
+    reference: AnyReference | None
+    run_dir: Path
+    result: WorkloadResult
 
 
 class DistributedWorld:
@@ -92,8 +110,7 @@ class DistributedWorld:
         self._line = line
         self._leased = leased
         self._references = references
-        # No two launches have the same run folder, so this set identifies the launches of this world.
-        self._run_dirs: list[Path] = []
+        self._launches: list[LaunchRecord] = []
         self._launcher = launcher
         self._options = options
         self._run_base = run_base
@@ -185,7 +202,7 @@ class DistributedWorld:
         check_result("again", result)
         if not isinstance(reference, bool | AnyReference):
             raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
-        record = self._launch_of(result)
+        record = self.launch_of(result)
         if record is None:
             raise SpecError(
                 f"result of {result.workload!r}: not launched by this test, so the launch can't be repeated"
@@ -201,7 +218,7 @@ class DistributedWorld:
 
     def config_keys(self, result: WorkloadResult) -> set[str]:
         """Return the config keys that :meth:`again` can change; none for a script or a result of another world."""
-        record = self._launch_of(result)
+        record = self.launch_of(result)
         return set(record.request.spec.properties) if record and record.request.spec else set()
 
     def defaults(self, result: WorkloadResult) -> dict[str, Any]:
@@ -209,22 +226,22 @@ class DistributedWorld:
 
         Empty for a script or a result of another world.
         """
-        record = self._launch_of(result)
+        record = self.launch_of(result)
         return default_config(record.request.spec, record.request.config) if record and record.request.spec else {}
 
     def folder(self, result: WorkloadResult) -> Path | None:
         """Return the run folder of ``result``'s launch; None for a result of another world."""
-        record = self._launch_of(result)
+        record = self.launch_of(result)
         return record.run_dir if record else None
 
     def has_launched_before(self, result: WorkloadResult, other: WorkloadResult) -> bool:
         """Return whether ``result`` was launched before ``other``; False unless both were launched in this world."""
-        first, second = self.folder(result), self.folder(other)
-        return first is not None and second is not None and self._run_dirs.index(first) < self._run_dirs.index(second)
+        first, second = self.launch_of(result), self.launch_of(other)
+        return first is not None and second is not None and self._launches.index(first) < self._launches.index(second)
 
-    def _launch_of(self, result: WorkloadResult) -> LaunchRecord | None:
-        """Return the launch of a result of this world; None for a result of another world or one built by hand."""
-        return result.launch if result.launch and result.launch.run_dir in self._run_dirs else None
+    def launch_of(self, result: WorkloadResult) -> LaunchRecord | None:
+        """Return the launch of a result of this world; None for a result of another world, a copy, or an edited one."""
+        return next((launch for launch in self._launches if launch.result is result), None)
 
     def _launch(self, request: LaunchRequest, reference: AnyReference | None = None) -> WorkloadResult:
         self.check_markers()
@@ -272,8 +289,8 @@ class DistributedWorld:
         result = collect_result(plan, outcome, watch.platform_facts)
         if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
             self._record.traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
-        self._run_dirs.append(plan.run_dir)
-        return result.launched_by(LaunchRecord(request, plan.reference, plan.run_dir))
+        self._launches.append(LaunchRecord(request, plan.reference, plan.run_dir, result))
+        return result
 
 
 def check_result(method: str, given: object) -> None:

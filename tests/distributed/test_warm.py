@@ -23,7 +23,8 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import LaunchFailure, launch_failure
+from pytest_aorta.result.diagnosis.describe import LaunchFailure
+from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome

@@ -127,20 +127,20 @@ def test_copies_start_before_the_products_and_are_waited_for_behind_them(monkeyp
 
 def test_profiled_steps_add_no_metric_of_communication(tmp_path, monkeypatch):
     result = launched(tmp_path, monkeypatch, profile_steps=2)
-    assert len(result.overlap) == 2
-    assert result.kernels
+    assert len(result.profile.steps) == 2
+    assert result.profile.kernels
     assert not {"overlap_ratio", "exposed_comm_ms"} & set(result.metrics)
 
 
 def test_launch_under_a_profiler_is_not_profiled_again(tmp_path, monkeypatch):
     monkeypatch.setenv("AORTA_PROFILER", "nsys")
     result = launched(tmp_path, monkeypatch, profile_steps=2)
-    assert (result.overlap, result.kernels) == ([], {})
-    assert result.overlap_problem.startswith("nsys profiles the ranks")
+    assert (result.profile.steps, result.profile.kernels) == ([], {})
+    assert result.profile.problem.startswith("nsys profiles the ranks")
 
 
 def test_launch_without_profiled_steps_leaves_the_trace_that_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
     monkeypatch.setenv("AORTA_PROFILER", "torch")
-    assert launched(tmp_path, monkeypatch, profile_steps=0).overlap == []
+    assert launched(tmp_path, monkeypatch, profile_steps=0).profile.steps == []
     assert (tmp_path / "trace.json.gz").exists()

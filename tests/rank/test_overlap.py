@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import ClassVar
@@ -22,11 +21,16 @@ from pytest_aorta.result.trace.kineto import reading
 from pytest_aorta.result.trace.kineto.cpu import overlap_of_cpu
 from pytest_aorta.result.trace.kineto.device import overlap_with_host
 from pytest_aorta.result.trace.kineto.reading import read_trace
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled
 from tests.unit.kineto_traces import boundary, event, kernel, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
 CPU = torch.device("cpu")
+ONE_STEP = {
+    "passed": True, "failure_count": 0, "configured_iterations": 1, "total_iterations": 1, "step_times_ms": [1.0],
+    "elapsed_sec": 0.1,
+}  # fmt: skip
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -124,14 +128,14 @@ def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(group, tmp_p
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
     monkeypatch.setenv("AORTA_PROFILER", "torch")
     monkeypatch.setattr(reading, limit, 2_000)
-    result = RankResult(True, 0, 1, 1, [1.0], 0.1)
+    result = RankResult(**ONE_STEP)
     with pytest.warns(UserWarning, match="overlap is not measured: the trace of one profiled step has"):
         found = profiled(result, Training(beside=True).step, 1, CPU)
-    assert replace(found, overlap_problem="") == result
+    assert found.replace(profile=Profile()) == result
     assert re.fullmatch(
         rf"the trace of one profiled step has [\d,]+ {unit} on the largest rank, and at most 2,000 are read; set "
         r"profile_steps: 0 to measure without overlap, or use fewer micro-batches per step",
-        found.overlap_problem,
+        found.profile.problem,
     )
     assert list(tmp_path.glob("trace*")) == []
 
@@ -332,7 +336,7 @@ def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
 
 
 def test_no_steps_leave_the_result_alone_and_run_nothing():
-    result, training = RankResult(True, 0, 1, 1, [1.0], 0.1), Training(beside=True)
+    result, training = RankResult(**ONE_STEP), Training(beside=True)
     assert profiled(result, training.step, 0, CPU) is result
     assert training.count == 0
 

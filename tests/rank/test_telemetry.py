@@ -52,7 +52,10 @@ def clock(monkeypatch) -> Clock:
 
 def result_of(step_times_ms: list[float], **changes) -> RankResult:
     steps = len(step_times_ms)
-    return RankResult(True, 0, steps, steps, step_times_ms, 1.0, **changes)
+    return RankResult(
+        passed=True, failure_count=0, configured_iterations=steps, total_iterations=steps, step_times_ms=step_times_ms,
+        elapsed_sec=1.0, **changes,
+    )  # fmt: skip
 
 
 def lines_of(path) -> list[dict]:

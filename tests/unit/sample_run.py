@@ -13,7 +13,7 @@ from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import OverlapCapture, overlap_of
+from pytest_aorta.result.trace.overlap import Profile, overlap_of
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.session.rounds import joined, settle, settle_pairs
 from pytest_aorta.session.text import comparison_text
@@ -236,7 +236,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
     )
 
 
-def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: int = 16) -> OverlapCapture:
+def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: int = 16) -> Profile:
     """Return a step whose all-gathers run ahead of compute; with little hidden, compute waits for each all-gather."""
     gemm = step_ms / layers / 3.4
     lanes: dict[str, list[tuple[float, float]]] = {

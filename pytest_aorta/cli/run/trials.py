@@ -8,7 +8,6 @@ from pytest_aorta.common.errors import ResultError, UsageError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.reading import check_document
 
 REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
 
@@ -35,16 +34,15 @@ def trial_paths(folder: Path, count: int, existing: str) -> list[Path]:
 
 
 def write_trial(path: Path, result: WorkloadResult, existing: str = OVERWRITE) -> Path:
-    """Write a result after a check against its schema, and return its file.
+    """Write a result and return its file.
 
     Only ``overwrite`` replaces a file. Otherwise the result gets the next free number if another `aorta run` has
     written this trial since :func:`trial_paths` chose it.
 
     Raises:
-        ResultError: The result does not fit the schema, or the file can't be written.
+        ResultError: The file can't be written.
     """
     document = result.to_json()
-    check_document(path, document)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if existing == OVERWRITE:

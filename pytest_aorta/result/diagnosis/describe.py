@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 from pytest_aorta.common.frames import is_library
 from pytest_aorta.result.evidence import Frame, RankEvidence
@@ -15,6 +17,49 @@ RANKS_SHOWN = 4
 SUSPENDED = "suspended by a signal such as SIGSTOP"
 # Innermost functions of a rank that waits for its peers or for the device.
 _WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu"}
+
+
+class FailureKind(StrEnum):
+    """The kind of a failed launch, in words."""
+
+    RANK_EXCEPTION = "rank exception"
+    OUT_OF_MEMORY = "out of memory"
+    EXIT_CODE = "exit code"
+    SIGNAL = "signal"
+    HANG_IN_COLLECTIVE = "hang in collective"
+    HANG_ELSEWHERE = "hang elsewhere"
+    OUTPUT_CAP = "output cap"
+    RENDEZVOUS = "rendezvous"
+    RESULT_MISSING = "result missing"
+    PROCESS_LEFT = "process left"
+    RESULTS_DELETED = "results deleted"
+    INTERRUPTED = "interrupted"
+    GUARD_LOST = "guard lost"
+    NODE_LOST = "node lost"
+    NODE_LAUNCHER = "node launcher"
+    NODE_MISMATCH = "node mismatch"
+
+
+@dataclass(frozen=True)
+class LaunchFailure:
+    """The diagnosis of a failed launch.
+
+    Attributes:
+        kind: what happened.
+        rank: the rank that failed first; None if no rank failed.
+        headline: a line with the kind and the rank.
+        details: lines of evidence.
+    """
+
+    kind: FailureKind
+    rank: int | None
+    headline: str
+    details: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        """Return the headline and the details."""
+        return "\n".join([self.headline, *self.details])
 
 
 def names_of(ranks: Sequence[int]) -> str:

@@ -13,6 +13,8 @@ from pytest_aorta.result.diagnosis.describe import (
     FRAMES_SHOWN,
     RANKS_SHOWN,
     SUSPENDED,
+    FailureKind,
+    LaunchFailure,
     ended,
     exit_text,
     file_of,
@@ -58,13 +60,13 @@ class RankFailure:
     """A rank's failure.
 
     Attributes:
-        kind: Class of the failure, as in ``LaunchFailure``.
+        kind: The kind of failure.
         message: The error or the exit status, in words.
         evidence: What the rank left.
         order: Sorts failures, the first one first: by stage, then by time or exit code.
     """
 
-    kind: str
+    kind: FailureKind
     message: str
     evidence: RankEvidence
     order: tuple[Stage, int]
@@ -88,18 +90,18 @@ class RankFailure:
 def own_failure(rank: RankEvidence) -> RankFailure | None:
     """Return a rank's own failure, or None."""
     if rank.error is not None:
-        if rank.error["type"] == "SystemExit":
-            message = _exit_message(rank.error["message"])
-            return RankFailure("exit code", message, rank, (Stage.ERROR, rank.error["time_ns"]))
-        message = f"{rank.error['type']}: {rank.error['message']}".removesuffix(": ")
-        kind = "out of memory" if "OutOfMemory" in rank.error["type"] else "rank exception"
-        return RankFailure(kind, message, rank, (_stage_of(rank.error["message"]), rank.error["time_ns"]))
+        if rank.error.type == "SystemExit":
+            message = _exit_message(rank.error.message)
+            return RankFailure(FailureKind.EXIT_CODE, message, rank, (Stage.ERROR, rank.error.time_ns))
+        message = f"{rank.error.type}: {rank.error.message}".removesuffix(": ")
+        kind = FailureKind.OUT_OF_MEMORY if "OutOfMemory" in rank.error.type else FailureKind.RANK_EXCEPTION
+        return RankFailure(kind, message, rank, (_stage_of(rank.error.message), rank.error.time_ns))
     if rank.exit_code is None:
         return None
     # Threads of NCCL and gloo abort in reaction to a failure elsewhere, and SIGTERM is sent to ranks that are stopped.
     # A handler of SIGTERM can choose any exit code.
     is_reaction = rank.exit_code in (-signal.SIGABRT, -signal.SIGTERM) or (rank.was_running and rank.exit_code > 0)
-    kind = "signal" if rank.exit_code < 0 else "exit code"
+    kind = FailureKind.SIGNAL if rank.exit_code < 0 else FailureKind.EXIT_CODE
     stage = Stage.REACTION if is_reaction else Stage.ENDED
     return RankFailure(kind, exit_text(rank.exit_code), rank, (stage, rank.exit_code))
 
@@ -118,7 +120,7 @@ def _exit_message(given: str) -> str:
     return exit_text(int(given) if int(given) >= 0 else int(given) & 0xFF)
 
 
-def first_failure(failures: list[RankFailure], ranks: Sequence[RankEvidence]) -> tuple[str, int, str, list[str]]:
+def first_failure(failures: list[RankFailure], ranks: Sequence[RankEvidence]) -> LaunchFailure:
     """Diagnose a launch by the first of its ``failures``, which are in order."""
     first = failures[0]
     rank = first.evidence
@@ -143,7 +145,7 @@ def first_failure(failures: list[RankFailure], ranks: Sequence[RankEvidence]) ->
         details.append(f"  {names} had left a result{in_steps(left)}, and waited for the other ranks")
     if stopped:
         details.append(f"  then {names_of([other.rank for other in stopped])}: stopped{in_steps(stopped)}")
-    return first.kind, rank.rank, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details
+    return LaunchFailure(first.kind, rank.rank, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details)
 
 
 def _elsewhere(first: RankEvidence, ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
@@ -165,8 +167,8 @@ def _place(rank: RankEvidence) -> list[str]:
     if rank.error is None:
         killed = [_LOOK_INTO_DMESG.format(rank.rank)] if rank.exit_code == -signal.SIGKILL else []
         return [*killed, *(f"  at {frame}" for frame in rank.frames[:FRAMES_SHOWN]), *log_lines(rank)]
-    error_type, message = rank.error["type"], rank.error["message"]
-    lines = traceback_lines(rank.error["traceback"], error_type, message, _TRACEBACK_LINES, file_of(rank, ERROR_FILE))
+    error_type, message = rank.error.type, rank.error.message
+    lines = traceback_lines(rank.error.traceback, error_type, message, _TRACEBACK_LINES, file_of(rank, ERROR_FILE))
     lines = [line[:300] for line in lines]
     if error_type == "SystemExit":
         return [*lines, *log_lines(rank)]
@@ -220,7 +222,7 @@ def awaited_ranks(first: RankFailure, ranks: Sequence[RankEvidence]) -> list[Ran
 
 def gave_up(
     failures: Sequence[RankFailure], ranks: Sequence[RankEvidence], awaited: Sequence[RankEvidence]
-) -> tuple[str, int | None, str, list[str]]:
+) -> LaunchFailure:
     """Diagnose a launch in which ranks gave up waiting for the ``awaited`` ranks."""
     first = min(awaited, key=lambda rank: rank.steps)
     others = [rank for rank in ranks if rank not in awaited]
@@ -233,18 +235,18 @@ def gave_up(
         details = positions((first, *(rank for rank in awaited if rank is not first)))
     details += _others(others, first.rank)
     details += positions([*_where_raised(late), *(rank for rank in others if rank.frames and not rank.error)])
-    return "hang in collective", first.rank, headline, details
+    return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, first.rank, headline, details)
 
 
-def not_started(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
+def not_started(ranks: Sequence[RankEvidence]) -> LaunchFailure:
     """Diagnose a launch in which ranks gave up waiting for a rank that left nothing, not even its process id."""
     absent = [rank.rank for rank in ranks if not rank.left_anything]
     others = [rank for rank in ranks if rank.left_anything]
     headline = f"{names_of(absent)} did not start, and {names_of([rank.rank for rank in others])} gave up waiting"
-    return "rendezvous", absent[0], headline, _others(others, absent[0])
+    return LaunchFailure(FailureKind.RENDEZVOUS, absent[0], headline, _others(others, absent[0]))
 
 
-def ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
+def ended_early(ranks: Sequence[RankEvidence]) -> LaunchFailure:
     """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
     unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
     gone = without_trace(ranks) or unfinished
@@ -253,7 +255,9 @@ def ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, li
     others = [rank for rank in unfinished if rank not in gone]
     details += _others(others, gone[0].rank if gone else None)
     details += positions(rank for rank in others if not rank.error)
-    return "result missing", gone[0].rank if gone else None, f"{headline}, by os._exit(0) for example", details
+    return LaunchFailure(
+        FailureKind.RESULT_MISSING, gone[0].rank if gone else None, f"{headline}, by os._exit(0) for example", details
+    )
 
 
 def without_trace(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:

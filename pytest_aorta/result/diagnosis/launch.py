@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
-from pytest_aorta.result.diagnosis.describe import RANKS_SHOWN, exit_text, log_lines, names_of, positions
+from pytest_aorta.result.diagnosis.describe import (
+    RANKS_SHOWN,
+    FailureKind,
+    LaunchFailure,
+    exit_text,
+    log_lines,
+    names_of,
+    positions,
+)
 from pytest_aorta.result.diagnosis.failed import (
     awaited_ranks,
     ended_early,
@@ -25,34 +31,17 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 _OTHER_FOLDER = "next: choose a folder of results that the script keeps (--aorta-results; aorta run: --results)"
 # Classes of failures whose headline names the class by itself, such as "rank 1 failed first: exit code 3".
-_NAMED_BY_HEADLINE = ("exit code", "signal")
+_NAMED_BY_HEADLINE = (FailureKind.EXIT_CODE, FailureKind.SIGNAL)
 # Reasons for which the guard ends a launch whose ranks may still run.
 _AT_LIMIT = (EndReason.RANK_ERROR, EndReason.TIME_LIMIT, EndReason.STRAGGLER)
 # Reasons for which a launch can end after a rank has failed.
 _AFTER_FAILURES = (EndReason.EXIT, EndReason.RANK_GONE, *_AT_LIMIT)
 # Reasons that the coordinator of several nodes reports; the outcome's detail names the node.
 _NODE_REASONS = {
-    EndReason.NODE_LOST: "node lost",
-    EndReason.NODE_LAUNCHER: "node launcher",
-    EndReason.NODE_MISMATCH: "node mismatch",
+    EndReason.NODE_LOST: FailureKind.NODE_LOST,
+    EndReason.NODE_LAUNCHER: FailureKind.NODE_LAUNCHER,
+    EndReason.NODE_MISMATCH: FailureKind.NODE_MISMATCH,
 }
-
-
-@dataclass(frozen=True)
-class LaunchFailure:
-    """The diagnosis of a failed launch.
-
-    Attributes:
-        kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, output
-            cap, rendezvous, result missing, process left, results deleted, interrupted or guard lost; over several
-            nodes also node lost, node launcher or node mismatch.
-        rank: the rank that failed first; None if no rank failed.
-        text: a line with the kind and the rank, then the evidence, then the run folder if it exists.
-    """
-
-    kind: str
-    rank: int | None
-    text: str
 
 
 def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
@@ -61,32 +50,34 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     finished = all(rank.has_result for rank in ranks)
     if outcome.reason == EndReason.EXIT and outcome.agent_status == 0 and finished and not outcome.survivors:
         return None
-    kind, rank, headline, details = _classify(plan, outcome, ranks)
-    name = plan.title
+    found = _classify(plan, outcome, ranks)
     nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
     damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:RANKS_SHOWN]
-    headline = headline if kind in _NAMED_BY_HEADLINE else f"{kind}: {headline}"
+    headline = found.headline if found.kind in _NAMED_BY_HEADLINE else f"{found.kind}: {found.headline}"
     ranks_named = counted(plan.world.size, f"{plan.world.device} rank")
-    lines = [f"{name} on {ranks_named}{nodes}: {headline}", *details, *damaged]
+    lines = [*found.details, *damaged]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
     lines.append(f"plan, logs and stacks: {plan.run_dir}" if _has_folder(plan) else _OTHER_FOLDER)
-    return LaunchFailure(kind, rank, "\n".join(lines))
+    return LaunchFailure(found.kind, found.rank, f"{plan.title} on {ranks_named}{nodes}: {headline}", lines)
 
 
-def _classify(
-    plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]
-) -> tuple[str, int | None, str, list[str]]:
+def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]) -> LaunchFailure:
     if not _has_folder(plan):
         headline = f"the launch's folder {plan.run_dir} was deleted during the launch, e.g. by the script"
-        return "results deleted", None, f"{headline}; {_agent_end(outcome)}", []
+        return LaunchFailure(FailureKind.RESULTS_DELETED, None, f"{headline}; {_agent_end(outcome)}", [])
     if outcome.reason == EndReason.PARENT_GONE:
-        return "interrupted", None, "pytest ended before the launch did", []
+        return LaunchFailure(FailureKind.INTERRUPTED, None, "pytest ended before the launch did", [])
     if outcome.reason == EndReason.GUARD_LOST:
-        return "guard lost", None, outcome.detail or "the process that watches the ranks was killed", _agent_tail(plan)
+        return LaunchFailure(
+            FailureKind.GUARD_LOST,
+            None,
+            outcome.detail or "the process that watches the ranks was killed",
+            _agent_tail(plan),
+        )
     if outcome.reason in _NODE_REASONS:
         stacks = positions(rank for rank in ranks if rank.frames)
-        return _NODE_REASONS[outcome.reason], None, outcome.detail, [*stacks, *_agent_tail(plan)]
+        return LaunchFailure(_NODE_REASONS[outcome.reason], None, outcome.detail, [*stacks, *_agent_tail(plan)])
     if any(rank.timed_out for rank in ranks):
         return collective_timeout(ranks, flight_verdict(plan.run_dir))
     failures = sorted((failure for rank in ranks if (failure := own_failure(rank))), key=lambda item: item.order)
@@ -105,12 +96,14 @@ def _classify(
     if outcome.reason == EndReason.OUTPUT_CAP:
         largest = max(ranks, key=lambda rank: rank.log_bytes)
         headline = f"logs exceed {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
-        return "output cap", largest.rank, f"{headline}; {waiting} left no result", log_lines(largest)[-2:]
+        return LaunchFailure(
+            FailureKind.OUTPUT_CAP, largest.rank, f"{headline}; {waiting} left no result", log_lines(largest)[-2:]
+        )
     if not any(rank.started for rank in ranks):
         # At the limit the guard ends the agent, so how the agent ended is not the cause.
         at_limit = outcome.reason == EndReason.TIME_LIMIT
         cause = f"time limit of {plan.timeout_s:g} s reached" if at_limit else _agent_end(outcome)
-        return "rendezvous", None, f"no rank started; {cause}", _agent_tail(plan)
+        return LaunchFailure(FailureKind.RENDEZVOUS, None, f"no rank started; {cause}", _agent_tail(plan))
     if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
         if all(rank.returned for rank in ranks):
             return not_left(plan, outcome, ranks)
@@ -120,15 +113,15 @@ def _classify(
     if outcome.agent_status == 0:
         missing = next((rank for rank in ranks if not rank.has_result), None)
         if missing is None:
-            return "process left", None, "a process outlived the launch", []
-        return (
-            "result missing",
+            return LaunchFailure(FailureKind.PROCESS_LEFT, None, "a process outlived the launch", [])
+        return LaunchFailure(
+            FailureKind.RESULT_MISSING,
             missing.rank,
             f"{waiting} exited with code 0 and left no result",
             log_lines(missing),
         )
-    return (
-        "rendezvous",
+    return LaunchFailure(
+        FailureKind.RENDEZVOUS,
         None,
         f"{_agent_end(outcome)} before any rank failed; {waiting} left no result",
         _agent_tail(plan),

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pytest_aorta.common.documents import UnreadableFile, read_json
-from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.model import Model, read_rank_file
 
 MAX_ARRIVALS_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
-class Arrivals:
+class Arrivals(Model, frozen=True):
     """The steps and arrivals of one rank, in nanoseconds on the host's clock.
 
     Attributes:
@@ -40,29 +36,9 @@ def read_arrivals(path: Path) -> Arrivals | None:
     """Read the file that a rank leaves; return None if the rank left no file.
 
     Raises:
-        ResultError: The file is unreadable or has another shape.
+        ResultError: The file is unreadable or torn.
     """
-    if not path.exists():
-        return None
-    try:
-        document = read_json(path, max_bytes=MAX_ARRIVALS_BYTES)
-    except UnreadableFile as error:
-        raise ResultError(f"result invalid: {error}") from None
-    wanted = {"began_ns": list, "ended_ns": list, "known_from_ns": int, "arrived_ns": dict}
-    for key, kind in wanted.items():
-        value: Any = document.get(key) if isinstance(document, dict) else None
-        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        if type(value) is not kind or any(type(number) is not int for number in numbers):
-            raise ResultError(
-                f"result invalid: {path}: {key} has to be {kind.__name__} of integers; run the workload again"
-            )
-    found = Arrivals(**{key: document[key] for key in wanted})
-    if len(found.ended_ns) != len(found.began_ns):
-        raise ResultError(
-            f"result invalid: {path}: ended_ns has {len(found.ended_ns)} moments, began_ns {len(found.began_ns)}; they "
-            "have to be equal; run the workload again"
-        )
-    return found
+    return read_rank_file(path, Arrivals, max_bytes=MAX_ARRIVALS_BYTES)
 
 
 def waits_of_ranks_ms(ranks: Sequence[Arrivals]) -> list[list[float]]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeAlias
 
-from pytest_aorta.common.documents import UnreadableFile, read_json
-from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.schema import violation
+from msgspec import Meta
+
+from pytest_aorta.common.model import Count, Model, Positive, TensorHash, read_rank_file
 from pytest_aorta.result.folder import OPERATORS_FILE, rank_folder
 
 # The limits of one rank. A step of an 8B model runs some 20,000 operators, and in a pipeline several times as many.
 MAX_CALLS = 200_000
 MAX_OPERATORS_BYTES = 256 << 20
-SCHEMA = "rank_files.schema.json"
+Shown: TypeAlias = Annotated[str, Meta(max_length=1000)]
 
 
-@dataclass(frozen=True)
-class OperatorCall:
+class OperatorCall(Model, frozen=True):
     """One call of an operator.
 
     Attributes:
@@ -34,26 +32,22 @@ class OperatorCall:
         parameters: ``(index among outputs, name)`` of each output that is a parameter.
     """
 
-    name: str
+    name: Annotated[str, Meta(max_length=200)]
     phase: str
-    module: str
-    source: str
+    module: Shown
+    source: Shown
     is_collective: bool
-    arguments: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    parameters: tuple[tuple[int, str], ...] = ()
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> OperatorCall:
-        """Build the call from an entry of a validated document."""
-        named = tuple((int(position), name) for position, name in data["parameters"])
-        return cls(**{**data, "inputs": tuple(data["inputs"]), "outputs": tuple(data["outputs"]), "parameters": named})
+    arguments: Shown
+    inputs: tuple[TensorHash, ...]
+    outputs: tuple[TensorHash, ...]
+    parameters: tuple[tuple[Count, Shown], ...] = ()
 
 
-def operators_document(step: int, calls: list[OperatorCall]) -> dict[str, Any]:
-    """Return the document that a rank leaves for one step."""
-    return {"step": step, "calls": [asdict(call) for call in calls]}
+class StepOperators(Model, frozen=True):
+    """The operators of one step, in order."""
+
+    step: Positive
+    calls: Annotated[list[OperatorCall], Meta(max_length=MAX_CALLS)]
 
 
 def read_operators(run_dir: Path, rank: int, step: int) -> list[OperatorCall] | None:
@@ -63,14 +57,5 @@ def read_operators(run_dir: Path, rank: int, step: int) -> list[OperatorCall] | 
         ResultError: The file is unreadable or has another shape.
     """
     path = rank_folder(run_dir, rank) / OPERATORS_FILE
-    if not path.exists():
-        return None
-    try:
-        document = read_json(path, max_bytes=MAX_OPERATORS_BYTES, follow_links=False)
-    except UnreadableFile as error:
-        raise ResultError(f"result invalid: {error}") from None
-    if problem := violation(document, SCHEMA, "operators"):
-        raise ResultError(f"result invalid: {path}: {problem}; run the workload again")
-    if document["step"] != step:
-        return None
-    return [OperatorCall.from_json(call) for call in document["calls"]]
+    found = read_rank_file(path, StepOperators, max_bytes=MAX_OPERATORS_BYTES)
+    return found.calls if found and found.step == step else None

@@ -8,22 +8,19 @@ rank's wait for late ranks at the beginning of a collective is a lane of its own
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
 from typing import cast
 
-from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.families import mean_over_steps
 from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, difference, intersection, length, union
 from pytest_aorta.result.trace.profiled_steps import (
-    AS_RUN,
     Collective,
-    CollectiveCalls,
     CollectiveTime,
-    FamilyTime,
     HeadStart,
+    Profile,
     StepOverlap,
+    Timeline,
 )
 from pytest_aorta.result.trace.transfers import joined_calls
 
@@ -45,73 +42,14 @@ class Lane(StrEnum):
 
 
 @dataclass(frozen=True)
-class OverlapCapture:
-    """The profiled steps of one rank.
-
-    Attributes:
-        steps: One breakdown per step; empty if there is a ``problem``.
-        timeline, head_start, kernels, collectives: As in :class:`~pytest_aorta.result.measurements.RankResult`.
-        as_run: Breakdowns of the same steps without a head start; empty on CPU ranks.
-        problem: The reason why there are no steps; empty if there are steps.
-    """
-
-    steps: list[StepOverlap]
-    timeline: dict[str, list[list[float]]]
-    head_start: HeadStart | None = None
-    as_run: list[StepOverlap] = field(default_factory=list)
-    kernels: dict[str, FamilyTime] = field(default_factory=dict)
-    collectives: list[CollectiveCalls] = field(default_factory=list)
-    problem: str = ""
-
-    def metrics(self) -> dict[str, float]:
-        """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run; none without steps.
-
-        If a head start was tried and failed, the steps show the host's delay. The overlap metrics are then those of the
-        steps as they run, with ``_as_run`` after their names, so that nothing compares them with a baseline.
-        """
-        if not self.steps:
-            return {}
-        suffix = AS_RUN if self.head_start and not self.head_start.succeeded else ""
-        found = {
-            f"{name}{suffix}": value for name, value in _overlap_metrics(self.as_run if suffix else self.steps).items()
-        }
-        if self.as_run:
-            found["device_idle_ms"] = median(step.idle_ms for step in self.as_run)
-        return found
-
-    def added_to(self, result: RankResult) -> RankResult:
-        """Return the result with these steps, their timeline and their metrics."""
-        metrics = result.metrics | self.metrics()
-        return replace(
-            result,
-            metrics=metrics,
-            overlap=self.steps,
-            timeline=self.timeline,
-            head_start=self.head_start,
-            overlap_as_run=self.as_run,
-            kernels=self.kernels,
-            collectives=self.collectives,
-            overlap_problem=self.problem,
-        )
-
-
-def _overlap_metrics(steps: Sequence[StepOverlap]) -> dict[str, float]:
-    """Return ``exposed_comm_ms``, a mean over steps, and ``overlap_ratio`` over all steps if they communicate."""
-    exposed_ms = sum(step.exposed_comm_ms for step in steps)
-    comm_ms = sum(step.comm_ms for step in steps)
-    found = {"exposed_comm_ms": exposed_ms / len(steps)}
-    return found | ({"overlap_ratio": (comm_ms - exposed_ms) / comm_ms} if comm_ms else {})
-
-
-@dataclass(frozen=True)
 class PartAhead:
     """Some of the profiled steps, captured at once with a head start of their own."""
 
-    capture: OverlapCapture
+    capture: Profile
     lead: HeadStart
 
 
-def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]]) -> OverlapCapture:
+def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]]) -> Profile:
     """Return the breakdown of the steps that ran in ``windows``.
 
     Args:
@@ -129,14 +67,14 @@ def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]
         raise ValueError(f"no such lanes {unknown}; allowed are {allowed}")
     parts = [{name: clip(lane, *window) for name, lane in lanes.items()} for window in windows]
     steps = [_step(inside, end - begin) for inside, (begin, end) in zip(parts, windows, strict=True)]
-    return OverlapCapture(steps, _timeline(parts[-1], windows[-1][0]))
+    return Profile(steps, _timeline(parts[-1], windows[-1][0]))
 
 
-def joined(parts: Sequence[OverlapCapture]) -> OverlapCapture:
+def joined(parts: Sequence[Profile]) -> Profile:
     """Return the capture of all steps of ``parts``, captured one after the other; the timeline is of the last step."""
     if len(parts) == 1:
         return parts[0]
-    return OverlapCapture(
+    return Profile(
         [step for part in parts for step in part.steps],
         parts[-1].timeline,
         kernels=mean_over_steps([(part.kernels, len(part.steps)) for part in parts]),
@@ -153,7 +91,7 @@ def is_too_late(parts: Sequence[PartAhead], num_steps: int) -> bool:
     return any(part.lead.blocked_by for part in parts) or num_steps - num_late < LEAST_AHEAD * num_steps
 
 
-def joined_ahead(parts: Sequence[PartAhead], num_steps: int) -> OverlapCapture:
+def joined_ahead(parts: Sequence[PartAhead], num_steps: int) -> Profile:
     """Return the capture of ``num_steps`` steps that were captured in ``parts``, one after the other.
 
     Parts in which the host was late are left out and counted, unless too few steps remain (:func:`is_too_late`). The
@@ -170,7 +108,7 @@ def joined_ahead(parts: Sequence[PartAhead], num_steps: int) -> OverlapCapture:
         blocked_by=parts[-1].lead.blocked_by,
         late_steps=0 if failed else num_steps - len(capture.steps),
     )
-    return replace(capture, head_start=lead)
+    return capture.replace(head_start=lead)
 
 
 def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:
@@ -192,7 +130,7 @@ def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:
     )
 
 
-def _timeline(lanes: Mapping[str, Intervals], begin_ns: int) -> dict[str, list[list[float]]]:
+def _timeline(lanes: Mapping[str, Intervals], begin_ns: int) -> Timeline:
     """Return lanes for drawing, in milliseconds from the beginning of the step, rounded to the microsecond."""
     drawn = {name: coarsened(lane, MAX_LANE_INTERVALS).tolist() for name, lane in lanes.items() if len(lane)}
     return {

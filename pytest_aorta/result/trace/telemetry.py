@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
+from msgspec import field
+
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.schema import violation
+from pytest_aorta.common.model import Count, Finite, Milliseconds, Model, decode
 from pytest_aorta.result.folder import TELEMETRY_FILE, rank_folder
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
 
 MAX_TELEMETRY_BYTES = 64 << 20
-_SCHEMA = "rank_files.schema.json"
-_OVERLAP = "hidden_comm_ms"
-_HIDDEN = "hidden_ms"
+
+
+class _Line(Model, frozen=True, forbid_unknown_fields=False):
+    """A measured step of one rank; other keys are series of the workload. Steps that were not captured lack lengths."""
+
+    step: Count
+    step_time_ms: Milliseconds
+    hidden_comm_ms: Milliseconds | None = None
+    exposed_comm_ms: Milliseconds = 0.0
+    stream_ms: dict[str, Milliseconds] = field(default_factory=dict)
+    hidden_ms: dict[str, Milliseconds] = field(default_factory=dict)
+    loss: Finite | None = None
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,7 @@ class Iteration:
         step_time_ms: The largest over ranks.
         compute_ms, hidden_comm_ms, exposed_comm_ms: Means over ranks.
         loss: The loss of rank 0; None if unknown.
-        collectives: Kind of :class:`Collective` -> means over ranks; None in telemetry of older versions.
+        collectives: Kind of :class:`Collective` -> means over ranks.
     """
 
     step: int
@@ -38,7 +49,7 @@ class Iteration:
     hidden_comm_ms: float
     exposed_comm_ms: float
     loss: float | None = None
-    collectives: Mapping[str, CollectiveTime] | None = None
+    collectives: Mapping[str, CollectiveTime] = dataclasses.field(default_factory=dict)
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -61,56 +72,35 @@ def read_iterations(run_dir: Path, num_ranks: int) -> tuple[Iteration, ...]:
     return tuple(_iteration([rank[step] for rank in ranks]) for step in common)
 
 
-def _timed_steps(path: Path) -> dict[int, dict[str, Any]]:
+def _timed_steps(path: Path) -> dict[int, _Line]:
     """Return the lines of the steps that have overlap, by step."""
-    found = {}
     try:
-        text = read_bytes(path, max_bytes=MAX_TELEMETRY_BYTES).decode()
-        for number, row in enumerate(text.removesuffix("\n").split("\n"), 1):
-            line = parse_json(row, f"{path}: line {number}")
-            if problem := violation(line, _SCHEMA, "telemetry"):
-                raise ResultError(f"{path}: line {number}: {problem}")
-            if problem := _excess(line):
-                raise ResultError(f"{path}: line {number}: {problem}")
-            if _OVERLAP in line:
-                found[line["step"]] = line
+        rows = read_bytes(path, max_bytes=MAX_TELEMETRY_BYTES).removesuffix(b"\n").split(b"\n")
+        lines = [decode(row, _Line, f"{path}: line {number}", by_hand=False) for number, row in enumerate(rows, 1)]
     except UnreadableFile as error:
         raise ResultError(str(error)) from None
-    except UnicodeDecodeError as error:
-        raise ResultError(f"{path}: not UTF-8: {error.reason}") from None
-    return found
+    return {line.step: line for line in lines if line.hidden_comm_ms is not None}
 
 
-def _excess(line: Mapping[str, Any]) -> str | None:
-    """Return in which collective more time is hidden than its stream took; None if in none."""
-    streams = line.get("stream_ms", {})
-    for kind, hidden_ms in line.get(_HIDDEN, {}).items():
-        if hidden_ms > (total_ms := streams.get(kind, 0.0)):
-            return f"hidden_ms of {kind} is {hidden_ms}, more than its stream_ms {total_ms}"
-    return None
-
-
-def _collectives(lines: Sequence[Mapping[str, Any]]) -> dict[str, CollectiveTime] | None:
+def _collectives(lines: Sequence[_Line]) -> dict[str, CollectiveTime]:
     """Return the means of each collective, which takes no time on ranks that do not run it."""
-    if not all(_HIDDEN in line for line in lines):
-        return None
-    kinds = [str(kind) for kind in Collective if any(kind in line[_HIDDEN] for line in lines)]
+    kinds = [str(kind) for kind in Collective if any(kind in line.hidden_ms for line in lines)]
     return {
         kind: CollectiveTime(
-            total_ms=fmean(line["stream_ms"].get(kind, 0.0) for line in lines),
-            hidden_ms=fmean(line[_HIDDEN].get(kind, 0.0) for line in lines),
+            total_ms=fmean(line.stream_ms.get(kind, 0.0) for line in lines),
+            hidden_ms=fmean(line.hidden_ms.get(kind, 0.0) for line in lines),
         )
         for kind in kinds
     }
 
 
-def _iteration(lines: list[Mapping[str, Any]]) -> Iteration:
+def _iteration(lines: Sequence[_Line]) -> Iteration:
     return Iteration(
-        step=lines[0]["step"],
-        step_time_ms=float(max(line["step_time_ms"] for line in lines)),
-        compute_ms=fmean(line["stream_ms"]["compute"] for line in lines),
-        hidden_comm_ms=fmean(line[_OVERLAP] for line in lines),
-        exposed_comm_ms=fmean(line["exposed_comm_ms"] for line in lines),
-        loss=lines[0].get("loss"),
+        step=lines[0].step,
+        step_time_ms=max(line.step_time_ms for line in lines),
+        compute_ms=fmean(line.stream_ms.get("compute", 0.0) for line in lines),
+        hidden_comm_ms=fmean(line.hidden_comm_ms or 0.0 for line in lines),
+        exposed_comm_ms=fmean(line.exposed_comm_ms for line in lines),
+        loss=lines[0].loss,
         collectives=_collectives(lines),
     )

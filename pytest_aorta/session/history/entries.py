@@ -42,7 +42,7 @@ class MeasuredLaunch:
         measured_at: UTC time at which the launch had ended, ISO 8601, to the second.
         block: The session block.
         launcher: The program that started the ranks.
-        commit, branch, dirty: As in :class:`~pytest_aorta.result.provenance.CodeVersion`.
+        commit, branch, dirty: As in :class:`~pytest_aorta.result.provenance.Provenance`.
         torch: Version of torch; None if unknown.
         accelerator: Model of the devices; None on CPU ranks.
         profiler: The profiler that slowed the steps down; empty for none.

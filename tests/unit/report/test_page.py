@@ -18,10 +18,9 @@ from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
 from pytest_aorta.report.write import require_packages, write_report, write_session_reports
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.provenance import CodeVersion
 from pytest_aorta.session.record import Compared, TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_options, make_result, make_verdict
+from tests.unit.builders import make_options, make_provenance, make_result, make_verdict
 from tests.unit.sample_run import make_run
 
 EVIL = "a.py::test[</script><script>alert(1)</script>|`*_\"'&amp;]"
@@ -138,7 +137,7 @@ def test_nothing_is_written_for_a_run_without_a_launch(tmp_path):
 
 
 def test_page_of_a_run_without_a_result_names_version_and_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "code_version", lambda folder: CodeVersion("c0ffee00" * 5, "main", dirty=True))
+    monkeypatch.setattr(write, "provenance", lambda folder: make_provenance(dirty=True))
     failed = TestRecord("a.py::failed", outcome="failed", failure="no", num_launches=1, num_failed_launches=1)
     options = make_options(report=tmp_path / "page.html", command=("pytest", "-k", "a b"))
     write_session_reports([failed], options, {})

@@ -36,11 +36,6 @@ def test_launch_on_cpu_ranks_names_them_as_the_device(side):
     assert dict(provenance_pairs(launch))["device"] == "CPU ranks"
 
 
-def test_value_that_was_not_stored_is_named_as_unknown():
-    old = launch_facts(make_result([[1.0]], provenance=None, environment={"device": "cuda"}))
-    assert {label: value for label, value in provenance_pairs(old) if value != "unknown"} == {}
-
-
 def test_detached_head_is_not_an_unknown_branch():
     assert dict(provenance_pairs(KNOWN.replace(branch=None)))["branch"] == "none (detached head)"
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.common.schema import load_schema, violation
+from pytest_aorta.common.schema import violation
 from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
 from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.lanes import collective_overlaps, drawn_lanes, rank_overlaps
@@ -92,7 +91,9 @@ def test_one_broken_result_is_a_warning_that_names_it_and_spoils_no_other(tmp_pa
 
 def test_ranks_with_unequal_numbers_of_steps_are_a_warning_too(tmp_path):
     path = tmp_path / "result.json"
-    write_json(path, a_result().to_json() | {"rank_step_times_ms": [[1.0, 2.0], [1.0]]})
+    unequal = a_result().to_json()
+    unequal["ranks"][1]["step_times_ms"].pop()
+    write_json(path, unequal)
     assert read_launches([path])[0] == ()
 
 
@@ -341,29 +342,6 @@ def test_expected_regression_is_counted_as_such_in_the_summary():
     found = summary(as_report(replace(p50_case(2.0, 1.0), verdicts=(expected,))))
     assert found["verdicts"] == {"expected regression": 1}
     assert found["cases"][0]["metrics"]["step_time_p50"]["verdict"] == "expected regression"
-
-
-# Plain numbers are checked a list at a time, to the same result
-
-ODD = st.floats(allow_nan=True) | st.integers(-2, 2) | st.booleans() | st.none() | st.text(max_size=2)
-
-
-@given(st.lists(st.lists(st.floats(-1, 5) | ODD, min_size=1, max_size=4), min_size=1, max_size=3))
-def test_quick_check_of_numbers_allows_what_the_schema_allows(times):
-    document = a_result().to_json() | {"rank_step_times_ms": times}
-    plain = Draft202012Validator(load_schema("workload_result.schema.json"))
-    # JSON has no infinity and no NaN, but jsonschema accepts them as numbers.
-    is_json = all(math.isfinite(time) for row in times for time in row if isinstance(time, float))
-    assert (violation(document, "workload_result.schema.json") is None) == (is_json and plain.is_valid(document))
-
-
-@given(st.lists(st.lists(st.floats(0, 5) | ODD, min_size=1, max_size=3), max_size=3))
-def test_quick_check_of_intervals_allows_what_the_schema_allows(lane):
-    document = a_result().to_json() | {"timeline": [{"compute": lane}]}
-    plain = Draft202012Validator(load_schema("workload_result.schema.json"))
-    # JSON has no infinity and no NaN, but jsonschema accepts them as numbers.
-    is_json = all(math.isfinite(time) for row in lane for time in row if isinstance(time, float))
-    assert (violation(document, "workload_result.schema.json") is None) == (is_json and plain.is_valid(document))
 
 
 @pytest.mark.parametrize("scale", Scale)

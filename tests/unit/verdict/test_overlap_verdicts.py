@@ -26,7 +26,6 @@ from tests.unit.builders import (
     make_facts,
     make_result,
     on_cpu,
-    replace,
     stored,
     with_p50,
 )
@@ -132,7 +131,7 @@ def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank
         [step(all_gather=1.0), step(all_gather=2.0)],
         [step(all_gather=4.0, send_recv=2.0), step(all_gather=5.0)],
     ]
-    facts = launch_facts(replace(make_result([[1.0] * 3] * 2), overlap=overlap))
+    facts = launch_facts(make_result([[1.0] * 3] * 2, overlap=overlap))
     assert facts.exposed_ms == {"all_gather": 3.0, "send_recv": 0.5}
     assert facts.most_exposed_rank == 1
     bare = launch_facts(make_result([[1.0] * 3] * 2))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from pytest_aorta.result.trace.families import family_times
 from pytest_aorta.result.trace.intervals import Intervals
-from pytest_aorta.result.trace.overlap import OverlapCapture, overlap_of
-from pytest_aorta.result.trace.profiled_steps import Call, CollectiveCalls
+from pytest_aorta.result.trace.overlap import overlap_of
+from pytest_aorta.result.trace.profiled_steps import Call, CollectiveCalls, Profile
 from pytest_aorta.result.trace.transfers import MAX_CALLS, MAX_COLLECTIVES
 
 
@@ -19,7 +18,7 @@ def capture_of(
     lanes: Mapping[str, Intervals],
     durations: Iterable[tuple[str, int]],
     calls: Iterable[tuple[Call, int]],
-) -> OverlapCapture:
+) -> Profile:
     """Return the capture of the steps between ``edges``; all times are in nanoseconds.
 
     Args:
@@ -30,8 +29,7 @@ def capture_of(
     """
     origin = edges[0]
     windows = [(begin - origin, end - origin) for begin, end in pairwise(edges)]
-    return replace(
-        overlap_of({name: lane - origin for name, lane in lanes.items()}, windows),
+    return overlap_of({name: lane - origin for name, lane in lanes.items()}, windows).replace(
         kernels=family_times(durations, len(windows)),
         collectives=_collectives(calls),
     )

@@ -25,8 +25,8 @@ from pytest_aorta.result.trace.kineto.events import (
     is_within,
     span_of,
 )
-from pytest_aorta.result.trace.overlap import Lane, OverlapCapture
-from pytest_aorta.result.trace.profiled_steps import Call, Collective
+from pytest_aorta.result.trace.overlap import Lane
+from pytest_aorta.result.trace.profiled_steps import Call, Collective, Profile
 
 _COMMUNICATING_NAMESPACES = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
 # Operators that gloo serves with another collective than the requested one -> the collective that serves them.
@@ -37,7 +37,7 @@ _SERVED_AS = {
 }
 
 
-def overlap_of_cpu(trace: Mapping[str, Any]) -> OverlapCapture:
+def overlap_of_cpu(trace: Mapping[str, Any]) -> Profile:
     """Return the breakdown of a CPU rank's steps between the trace's boundaries.
 
     Raises:

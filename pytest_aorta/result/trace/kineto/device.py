@@ -28,8 +28,8 @@ from pytest_aorta.result.trace.kineto.events import (
     span_of,
     with_duration,
 )
-from pytest_aorta.result.trace.overlap import Lane, OverlapCapture
-from pytest_aorta.result.trace.profiled_steps import Call, Collective
+from pytest_aorta.result.trace.overlap import Lane
+from pytest_aorta.result.trace.profiled_steps import Call, Collective, Profile
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
     return LearnedStep(name, calls, names)
 
 
-def overlap_with_host(trace: Mapping[str, Any]) -> OverlapCapture:
+def overlap_with_host(trace: Mapping[str, Any]) -> Profile:
     """Return the breakdown of the steps between the boundaries of a trace that has host events too.
 
     Raises:
@@ -87,7 +87,7 @@ def overlap_of_device(
     step: LearnedStep,
     num_steps: int,
     waits_ms: Mapping[Call, Sequence[float]] = MappingProxyType({}),
-) -> OverlapCapture:
+) -> Profile:
     """Return the breakdown of ``num_steps`` steps like ``step`` from a trace of device activity alone.
 
     A stream whose communication does not repeat that of ``step`` is classified by its kernels' names. ``waits_ms``
@@ -118,7 +118,7 @@ def _capture(
     step: LearnedStep,
     calls: Mapping[int, Call],
     waits_ms: Mapping[Call, Sequence[float]] = MappingProxyType({}),
-) -> OverlapCapture:
+) -> Profile:
     """Return the capture of a device's steps; ``calls`` maps the ``id`` of each communication kernel to its call."""
     inside = [event for event in sorted(filter(is_on_device, events), key=begin_of) if is_within(event, edges)]
     durations = [(_family(event, calls), duration_of(event)) for event in inside if event["name"] != step.boundary]
