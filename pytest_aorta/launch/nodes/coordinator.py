@@ -54,15 +54,15 @@ LAUNCHER_END_S = 5.0
 _MAX_BYTES = 1 << 24
 
 
-class ParentGone(Exception):
+class _ParentGone(Exception):
     """Pytest has ended, or has asked for the end of the launch."""
 
 
-class LauncherFailed(Exception):
+class _LauncherFailed(Exception):
     """The launcher did not start the agents."""
 
 
-class Node:
+class _Node:
     """Node 0's view of one node: its introduction, its verdict, and whether it still sends heartbeats."""
 
     def __init__(self, run_dir: Path, number: int, ranks: range) -> None:
@@ -122,7 +122,7 @@ class Coordinator:
     def __init__(self, plan: LaunchPlan, lifeline_fd: int) -> None:
         self.plan = plan
         self.lifeline_fd = lifeline_fd
-        self.nodes = [Node(plan.run_dir, node, plan.ranks_of(node)) for node in range(plan.world.nodes)]
+        self.nodes = [_Node(plan.run_dir, node, plan.ranks_of(node)) for node in range(plan.world.nodes)]
         self.launcher: subprocess.Popen[bytes] | None = None
         self.launcher_ended_s: float | None = None
 
@@ -138,9 +138,9 @@ class Coordinator:
                 heart.order(Orders.RUN)
                 self.watch(heart, time.monotonic() + self.plan.timeout_s + STOP_S)
                 reason, status, detail = self.judgement()
-            except ParentGone:
+            except _ParentGone:
                 reason, status, detail = EndReason.PARENT_GONE, None, ""
-            except LauncherFailed as failure:
+            except _LauncherFailed as failure:
                 reason, status = EndReason.NODE_LAUNCHER, None
                 detail = f"node launcher {' '.join(self.plan.node_launcher)} {failure}"
             heart.order(Orders.STOP)
@@ -168,7 +168,7 @@ class Coordinator:
                 [*words, *agent], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare
             )
         except OSError as error:
-            raise LauncherFailed(f"can't be started: {error.strerror or error}") from None
+            raise _LauncherFailed(f"can't be started: {error.strerror or error}") from None
 
     def await_nodes(self, deadline_s: float) -> None:
         """Wait until every node has an agent or a node has failed."""
@@ -178,9 +178,9 @@ class Coordinator:
             count = sum(node.hello is not None for node in self.nodes)
             there = f"{count} of {len(self.nodes)} nodes had an agent{present and ': '}{present}"
             if self.launcher is not None and self.launcher_ended(2 * TICK_S) and count < len(self.nodes):
-                raise LauncherFailed(f"ended with {_exit_text(self.launcher.returncode)} when {there}")
+                raise _LauncherFailed(f"ended with {_exit_text(self.launcher.returncode)} when {there}")
             if time.monotonic() > deadline_s:
-                raise LauncherFailed(f"{self.plan.timeout_s:g} s after its start {there}")
+                raise _LauncherFailed(f"{self.plan.timeout_s:g} s after its start {there}")
 
     def watch(self, heart: Heart, deadline_s: float) -> None:
         """Wait until every node has ended or is lost; once a node has failed, stop the others."""
@@ -200,7 +200,7 @@ class Coordinator:
     def turn(self) -> None:
         """Wait for TICK_S, then read what the nodes have written."""
         if is_readable(self.lifeline_fd, TICK_S):
-            raise ParentGone
+            raise _ParentGone
         self.look()
 
     def look(self) -> None:
