@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from pytest_aorta.cli.exit_codes import ExitCode
-from pytest_aorta.cli.run.migration import AORTA_OPTIONS
+from pytest_aorta.cli.run_config import AORTA_OPTIONS
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
-from pytest_aorta.common.signals import Terminated
+from pytest_aorta.common.processes import Terminated
 from pytest_aorta.common.text import printable
 
 # Shells that shtab supports.
@@ -80,17 +80,17 @@ COMMANDS = (
     Command(
         "run",
         "launch a workload or a training script and keep each trial's result",
-        _of("run.command"),
+        _of("run"),
         AORTA_OPTIONS,
     ),
-    Command("bisect", "find the commit that changed a metric of a test", _of("bisect.command")),
+    Command("bisect", "find the commit that changed a metric of a test", _of("bisect")),
     Command("workloads", "list workloads, or the config keys of one workload", _of("workloads")),
     Command("agent", "run this node's part of launches over several nodes", _of("agent")),
     Command("baselines", "list, compare and move stored baselines", _of("baselines")),
     Command("history", "find changes in what --aorta-history has kept over commits, and draw it", _of("history")),
     Command("devices", "list devices and leases of this host, clear bad marks", _of("devices")),
     Command("report", "write a page that compares two sets of kept results", _of("report")),
-    Command("doctor", "look for problems that would break a run", _of("doctor.command")),
+    Command("doctor", "look for problems that would break a run", _of("doctor")),
     Command("completion", "print the completion script of a shell", _add_completion),
 )
 

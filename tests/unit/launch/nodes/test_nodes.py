@@ -15,20 +15,20 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.guarded import prepare_folder
-from pytest_aorta.launch.nodes import agent, meeting
-from pytest_aorta.launch.nodes.agent import node_rank, take_part
-from pytest_aorta.launch.nodes.coordinator import Coordinator
-from pytest_aorta.launch.nodes.meeting import (
+from pytest_aorta.launch.node_agent import (
     Heart,
     Heartbeat,
     Hello,
     NodeVerdict,
     Orders,
     Pulse,
+    node_rank,
     own_hello,
     read,
+    take_part,
     write,
 )
+from pytest_aorta.launch.nodes import Coordinator, agent, meeting
 from pytest_aorta.launch.process.torchrun import Endpoint, interface_to, own_address
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
