@@ -73,7 +73,9 @@ class _GuardProcess(Protocol):
 class _GuardStarter(Protocol):
     """Callable that starts a plan's guard with the guard's ends of the lifeline pipe and the verdict pipe."""
 
-    def __call__(self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int) -> _GuardProcess:
+    def __call__(
+        self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+    ) -> _GuardProcess:
         """Start the guard.
 
         Raises:
