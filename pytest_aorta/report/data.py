@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.provenance import UTC_FORMAT
+from pytest_aorta.result.provenance import UTC_FORMAT, Provenance, version_text
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
 from pytest_aorta.session.record import RETRIED, Comparison, Side, TestRecord
@@ -266,3 +267,39 @@ def _baseline(file: str, warnings: list[str]) -> Baseline | None:
     except BaselineError as error:
         warnings.append(f"baseline left out of the report: {error}")
         return None
+
+
+NOT_KNOWN = "unknown"
+
+
+_CPU = "CPU ranks"
+
+
+def run_pairs(version: Provenance | LaunchFacts, command: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the known facts about a run in which no launch left a result: commit, branch and command."""
+    return [
+        ("commit", version_text(version.commit, version.dirty) or NOT_KNOWN),
+        ("branch", version.branch or ("none (detached head)" if version.commit else NOT_KNOWN)),
+        ("command", shlex.join(command) or NOT_KNOWN),
+    ]
+
+
+def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Return what was measured, when, where and by which command, as pairs of a label and a value.
+
+    The labels and their order are always the same, and a value that was not stored is "unknown".
+
+    Args:
+        launch: A launch of this run, of a result or of a baseline.
+        command: Words of the run's command line, for a launch that has none.
+    """
+    commit, branch, words = run_pairs(launch, launch.command or command)
+    device = _CPU if launch.device == "cpu" else str(launch.environment.get("device_name") or NOT_KNOWN)
+    return [
+        commit,
+        branch,
+        ("measured", launch.recorded_at),
+        ("device", device),
+        ("torch", str(launch.environment.get("torch") or NOT_KNOWN)),
+        words,
+    ]

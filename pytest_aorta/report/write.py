@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +14,10 @@ from typing import Any
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.plan.options import Options
-from pytest_aorta.report.data import Case, Report, Test, reported, session_report
+from pytest_aorta.report.data import Case, Report, Test, reported, run_pairs, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, RunFacts, markdown
 from pytest_aorta.report.timeline import compared_iterations
-from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.provenance import Provenance, provenance, version_text
+from pytest_aorta.result.provenance import provenance
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.metrics import METRICS, measured_values
 
@@ -203,37 +201,3 @@ def _ratios(cases: list[dict[str, Any]]) -> dict[str, Mapping[str, float]]:
         }
         for name, values in found.items()
     }
-
-
-NOT_KNOWN = "unknown"
-_CPU = "CPU ranks"
-
-
-def run_pairs(version: Provenance | LaunchFacts, command: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the known facts about a run in which no launch left a result: commit, branch and command."""
-    return [
-        ("commit", version_text(version.commit, version.dirty) or NOT_KNOWN),
-        ("branch", version.branch or ("none (detached head)" if version.commit else NOT_KNOWN)),
-        ("command", shlex.join(command) or NOT_KNOWN),
-    ]
-
-
-def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return what was measured, when, where and by which command, as pairs of a label and a value.
-
-    The labels and their order are always the same, and a value that was not stored is "unknown".
-
-    Args:
-        launch: A launch of this run, of a result or of a baseline.
-        command: Words of the run's command line, for a launch that has none.
-    """
-    commit, branch, words = run_pairs(launch, launch.command or command)
-    device = _CPU if launch.device == "cpu" else str(launch.environment.get("device_name") or NOT_KNOWN)
-    return [
-        commit,
-        branch,
-        ("measured", launch.recorded_at),
-        ("device", device),
-        ("torch", str(launch.environment.get("torch") or NOT_KNOWN)),
-        words,
-    ]

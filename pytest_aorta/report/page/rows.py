@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
+from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_pairs
 from pytest_aorta.report.timeline import drawn_lanes
-from pytest_aorta.report.write import provenance_pairs
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.statistics.decision import Outcome

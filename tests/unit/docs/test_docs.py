@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 import yaml
 
+from pytest_aorta.cli import run as run_command
 from pytest_aorta.cli.main import COMMANDS, main
-from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.adapter import AdapterBlock
 from pytest_aorta.plan.options import OPTIONS
