@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from msgspec import Meta, field, structs
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_yaml
+from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.schema import allowed
+from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.adapter import Adapter, AdapterBlock, AdapterError, make_adapter
 from pytest_aorta.plan.workload_command import (
