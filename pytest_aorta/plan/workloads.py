@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from msgspec import Meta, field, structs
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_yaml
+from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.schema import allowed
+from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean, filled, names_in
 from pytest_aorta.plan.adapter import Adapter, AdapterBlock, AdapterError, make_adapter
 from pytest_aorta.plan.device_kind import VISIBLE_VARIABLES

@@ -35,7 +35,7 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
         ]
     )
     assert center_flags(gpu) == [(1, True)] * 10
-    assert (stored(gpu)["schema_version"], stored(gpu)["forced"]) == (4, {})
+    assert (stored(gpu)["schema_version"], stored(gpu)["forced"]) == (5, {})
 
 
 def test_number_of_launches_can_be_chosen(gpu):

@@ -99,7 +99,7 @@ def test_workload_that_the_commit_lacks_is_reported_and_not_launched(versioned):
 def test_result_of_another_test_is_not_launched_again(versioned):
     versioned.test_file(
         """
-import dataclasses
+import copy
 
 kept = []
 
@@ -110,7 +110,7 @@ def test_second(distributed_world):
     distributed_world.again(kept[0])
 
 def test_copy(workload, distributed_world):
-    distributed_world.again(dataclasses.replace(workload.run("toy")))
+    distributed_world.again(copy.copy(workload.run("toy")))
 """
     )
     result = versioned.run()

@@ -213,7 +213,7 @@ def test_nothing_else_in_the_package_unpickles():
     sources = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workloads").rglob("*.py")]
     assert len(sources) > 50
     found = [path.name for path in sources if unpickles.search(path.read_text(encoding="utf-8"))]
-    assert found == ["flight.py"]
+    assert found == ["evidence.py"]
 
 
 def test_paths_of_a_document_name_every_value():

@@ -442,7 +442,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 def workload_places(own_dirs):
-    folder = Path(__file__).parents[3] / "toys" / "toy"
+    folder = Path(__file__).parents[2] / "toys" / "toy"
     lost = SimpleNamespace(folder=None, module="lost")
     return {"toy": [SimpleNamespace(folder=folder, module="toys.toy")], "lost": [lost]}
 """
@@ -454,7 +454,6 @@ def complete(environment: Path) -> Path:
         ("torch/__init__.py", ""),
         ("pytest_aorta/__init__.py", ""),
         ("pytest_aorta/plan/__init__.py", ""),
-        ("pytest_aorta/plan/workload/__init__.py", ""),
         ("pytest_aorta/plan/workloads.py", FAKE_SPEC),
         ("pytest_aorta/launch/__init__.py", ""),
         ("pytest_aorta/launch/process/__init__.py", ""),
@@ -513,7 +512,7 @@ def test_environment_that_lacks_a_package_is_reported_with_its_name(opener, envi
 
 
 def test_environment_with_another_version_is_refused(opener, complete):
-    [declaration] = complete.parents[1].rglob("plan/workload/declaration.py")
+    [declaration] = complete.parents[1].rglob("plan/workloads.py")
     declaration.write_text("")
     with pytest.raises(SpecError, match="is not an interpreter with this version of pytest-aorta: ImportError: cannot"):
         opener(f"python:{complete}").open()
