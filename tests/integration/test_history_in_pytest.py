@@ -67,8 +67,7 @@ def test_comparisons_of_variants_in_one_test_have_a_case_and_verdicts_each(gpu):
 
 def test_history_that_cannot_be_written_fails_the_run(learned):
     learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
-    result = learned.run("--aorta-history=file")
-    result.assert_outcomes(passed=1)
+    result = learned.run("--aorta-history=file", passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["ERROR --aorta-history: *not written: *"])
 

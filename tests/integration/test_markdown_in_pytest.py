@@ -17,9 +17,7 @@ def commands(text: str) -> list[list[str]]:
 
 def test_file_has_the_verdict_the_finding_and_the_provenance(learned):
     learned.plant(step_ms=[13.0, 13.01, 13.02])
-    result = learned.run("--aorta-markdown=out/aorta.md")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["markdown: *out/aorta.md"])
+    learned.run("--aorta-markdown=out/aorta.md", shows="markdown: *out/aorta.md", failed=1)
     text = (learned.path / "out/aorta.md").read_text()
     assert text.startswith("## \N{CROSS MARK} pytest-aorta: 1 of 1 test failed\n")
     assert r"| test\_toy.py::test\_one | step\_time\_p50 | 13.01 ms | 10 ms |" in text
@@ -99,8 +97,7 @@ def test_interrupted_run_whose_file_can_not_be_written_is_still_interrupted(proj
 
 def test_file_that_can_not_be_written_fails_the_run(learned):
     learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
-    result = learned.run("--aorta-markdown=file/aorta.md")
-    result.assert_outcomes(passed=1)
+    result = learned.run("--aorta-markdown=file/aorta.md", passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["ERROR *file/aorta.md: no Markdown was written: *"])
 
