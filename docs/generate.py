@@ -20,7 +20,7 @@ import msgspec
 from pytest_aorta.common.model import schema_of
 from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.options import OPTIONS, Option
-from pytest_aorta.plan.workload.declaration import WorkloadSpec, read_workload
+from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import DERIVED, SCHEMA_VERSION, WorkloadResult

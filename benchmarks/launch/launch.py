@@ -23,7 +23,7 @@ from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 
 MAX_RANKS = 2

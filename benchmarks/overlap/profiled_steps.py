@@ -11,8 +11,8 @@ from statistics import median
 import pytest
 
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.trace.kineto.device import overlap_with_host
-from pytest_aorta.result.trace.kineto.reading import read_trace
+from pytest_aorta.result.trace.kineto_capture import overlap_with_host
+from pytest_aorta.result.trace.kineto_events import read_trace
 from pytest_aorta.result.trace.overlap import Profile
 from pytest_aorta.session.world import DistributedWorld
 

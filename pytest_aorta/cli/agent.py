@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_aorta.launch.nodes.agent import node_rank, take_part
+from pytest_aorta.launch.node_agent import node_rank, take_part
 from pytest_aorta.plan.options import integer_from
 
 

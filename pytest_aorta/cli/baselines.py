@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
     listed = ways.add_parser("list", parents=[where], help="list all cases, and the changes that each detects")
-    listed.set_defaults(run=list_all)
+    listed.set_defaults(run=_list_all)
     compared = ways.add_parser("diff", help="show the differences between two baselines")
     compared.add_argument("first", metavar="A", help="a file, or REF:PATH, a file of a commit")
     compared.add_argument("second", metavar="B", help="the same")
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     moved.set_defaults(run=move)
 
 
-def list_all(arguments: argparse.Namespace) -> int:
+def _list_all(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines list``."""
     files, problems = stored_files(arguments.folder, arguments.platform)
     emit(_list_lines(files, output_width()))

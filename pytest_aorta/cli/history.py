@@ -7,12 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_aorta.cli.exit_codes import ExitCode, report_problems
-from pytest_aorta.cli.history_changes import change_lines, new_changes
-from pytest_aorta.cli.history_series import CaseHistory, case_histories, of_branch
+from pytest_aorta.cli.history_changes import CaseHistory, case_histories, change_lines, new_changes, of_branch
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.text import emit, output_width
-from pytest_aorta.session.history.entries import read_history
+from pytest_aorta.session.history import read_history
 
 _PACKAGES = ("jinja2", "otava")
 
@@ -25,17 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--branch", metavar="NAME", help="only this branch; HEAD for a detached head (the only one)")
     page = ways.add_parser("page", parents=[where], help="write one HTML page; needs Apache Otava and jinja2")
     page.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html", help="file of the page")
-    page.set_defaults(run=write_page)
+    page.set_defaults(run=_write_page)
     changed = ways.add_parser("changes", parents=[where], help="exit with 1 if a metric has a new change point")
     changed.add_argument(
         "--since",
         metavar="COMMIT",
         help="change points are new if the versions measured until this commit do not show them (all but the newest)",
     )
-    changed.set_defaults(run=report_changes)
+    changed.set_defaults(run=_report_changes)
 
 
-def write_page(arguments: argparse.Namespace) -> int:
+def _write_page(arguments: argparse.Namespace) -> int:
     """Run ``aorta history page``."""
     if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
         raise UsageError(f"history page needs {' and '.join(lacking)}; run pip install 'pytest-aorta[history]'")
@@ -50,7 +49,7 @@ def write_page(arguments: argparse.Namespace) -> int:
     return report_problems(problems)
 
 
-def report_changes(arguments: argparse.Namespace) -> int:
+def _report_changes(arguments: argparse.Namespace) -> int:
     """Run ``aorta history changes``; return 1 for a new change point or a line that can't be read."""
     histories, problems = _read(arguments)
     found = new_changes(histories, arguments.since)

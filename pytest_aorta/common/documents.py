@@ -1,16 +1,21 @@
-"""Strict reading of files and of JSON documents that another process or a person has written."""
+"""Strict reading of files, JSON and YAML that a person or another process has written."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
+import stat
 from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import yaml
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.regular import read_regular
 
 # What a number that is larger than any float contains, in text that json.loads accepts.
 _HUGE = re.compile(r"[eE]\+?0*[0-9]{3}|[0-9]{300}")
@@ -108,3 +113,72 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
     return number
+
+
+def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
+    """Open a regular file for reading.
+
+    A FIFO would wait forever for a writer, and a symbolic link could lead to any file of the user.
+
+    Raises:
+        OSError: The path can't be opened, is a symbolic link, or is not a regular file.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(errno.EINVAL, "a symbolic link, not a regular file", str(path)) from None
+        raise
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(fd, "rb")
+
+
+def read_regular(path: Path, max_bytes: int, *, follow_links: bool = False) -> bytes:
+    """Return at most ``max_bytes`` from the beginning of a regular file.
+
+    Raises:
+        OSError: As in :func:`open_regular`.
+    """
+    with open_regular(path, follow_links=follow_links) as file:
+        return file.read(max_bytes)
+
+
+MAX_YAML_BYTES = 1 << 18
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A SafeLoader that refuses repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        keys = Counter(repr(self.construct_object(key, deep=True)) for key, _ in pairs)
+        if repeated := [key for key, count in keys.items() if count > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"key {repeated[0]} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, *, max_bytes: int = MAX_YAML_BYTES) -> Any:
+    """Parse one YAML document with the safe loader, refusing repeated keys.
+
+    Raises:
+        UnreadableFile: The file is absent, empty, too large or not safe YAML.
+    """
+    return parse_yaml(read_text(path, max_bytes=max_bytes), str(path))
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Parse text as :func:`read_yaml` parses a file; ``name`` is the source that an error message names.
+
+    Raises:
+        UnreadableFile: The text is not safe YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise UnreadableFile(f"{name}: not valid YAML: {conflict(text) or error}") from None

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.signals import uninterrupted
+from pytest_aorta.common.processes import uninterrupted
 
 # The package's folder, computed only here: programs are started from it, and versions compared by its files.
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]

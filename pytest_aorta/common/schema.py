@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @functools.cache
 def load_schema(name: str) -> dict[str, Any]:
     """Return one of the package's schemas by file name."""
-    text = files("pytest_aorta.common.schemas").joinpath(name).read_text(encoding="utf-8")
+    text = files("pytest_aorta.common").joinpath("schemas", name).read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
 
@@ -32,10 +32,10 @@ def violation(document: Any, schema_name: str, definition: str | None = None) ->
 
     Args:
         document: A parsed JSON document.
-        schema_name: File name of a schema in ``pytest_aorta.common.schemas``.
+        schema_name: File name of a schema in ``pytest_aorta/common/schemas``.
         definition: Name of one of the schema's ``$defs``; None for the whole schema.
     """
-    fast = fast_validator(schema_name, definition)
+    fast = _fast_validator(schema_name, definition)
     refusal = None
     try:
         if fast.is_valid(document):
@@ -47,7 +47,7 @@ def violation(document: Any, schema_name: str, definition: str | None = None) ->
 
 
 @functools.cache
-def fast_validator(schema_name: str, definition: str | None = None) -> Draft202012Validator:
+def _fast_validator(schema_name: str, definition: str | None = None) -> Draft202012Validator:
     """Return jsonschema-rs's validator of a schema, or of one of the schema's definitions."""
     from jsonschema_rs import Draft202012Validator, Registry  # takes 25 ms, which test collection doesn't need
 
@@ -75,7 +75,7 @@ def refusal(document: Any, schema_name: str) -> str | None:
 
     Args:
         document: A document that a program has made.
-        schema_name: File name of a schema in ``pytest_aorta.common.schemas``.
+        schema_name: File name of a schema in ``pytest_aorta/common/schemas``.
     """
     from jsonschema.exceptions import best_match  # takes 100 ms, which test collection doesn't need
 

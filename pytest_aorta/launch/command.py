@@ -14,7 +14,7 @@ from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.profiler import wrapper_command
-from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, pinned_cpu_kernels
+from pytest_aorta.plan.workload_command import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result.folder import ELASTIC_FOLDER, flight_prefix
 
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.

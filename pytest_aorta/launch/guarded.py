@@ -26,8 +26,8 @@ from pytest_aorta.common.files import PACKAGE_ROOT, remove_scratch, write_json
 from pytest_aorta.common.model import decode, to_builtins
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.leases import record_end, record_launch
-from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import end_processes, is_stopped
+from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import (
@@ -54,7 +54,7 @@ LOOK_S = 1.0
 NODES_END_S = 120.0
 
 
-class GuardProcess(Protocol):
+class _GuardProcess(Protocol):
     """A running guard, with the attribute and the methods of ``subprocess.Popen`` that a launch uses."""
 
     pid: int
@@ -70,10 +70,12 @@ class GuardProcess(Protocol):
         """Send SIGKILL."""
 
 
-class GuardStarter(Protocol):
+class _GuardStarter(Protocol):
     """Callable that starts a plan's guard with the guard's ends of the lifeline pipe and the verdict pipe."""
 
-    def __call__(self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int) -> GuardProcess:
+    def __call__(
+        self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+    ) -> _GuardProcess:
         """Start the guard.
 
         Raises:
@@ -84,7 +86,7 @@ class GuardStarter(Protocol):
 def launch(
     plan: LaunchPlan,
     environ: Mapping[str, str] = os.environ,
-    start_guard: GuardStarter | None = None,
+    start_guard: _GuardStarter | None = None,
     launcher: LauncherKind = LauncherKind.TORCHRUN,
 ) -> LaunchOutcome:
     """Run ``plan`` and wait until every process of the launch is gone, even when interrupted.
@@ -113,7 +115,7 @@ class GuardedLaunch:
         LaunchError: The run folder can't be written, or the guard can't be started.
     """
 
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: GuardStarter | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: _GuardStarter | None = None) -> None:
         self._plan = plan
         self._verdict = b""
         self._has_ended = False
@@ -298,7 +300,7 @@ def _limit_s(plan: LaunchPlan) -> float:
     return 2 * plan.timeout_s + STOP_S + NODES_END_S
 
 
-def _wait_bounded(guard: GuardProcess) -> str:
+def _wait_bounded(guard: _GuardProcess) -> str:
     """Wait for the guard's end, kill the guard after ``STOP_S``, and return the problem; "" if it ended by itself."""
     try:
         guard.wait(STOP_S)

@@ -19,9 +19,9 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.model import Model
-from pytest_aorta.common.programs import run_program
+from pytest_aorta.common.processes import run_program
 from pytest_aorta.plan.options import PYTHON_PREFIX
-from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder, read_workload
+from pytest_aorta.plan.workloads import WorkloadSpec, package_folder, read_workload
 from pytest_aorta.plan.worktree import NO_SETUP, Setup, Worktree, commit_of, open_worktree
 
 PROBE_S = 120.0
@@ -31,7 +31,7 @@ import importlib.util, json
 missing = [name for name in ("torch", "pytest_aorta") if importlib.util.find_spec(name) is None]
 workloads = {}
 if not missing:
-    from pytest_aorta.plan.workload.declaration import workload_places
+    from pytest_aorta.plan.workloads import workload_places
     for name, [place, *_] in workload_places(()).items():
         if place.folder:
             workloads[name] = [str(place.folder), place.module]

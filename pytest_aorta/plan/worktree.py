@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import is_source_of, locked, write_text
-from pytest_aorta.common.programs import run_program
+from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import did_you_mean
 
 GIT_S = 60.0

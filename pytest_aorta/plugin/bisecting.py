@@ -13,8 +13,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import locked
 from pytest_aorta.plugin.hooks import RUN
-from pytest_aorta.session.search.bisection import Bisection
-from pytest_aorta.session.search.log import SearchLog
+from pytest_aorta.session.search import Bisection, SearchLog
 
 BISECTION = pytest.StashKey[Bisection]()
 LOCK_FILE = "pytest.lock"

@@ -19,8 +19,8 @@ from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.run import Run, record_of
 from pytest_aorta.session.baselines import drop_unfinished
+from pytest_aorta.session.launcher import TestSpec
 from pytest_aorta.session.record import RunningTest, properties
-from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 
@@ -40,7 +40,7 @@ class LaunchingTest(RunningTest):
         former = item.stash.get(TEST, None)
         # pytest-rerunfailures counts attempts across all xdist workers.
         attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
-        super().__init__(item.stash.setdefault(NODE_ID, full_id(item)), attempt, can_launch=can_launch)
+        super().__init__(item.stash.setdefault(NODE_ID, _full_id(item)), attempt, can_launch=can_launch)
         self._item = item
         self._options = options
 
@@ -73,7 +73,7 @@ class LaunchingTests:
         The node id is kept now, because xdist's loadgroup mode later appends the group to it.
         """
         for item in items:
-            item.stash[NODE_ID] = full_id(item)
+            item.stash[NODE_ID] = _full_id(item)
             self.run.collected.add(item.stash[NODE_ID])
         self.hiding |= set(hiding)
 
@@ -171,7 +171,7 @@ class LaunchingTests:
         return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
 
 
-def full_id(item: pytest.Item) -> str:
+def _full_id(item: pytest.Item) -> str:
     """Return the node id of a test, with the path of its file relative to pytest's root folder.
 
     For a file outside of the root folder, such as ``tests/test_a.py`` under ``-c ci/pytest.ini``, pytest's node id

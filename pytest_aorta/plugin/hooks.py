@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS.values():
         config.addinivalue_line("markers", f"{marker.usage}: {marker.help}.")
     try:
-        options = read_options(config)
+        options = _read_options(config)
         config.stash[RUN] = Run(options)
         if options.report is not None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-def read_options(config: pytest.Config) -> Options:
+def _read_options(config: pytest.Config) -> Options:
     """Read every option; the command line wins over the ini file.
 
     Raises:

@@ -13,7 +13,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.world import ALL_DEVICES, ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
 
 if TYPE_CHECKING:
-    from pytest_aorta.session.spec import TestSpec
+    from pytest_aorta.session.launcher import TestSpec
 
 # Tests that use this fixture, directly or through ``workload``, launch ranks.
 FIXTURE = "distributed_world"
@@ -23,14 +23,15 @@ _PYTEST_TIMEOUT = ("timeout", "pytest_timeout")
 
 
 @dataclass(frozen=True)
-class Marker:
+class _Marker:
     """A marker of tests that launch.
 
     Attributes:
         usage: Name and arguments.
         help: Meaning.
         read: Takes the marker's arguments and returns their value; raises SpecError for one that is not allowed.
-        field: Field of :class:`~pytest_aorta.session.spec.TestSpec` that the marker sets; None: it only selects tests.
+        field: Field of :class:`~pytest_aorta.session.launcher.TestSpec` that the marker sets; None: it only selects
+            tests.
         merge: Makes the field's value of those of all the test's markers of this name, the closest first.
     """
 
@@ -108,11 +109,11 @@ def _merged(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 MARKERS = {
-    "overlap": Marker(
+    "overlap": _Marker(
         "overlap", "the test measures how communication overlaps with compute", _nothing, "measures_overlap"
     ),
-    "numerics": Marker("numerics", "the test compares weights, losses or gradients bit for bit", _nothing),
-    "world": Marker(
+    "numerics": _Marker("numerics", "the test compares weights, losses or gradients bit for bit", _nothing),
+    "world": _Marker(
         "world(size=2, device='any', nodes=1, warm=None)",
         "ranks to launch, one per device; size is an integer, or 'all' for all devices of this run; device is 'any', "
         "'cuda' or 'cpu'; nodes=2 distributes the ranks evenly over several nodes; warm=True starts ranks from the "
@@ -121,14 +122,14 @@ MARKERS = {
         "world",
         lambda values: values[0] if values else WorldSpec(),
     ),
-    "tolerance": Marker(
+    "tolerance": _Marker(
         "tolerance(METRIC='5%')",
         "the change against the baseline that is allowed, by metric; 'exact' allows no change",
         _tolerances,
         "tolerances",
         _merged,
     ),
-    "launch_timeout": Marker(
+    "launch_timeout": _Marker(
         "launch_timeout(SECONDS)",
         "time limit of each launch of the test",
         _launch_timeout,
@@ -145,7 +146,7 @@ def read_spec(item: pytest.Item) -> TestSpec:
         SpecError: An argument of a marker is unknown or not allowed, or the test has the marker of pytest-timeout
             without that plugin.
     """
-    from pytest_aorta.session.spec import TestSpec  # only a test with a launch needs the table of metrics
+    from pytest_aorta.session.launcher import TestSpec  # only a test with a launch needs the table of metrics
 
     plugins = item.config.pluginmanager
     has_pytest_timeout = any(plugins.has_plugin(name) or plugins.is_blocked(name) for name in _PYTEST_TIMEOUT)

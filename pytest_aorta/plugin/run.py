@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.signals import terminable
+from pytest_aorta.common.processes import terminable
 from pytest_aorta.plan.options import Options
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Controller:
     def _write_results(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         from pytest_aorta.report.write import write_session_reports  # only for a run that can launch
         from pytest_aorta.session.baselines import write_new_baselines
-        from pytest_aorta.session.history.keep import keep_history
+        from pytest_aorta.session.history import keep_history
 
         run = self.run
         for comparison in (one for record in run.records for one in record.comparisons):

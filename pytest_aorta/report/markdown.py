@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.common.text import brief, counted, printable
-from pytest_aorta.report.provenance import provenance_pairs
+from pytest_aorta.report.data import provenance_pairs
 from pytest_aorta.session.record import Side, TestRecord, finding_groups, totals
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 

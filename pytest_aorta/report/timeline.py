@@ -1,15 +1,21 @@
-"""Draws ``{label}_timeline.png``, the profiled step of each case, with matplotlib and without a display."""
+"""Timelines of a report: what each rank's streams did in a step, and each step of a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, cast
 
-from pytest_aorta.report.data import Launch, Report
-from pytest_aorta.report.lanes import drawn_lanes
-from pytest_aorta.result.trace.overlap import Lane
-from pytest_aorta.result.trace.profiled_steps import Collective
+from pytest_aorta.common.files import write_text
+from pytest_aorta.report.data import Case, Launch, Report
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, union
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime, StepOverlap
+from pytest_aorta.result.trace.rank_files import Iteration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,3 +106,235 @@ def _draw_panel(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) ->
     axes.set_ylim(len(ranks), 0)
     axes.set_xlim(0, max((box[2][0] for name in drawn for box in boxes[name]), default=1.0))
     return drawn
+
+
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class _RankOverlap:
+    """Means over the profiled steps of one rank, in milliseconds; ``ratio`` is None without communication.
+
+    ``device_idle_ms`` is the idle time of the median step without a head start; None where no such step was profiled.
+    """
+
+    rank: int
+    step_ms: float
+    compute_ms: float
+    comm_ms: float
+    exposed_ms: float
+    exposed_wait_ms: float
+    copy_ms: float
+    idle_ms: float
+    ratio: float | None
+    device_idle_ms: float | None
+
+
+@dataclass(frozen=True)
+class _CollectiveOverlap:
+    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
+
+    name: str
+    total_ms: float
+    hidden_ms: float
+    worst_rank: int
+    worst_exposed_ms: float
+
+    @property
+    def exposed_ms(self) -> float:
+        """Return the time that compute does not hide."""
+        return self.total_ms - self.hidden_ms
+
+
+def rank_overlaps(result: WorkloadResult) -> list[_RankOverlap]:
+    """Return one row per profiled rank."""
+    as_run = dict(enumerate(result.overlap_as_run))
+    return [_rank(rank, steps, as_run.get(rank, [])) for rank, steps in enumerate(result.overlap) if steps]
+
+
+def _rank(rank: int, steps: Sequence[StepOverlap], as_run: Sequence[StepOverlap]) -> _RankOverlap:
+    comm, hidden = fmean(step.comm_ms for step in steps), fmean(step.hidden_comm_ms for step in steps)
+    return _RankOverlap(
+        rank,
+        fmean(step.step_ms for step in steps),
+        fmean(step.compute_ms for step in steps),
+        comm,
+        comm - hidden,
+        fmean(step.exposed_wait_ms for step in steps),
+        fmean(step.copy_ms for step in steps),
+        fmean(step.idle_ms for step in steps),
+        hidden / comm if comm else None,
+        median(step.idle_ms for step in as_run) if as_run else None,
+    )
+
+
+def collective_overlaps(result: WorkloadResult) -> list[_CollectiveOverlap]:
+    """Return one row per kind of collective, the most exposed kind first."""
+    ranks = [(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
+    names = {name for _, steps in ranks for step in steps for name in step.collectives}
+    rows = [_collective(name, ranks) for name in sorted(names)]
+    return sorted(rows, key=lambda row: -row.exposed_ms)
+
+
+def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -> _CollectiveOverlap:
+    by_rank = {}
+    for rank, steps in ranks:
+        times = [step.collectives[name] for step in steps if name in step.collectives]
+        total, hidden = sum(time.total_ms for time in times), sum(time.hidden_ms for time in times)
+        by_rank[rank] = (total / len(steps), hidden / len(steps))
+    worst = max(by_rank, key=lambda rank: by_rank[rank][0] - by_rank[rank][1])
+    return _CollectiveOverlap(
+        name,
+        fmean(total for total, _ in by_rank.values()),
+        fmean(hidden for _, hidden in by_rank.values()),
+        worst,
+        by_rank[worst][0] - by_rank[worst][1],
+    )
+
+
+def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
+    """Return a rank's lanes with the lane ``exposed`` added: communication that compute does not hide.
+
+    Gaps in lanes may be closed, so use lanes for drawing only, not for computing values.
+    """
+    sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
+    others = (Lane.COMPUTE, Lane.COPY, Lane.WAIT)
+    comm = union(*(moments for name, moments in sets.items() if name not in others))
+    sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
+    return {name: cast("list[list[float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
+
+
+def _to_ns(intervals: list[list[float]]) -> Intervals:
+    return union([(round(begin * _NS_PER_MS), round(end * _NS_PER_MS)) for begin, end in intervals])
+
+
+TABLE_FILE = "overlap.csv"
+# A picture is viewed as a whole, so its panels are limited, as in the drawing of the profiled steps.
+_LINES = {"compute_ms": "#0072b2", "hidden_comm_ms": "#00875f", "exposed_comm_ms": "#c4162a"}
+_COLUMNS = ("step", "step_time_ms", *_LINES, "overlap_ratio", "loss")
+_PANEL_INCHES, _WIDTH_INCHES = 2.4, 11.0
+
+
+def write_iterations(report: Report, folder: Path) -> list[Path]:
+    """Write ``overlap.csv`` and ``{label}_overlap.png``; write nothing if no launch has telemetry with overlap."""
+    kinds = _kinds(step for _, step in _steps(report))
+    rows = [
+        [*place, *(getattr(step, name) for name in _COLUMNS), *_times(step, kinds)] for place, step in _steps(report)
+    ]
+    if not rows:
+        return []
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    times = [f"{kind}_{part}_ms" for kind in kinds for part in ("hidden", "exposed")]
+    table.writerow(("test", "case", "label", "launch", *_COLUMNS, *times))
+    table.writerows(rows)
+    path = folder / TABLE_FILE
+    write_text(path, text.getvalue())
+    return [path, *_drawings(report, folder)]
+
+
+def compared_iterations(case: Case) -> dict[str, Any] | None:
+    """Return the means of both sides and the difference of their overlap; None where no launch has telemetry."""
+    here, there = (_means(launches) for launches in (case.candidate, case.reference))
+    if here is None and there is None:
+        return None
+    ratios = [side["overlap_ratio"] for side in (here, there) if side and side["overlap_ratio"] is not None]
+    delta = ratios[0] - ratios[1] if len(ratios) == 2 else None
+    return {"candidate": here, "reference": there, "overlap_ratio_delta": delta}
+
+
+def _means(launches: Sequence[Launch]) -> dict[str, Any] | None:
+    steps = [step for launch in launches for step in launch.iterations]
+    if not steps:
+        return None
+    means = {name: fmean(getattr(step, name) for step in steps) for name in _LINES}
+    losses = [step.loss for step in steps if step.loss is not None]
+    comm_ms = means["hidden_comm_ms"] + means["exposed_comm_ms"]
+    return {
+        "count": len(steps),
+        "mean_loss": fmean(losses) if losses else None,
+        **{f"mean_{name}": value for name, value in means.items()},
+        "overlap_ratio": means["hidden_comm_ms"] / comm_ms if comm_ms else None,
+        "collectives": _mean_times(steps),
+    }
+
+
+def _mean_times(steps: Sequence[Iteration]) -> dict[str, dict[str, float]] | None:
+    """Return the means of each collective; None if a step's are unknown."""
+    known = [step.collectives for step in steps if step.collectives is not None]
+    if len(known) < len(steps):
+        return None
+    absent = CollectiveTime(0.0, 0.0)
+    times = {kind: [step.get(kind, absent) for step in known] for kind in _kinds(steps)}
+    return {
+        kind: {
+            "mean_hidden_ms": fmean(time.hidden_ms for time in found),
+            "mean_exposed_ms": fmean(time.exposed_ms for time in found),
+        }
+        for kind, found in times.items()
+    }
+
+
+def _kinds(steps: Iterable[Iteration]) -> list[str]:
+    """Return the kinds of collectives that any of the steps ran, in the order in which reports list them."""
+    found = {kind for step in steps for kind in step.collectives or ()}
+    return [str(kind) for kind in Collective if kind in found]
+
+
+def _times(step: Iteration, kinds: Sequence[str]) -> Iterator[float | None]:
+    """Yield the hidden and the exposed time of each kind, None where the step did not run the kind."""
+    for kind in kinds:
+        time = (step.collectives or {}).get(kind)
+        yield from (None, None) if time is None else (time.hidden_ms, time.exposed_ms)
+
+
+def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
+    """Yield each step with the test, case, label and launch that it belongs to."""
+    for test in report.tests:
+        for case in test.cases:
+            for label, launches in _sides(report, case):
+                for launch in launches:
+                    for step in launch.iterations:
+                        yield (test.nodeid, case.name, label, launch.number), step
+
+
+def _sides(report: Report, case: Case) -> Iterable[tuple[str, Sequence[Launch]]]:
+    return (report.candidate, case.candidate), (report.reference, case.reference)
+
+
+def _drawings(report: Report, folder: Path) -> Iterator[Path]:
+    """Draw one file per side, with a panel of the first launch with telemetry per case, up to ``MAX_PANELS``."""
+    panels: dict[str, list[tuple[str, Sequence[Iteration]]]] = {report.candidate: [], report.reference: []}
+    for test in report.tests:
+        for case in test.cases:
+            for label, launches in _sides(report, case):
+                if steps := next((launch.iterations for launch in launches if launch.iterations), ()):
+                    panels[label].append((f"{test.nodeid} {case.name}", steps))
+    for label, found in panels.items():
+        if found:
+            yield _draw_overlap(found[:MAX_PANELS], folder / f"{label}_overlap.png")
+
+
+def _draw_overlap(panels: Sequence[tuple[str, Sequence[Iteration]]], path: Path) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, _PANEL_INCHES * len(panels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, (title, steps) in enumerate(panels, 1):
+        _draw_overlap_panel(figure.add_subplot(len(panels), 1, number), title, steps)
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def _draw_overlap_panel(axes: Axes, title: str, steps: Sequence[Iteration]) -> None:
+    for name, color in _LINES.items():
+        values = [getattr(step, name) for step in steps]
+        label = name.removesuffix("_ms").replace("_", " ").replace("comm", "communication")
+        axes.plot([step.step for step in steps], values, color=color, label=label, marker=".", linewidth=1)
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("ms", fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8, frameon=False)

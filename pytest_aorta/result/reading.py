@@ -13,15 +13,15 @@ from pytest_aorta.common.files import write_json_rows
 from pytest_aorta.common.model import read_model
 from pytest_aorta.common.schema import refusal
 from pytest_aorta.common.text import brief
+from pytest_aorta.plan.adapter import FIRST
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.workload.adapter import FIRST
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.provenance import provenance
-from pytest_aorta.result.trace.arrivals import read_arrivals, waits_of_ranks_ms
+from pytest_aorta.result.trace.rank_files import read_arrivals, waits_of_ranks_ms
 
 SCHEMA = "workload_result.schema.json"
 MAX_RANK_RESULT_BYTES = 16 << 20

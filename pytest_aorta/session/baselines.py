@@ -15,7 +15,7 @@ from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import code_digest
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord
-from pytest_aorta.session.text import comparison_text
+from pytest_aorta.session.rounds import comparison_text
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity, other_setup
 from pytest_aorta.verdict.baseline import (
     Baseline,
@@ -51,7 +51,7 @@ _UNUSED = "launches of an interrupted recording are not used"
 
 
 @dataclass(frozen=True)
-class Learned:
+class _Learned:
     """Launches that become a baseline if the test passes.
 
     Attributes:
@@ -67,7 +67,7 @@ class Learned:
 
 def learn(
     first: Baseline, marked: Mapping[str, Tolerance], defaults: Mapping[str, Any], options: Options
-) -> Generator[Side, LaunchFacts, Learned]:
+) -> Generator[Side, LaunchFacts, _Learned]:
     """Ask for as many launches as a baseline needs, like a comparison of :mod:`pytest_aorta.session.rounds`.
 
     Args:
@@ -108,7 +108,7 @@ def learn(
     stored = new.merged(options.baselines_dir)
     _keep(options, first, launches)  # the rest of the test may be interrupted
     noted = [f"  {note}"] if note else []
-    return Learned(new, verdicts, (*noted, *detection_lines(stored, marked, priors, options.max_launches)))
+    return _Learned(new, verdicts, (*noted, *detection_lines(stored, marked, priors, options.max_launches)))
 
 
 def recorded(

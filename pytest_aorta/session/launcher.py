@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,35 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_referenc
 from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
-from pytest_aorta.plan.workload.declaration import default_config
-from pytest_aorta.plan.world import ALL_DEVICES, World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.plan.workloads import default_config
+from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.merged import merge_run, traces_note
 from pytest_aorta.session.record import LaunchNote, RunningTest
-from pytest_aorta.session.search.bisection import Bisection
-from pytest_aorta.session.spec import TestSpec
+from pytest_aorta.session.search import Bisection
+from pytest_aorta.verdict.metrics import Tolerance
+
+
+@dataclass(frozen=True)
+class TestSpec:
+    """The values that a test's markers set.
+
+    Attributes:
+        tolerances: Metric -> the change that a marker allows.
+        timeout_s: Time limit of one launch, in seconds; None for the limit of the options.
+        measures_overlap: Whether the test measures overlap, which needs the host exclusively.
+    """
+
+    __test__ = False
+
+    world: WorldSpec = field(default_factory=WorldSpec)
+    tolerances: dict[str, Tolerance] = field(default_factory=dict)
+    timeout_s: float | None = None
+    measures_overlap: bool = False
+
 
 # How long a test waits for devices that other tests hold.
 DEVICES_WAIT_S = 1800.0

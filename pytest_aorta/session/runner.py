@@ -13,15 +13,14 @@ from msgspec import structs
 
 from pytest_aorta.common.errors import ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
-from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, case_suffix
-from pytest_aorta.plan.workload.declaration import find_workload
+from pytest_aorta.plan.workload_command import ENVIRONMENT_KEY, case_suffix
+from pytest_aorta.plan.workloads import find_workload
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
-from pytest_aorta.session.rounds import in_pairs, settle, with_baseline, with_both
-from pytest_aorta.session.search.bisection import Bisection
-from pytest_aorta.session.text import comparison_text, failed_checks_text
+from pytest_aorta.session.rounds import comparison_text, failed_checks_text, in_pairs, settle, with_baseline, with_both
+from pytest_aorta.session.search import Bisection
 from pytest_aorta.session.world import DistributedWorld, check_result
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file

@@ -10,8 +10,8 @@ from statistics import median, mode
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.trace.breakdown import Part
 from pytest_aorta.result.trace.families import is_communication
+from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.applicability import changed_choice

@@ -13,8 +13,7 @@ from msgspec import field
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import counted
-from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.growth import growth
+from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.verdict.applicability import (
     applicable,
     is_not_profiled_again,

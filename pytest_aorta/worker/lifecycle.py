@@ -19,10 +19,10 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
 from pytest_aorta.common.model import to_builtins
+from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.reference import AnyReference, CommitReference
-from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted, read_records
-from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.result.folder import OUTPUT_LOG, PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark

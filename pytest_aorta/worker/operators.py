@@ -28,7 +28,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import OPERATORS_FILE
-from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, StepOperators
+from pytest_aorta.result.trace.rank_files import MAX_CALLS, OperatorCall, StepOperators
 from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
 from pytest_aorta.worker.weight_hash import tensor_sums
 

@@ -35,11 +35,16 @@ from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.kineto.blocking import find_blocking_call
-from pytest_aorta.result.trace.kineto.cpu import overlap_of_cpu
-from pytest_aorta.result.trace.kineto.device import LearnedStep, learn_step, overlap_of_device
-from pytest_aorta.result.trace.kineto.events import BOUNDARY, steps_alone
-from pytest_aorta.result.trace.kineto.reading import FEWER, TraceTooLarge, excess, read_trace
+from pytest_aorta.result.trace.kineto_capture import LearnedStep, learn_step, overlap_of_cpu, overlap_of_device
+from pytest_aorta.result.trace.kineto_events import (
+    BOUNDARY,
+    FEWER,
+    TraceTooLarge,
+    excess,
+    find_blocking_call,
+    read_trace,
+    steps_alone,
+)
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import PartAhead, is_too_late, joined_ahead
 from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, CollectiveCalls, HeadStart, Profile, StepOverlap

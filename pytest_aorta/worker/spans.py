@@ -16,8 +16,7 @@ from typing import Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.result.trace.intervals import Intervals, difference, union
-from pytest_aorta.result.trace.overlap import Lane, overlap_of
+from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, overlap_of, union
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import Moment, elapsed_ms, now, on_accelerator, synchronize
 

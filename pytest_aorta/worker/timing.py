@@ -27,7 +27,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import ARRIVALS_FILE
-from pytest_aorta.result.trace.arrivals import Arrivals
+from pytest_aorta.result.trace.rank_files import Arrivals
 from pytest_aorta.worker.accelerator import (
     Moment,
     cycles_per_ms,

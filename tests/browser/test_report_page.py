@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import session_report
 from pytest_aorta.report.write import write_report
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome

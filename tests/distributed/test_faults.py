@@ -24,9 +24,9 @@ from pytest_aorta.launch.leases import holders
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result

@@ -22,7 +22,7 @@ from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import launch, prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import LaunchOutcome

@@ -22,7 +22,7 @@ import pytest_aorta.plugin.header
 import pytest_aorta.plugin.summary
 import pytest_aorta.report.write
 import pytest_aorta.session.baselines
-import pytest_aorta.session.history.keep
+import pytest_aorta.session.history
 import pytest_aorta.session.launcher  # noqa: F401
 
 TOY_YAML = """

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_aorta.session.history.entries import read_history
+from pytest_aorta.session.history import read_history
 from pytest_aorta.session.record import Side
 
 

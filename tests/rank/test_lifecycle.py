@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
 from tests.unit.builders import make_plan

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_aorta.common.variables import RANK_FOLDER
 from pytest_aorta.result.folder import rank_folder
-from pytest_aorta.result.trace.operators import read_operators
+from pytest_aorta.result.trace.rank_files import read_operators
 from pytest_aorta.verdict.bitwise import Evidence, first_operator
 from pytest_aorta.worker import OperatorCapture
 

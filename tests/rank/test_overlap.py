@@ -17,10 +17,9 @@ import torch.distributed as dist
 from torch.autograd.profiler import profile
 
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.kineto import reading
-from pytest_aorta.result.trace.kineto.cpu import overlap_of_cpu
-from pytest_aorta.result.trace.kineto.device import overlap_with_host
-from pytest_aorta.result.trace.kineto.reading import read_trace
+from pytest_aorta.result.trace import kineto_events as reading
+from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu, overlap_with_host
+from pytest_aorta.result.trace.kineto_events import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled
 from tests.unit.kineto_traces import boundary, event, kernel, trace

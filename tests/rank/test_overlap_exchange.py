@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.result.trace.kineto import reading
+from pytest_aorta.result.trace import kineto_events as reading
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker import overlap as profile

@@ -12,7 +12,7 @@ from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.settings import RankingSettings
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pytest_aorta.result.trace.intervals import intersection, length, union
+from pytest_aorta.result.trace.overlap import intersection, length, union
 from pytest_aorta.worker import Delay, StreamSpans
 from tests.rank.settings import make_settings
 

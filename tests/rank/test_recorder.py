@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pytest_aorta.plan.workload.adapter import Adapter, AdapterError
+from pytest_aorta.plan.adapter import Adapter, AdapterError
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.lifecycle import _adapted_result, refuse_non_finite
 from pytest_aorta.worker.recorder import NotFinite, _Follower

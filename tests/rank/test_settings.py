@@ -15,7 +15,7 @@ from aorta_workloads.fsdp.settings import Settings as FsdpSettings
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.ranking.settings import RankingSettings
 
-from pytest_aorta.plan.workload.declaration import find_workload
+from pytest_aorta.plan.workloads import find_workload
 from tests.rank.settings import default_config, make_settings
 
 with warnings.catch_warnings():

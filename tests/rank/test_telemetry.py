@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import overlap_of
+from pytest_aorta.result.trace.overlap import overlap_of, union
 from pytest_aorta.worker import StepTimer, StreamSpans, Telemetry, accelerator
 from pytest_aorta.worker import timing as timer_module
 from pytest_aorta.worker.workload import MAX_LINES, MAX_SEGMENTS

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.result.facts import rank_lags_ms
 from pytest_aorta.result.folder import ARRIVALS_FILE
-from pytest_aorta.result.trace.arrivals import read_arrivals, waits_of_ranks_ms
+from pytest_aorta.result.trace.rank_files import read_arrivals, waits_of_ranks_ms
 from pytest_aorta.worker import Delay, StepTimer
 from tests.rank.ranks import run_two_ranks
 

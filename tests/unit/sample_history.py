@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.result.provenance import UTC_FORMAT
-from pytest_aorta.session.history.entries import HistoryEntry, HistoryVerdict, MeasuredLaunch
+from pytest_aorta.session.history import HistoryEntry, HistoryVerdict, MeasuredLaunch
 from pytest_aorta.session.record import Side
 
 PLATFORM = "nvidia-h200-x8-nccl"

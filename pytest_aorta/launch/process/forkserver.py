@@ -26,8 +26,8 @@ from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
 from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
-from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import mark_this_process
+from pytest_aorta.launch.watch import is_readable
 
 CUDA_PROOF_S = 60.0
 # Importing from a cold network disk takes minutes.

@@ -1,18 +1,21 @@
-"""Builds the rows of the page's tables."""
+"""What the page shows of each test: rows of verdicts, their intervals, and the values that its script draws."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
-from pytest_aorta.report.provenance import provenance_pairs
+from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_pairs
+from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -40,7 +43,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class RankTimes:
+class _RankTimes:
     """The step times of one rank in a launch, in milliseconds; ``lag_ms`` is None where waits were not measured."""
 
     rank: int
@@ -51,7 +54,7 @@ class RankTimes:
 
 
 @dataclass(frozen=True)
-class ProvenanceTable:
+class _ProvenanceTable:
     """The time, host and version of each side's measurements: side -> label -> value, and the labels in order."""
 
     labels: tuple[str, ...]
@@ -126,13 +129,13 @@ def compared_with(verdict: Verdict) -> str:
     return f"stored baseline, revision\N{NO-BREAK SPACE}{reference.revision}"
 
 
-def provenance_of_report(report: Report) -> ProvenanceTable:
+def provenance_of_report(report: Report) -> _ProvenanceTable:
     """Return the time, host and version of both sides' measurements, over all tests.
 
     If no launch left a result, only the version and the command are known.
     """
     if report.run and not report.has_result:
-        return ProvenanceTable(tuple(label for label, _ in report.run), {report.candidate: dict(report.run)})
+        return _ProvenanceTable(tuple(label for label, _ in report.run), {report.candidate: dict(report.run)})
     cases = [case for test in report.tests for case in test.cases]
     names = {case.reference_name for case in cases if case.reference}
     name = names.pop() if len(names) == 1 else AB_REFERENCE
@@ -144,7 +147,7 @@ def provenance_of_report(report: Report) -> ProvenanceTable:
     )
 
 
-def provenance_of_case(case: Case, candidate: str) -> ProvenanceTable:
+def provenance_of_case(case: Case, candidate: str) -> _ProvenanceTable:
     """Return the time, host and version of the launches of each side of a case."""
     return _provenance(
         {
@@ -155,7 +158,7 @@ def provenance_of_case(case: Case, candidate: str) -> ProvenanceTable:
     )
 
 
-def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> ProvenanceTable:
+def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> _ProvenanceTable:
     found: dict[str, dict[str, str]] = {}
     for name, launches in sides.items():
         values: dict[str, list[str]] = {}
@@ -164,7 +167,7 @@ def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> ProvenanceTable:
         if values:
             found[name] = {label: _joined(label, texts) for label, texts in values.items()}
     labels = dict.fromkeys(itertools.chain.from_iterable(found.values()))
-    return ProvenanceTable(tuple(labels), found)
+    return _ProvenanceTable(tuple(labels), found)
 
 
 def _joined(label: str, values: Sequence[str]) -> str:
@@ -177,13 +180,13 @@ def _joined(label: str, values: Sequence[str]) -> str:
     return "; ".join([*shown, f"and {len(distinct) - len(shown)} more"] if len(distinct) > len(shown) else shown)
 
 
-def rank_times(launch: Launch) -> list[RankTimes]:
+def rank_times(launch: Launch) -> list[_RankTimes]:
     """Return one row per rank."""
     times_ms = np.asarray(launch.result.rank_step_times_ms)
     columns = np.quantile(times_ms, (0.5, 0.99, 1.0), axis=1).T.tolist()
     lags = launch.facts.rank_lag_ms
     return [
-        RankTimes(rank, p50, p99, peak, lags[rank] if lags else None) for rank, (p50, p99, peak) in enumerate(columns)
+        _RankTimes(rank, p50, p99, peak, lags[rank] if lags else None) for rank, (p50, p99, peak) in enumerate(columns)
     ]
 
 
@@ -219,3 +222,165 @@ def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Diff
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+# Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
+REACH = 30.0
+WIDTH = 100.0
+
+
+@dataclass(frozen=True)
+class _IntervalMarks:
+    """Positions from 0 to :data:`WIDTH`; ``left`` and ``right`` say whether an end lies beyond the drawing.
+
+    ``times_allowed`` is the size of the change as text, in tolerances.
+    """
+
+    low: float
+    middle: float
+    high: float
+    lower_limit: float
+    zero: float
+    upper_limit: float
+    left: bool
+    right: bool
+    times_allowed: str
+
+
+def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
+    """Return the positions to draw; None where a verdict has no change or no tolerance."""
+    tolerance = verdict.tolerance.value
+    if verdict.delta is None or not tolerance:
+        return None
+    low = verdict.delta if verdict.low is None else verdict.low
+    high = verdict.delta if verdict.high is None else verdict.high
+    low_at, middle, high_at = (_position(end / tolerance) for end in (low, verdict.delta, high))
+    return _IntervalMarks(
+        low_at,
+        middle,
+        high_at,
+        lower_limit=_position(-1.0),
+        zero=_position(0.0),
+        upper_limit=_position(1.0),
+        left=low < -REACH * tolerance,
+        right=high > REACH * tolerance,
+        times_allowed=_times(abs(verdict.delta) / tolerance),
+    )
+
+
+def _position(tolerances: float) -> float:
+    """Return the position of a change; the scale has no kink where it becomes logarithmic."""
+    return round((_scaled(tolerances) / _scaled(REACH) + 1) / 2 * WIDTH, 1)
+
+
+def _scaled(tolerances: float) -> float:
+    size = min(abs(tolerances), REACH)
+    return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
+
+
+def _times(tolerances: float) -> str:
+    return (
+        f"{tolerances:,.1f}\N{MULTIPLICATION SIGN}"
+        if tolerances < 9.95
+        else f"{tolerances:,.0f}\N{MULTIPLICATION SIGN}"
+    )
+
+
+# Names of the sides that have launches of their own.
+CANDIDATE, REFERENCE = "candidate", "reference"
+# Numbers in the whole page: 16 characters encode three numbers, so this limit is 2.7 MB.
+MAX_NUMBERS = 500_000
+_LEAST_NUMBERS = 4_000
+# Fractions of steps that a baseline's sample of twenty steps per launch resolves. Its p99 and maximum are stored.
+_SAMPLE_FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95)
+FRACTIONS = (*_SAMPLE_FRACTIONS, 0.99, 1.0)
+
+
+def numbers_a_launch(report: Report) -> int:
+    """Return how many step times per launch the page may contain, so that the page of a large session still opens."""
+    launches = sum(len(case.candidate) + len(case.reference) for test in report.tests for case in test.cases)
+    return max(_LEAST_NUMBERS, MAX_NUMBERS // max(1, launches))
+
+
+def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
+    """Return the step times of each launch, their quantiles, the ranges of the other sides, and a step's timeline."""
+    sides = ((CANDIDATE, case.candidate), (REFERENCE, case.reference))
+    return {
+        "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
+        "fractions": FRACTIONS,
+        "curves": [_step_quantiles(launch) for launch in case.candidate],
+        "bands": list(_bands(case)),
+        "reference": case.reference_name,
+        "timeline": _timeline(case.candidate),
+    }
+
+
+def _encoded(values: npt.ArrayLike) -> str:
+    """Return the values as little-endian float32 in base64."""
+    return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
+
+
+def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
+    times_ms = np.asarray(launch.result.rank_step_times_ms)
+    block = -(-times_ms.size // max_numbers)
+    # Readers look for slow steps, so the slowest step is drawn where several steps share a point.
+    starts = np.arange(0, times_ms.shape[1], block)
+    return {
+        "side": side,
+        "number": launch.number,
+        "block": block,
+        "num_steps": times_ms.shape[1],
+        "ranks": [_encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
+    }
+
+
+def _step_quantiles(launch: Launch) -> list[float]:
+    """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`."""
+    return _rounded(np.quantile(launch.result.step_times_ms, FRACTIONS))
+
+
+def _stored_quantiles(facts: LaunchFacts) -> list[float]:
+    times = facts.step_time_ms
+    return [*_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)), times["p99"], times["max"]]
+
+
+def _bands(case: Case) -> Iterator[dict[str, Any]]:
+    """Yield the ranges of the A/B reference and of the stored baseline, as far as the case has them."""
+    if case.reference:
+        curves = [_step_quantiles(launch) for launch in case.reference]
+        yield _band(REFERENCE, case.reference_name, curves, [launch.facts for launch in case.reference])
+    if case.baseline:
+        center = case.baseline.center_launches
+        yield _band("baseline", case.baseline_name, [_stored_quantiles(facts) for facts in center], center)
+
+
+def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Sequence[LaunchFacts]) -> dict[str, Any]:
+    """Return the lowest, middle and highest launch of a side, at each fraction of steps and of the medians."""
+    p50s = [facts.step_time_ms["p50"] for facts in launches]
+    return {
+        "side": side,
+        "name": name,
+        "low": np.min(curves, axis=0).tolist(),
+        "middle": np.median(curves, axis=0).tolist(),
+        "high": np.max(curves, axis=0).tolist(),
+        "p50": _rounded([min(p50s), float(np.median(p50s)), max(p50s)]),
+        "launches": len(curves),
+    }
+
+
+def _timeline(launches: Sequence[Launch]) -> dict[str, Any] | None:
+    """Return the timeline of the first profiled launch; None where no launch was profiled."""
+    for launch in launches:
+        if any(launch.result.timeline):
+            ranks = [drawn_lanes(lanes) for lanes in launch.result.timeline]
+            steps = [rank[-1].step_ms for rank in launch.result.overlap if rank]
+            ends = [end for lanes in ranks for intervals in lanes.values() for _, end in intervals]
+            return {
+                "step_ms": max([*steps, *ends]),
+                "ranks": [{name: _encoded(lane) for name, lane in lanes.items()} for lanes in ranks],
+            }
+    return None
+
+
+def _rounded(values: npt.ArrayLike) -> list[float]:
+    return [float(f"{value:.6g}") for value in np.asarray(values, dtype=float).ravel()]

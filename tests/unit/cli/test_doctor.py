@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.cli import doctor
 from pytest_aorta.cli import main as cli
-from pytest_aorta.cli.doctor import command as doctor_command
-from pytest_aorta.cli.doctor import host as doctor
-from pytest_aorta.cli.doctor import torch_probe as doctor_torch
-from pytest_aorta.cli.doctor.host import MIB, NOTE, OK, PROBLEM
+from pytest_aorta.cli.doctor import MIB, NOTE, OK, PROBLEM
 from pytest_aorta.launch.leases import lease, mark_bad
 from pytest_aorta.plan.device_kind import AMD, NVIDIA
 from tests.unit.builders import gpus, replace
@@ -92,12 +90,12 @@ def test_shared_memory_is_judged_by_what_a_run_needs(free_mib, num_gpus, state):
 
 
 def test_torch_that_can_not_be_imported_is_a_problem_with_its_last_words():
-    found = problem(doctor_torch.torch_findings("ModuleNotFoundError: No module named 'torch'", [], None))
+    found = problem(doctor.torch_findings("ModuleNotFoundError: No module named 'torch'", [], None))
     assert "No module named 'torch'" in found.text
 
 
 def test_fitting_torch_is_well():
-    assert states(doctor_torch.torch_findings(TORCH, gpus(2), (13, 0))) == [OK, OK, OK]
+    assert states(doctor.torch_findings(TORCH, gpus(2), (13, 0))) == [OK, OK, OK]
 
 
 @pytest.mark.parametrize(
@@ -111,19 +109,19 @@ def test_fitting_torch_is_well():
     ],
 )
 def test_unfit_torch_is_a_problem(changes, said):
-    assert said in problem(doctor_torch.torch_findings(TORCH | changes, gpus(2), (13, 0))).text
+    assert said in problem(doctor.torch_findings(TORCH | changes, gpus(2), (13, 0))).text
 
 
 def test_driver_that_is_older_than_torch_is_named():
-    found = problem(doctor_torch.torch_findings(TORCH | {"device_count": 0}, gpus(2), (12, 4)))
+    found = problem(doctor.torch_findings(TORCH | {"device_count": 0}, gpus(2), (12, 4)))
     assert "torch is built for CUDA 13.0, the driver supports 12.4" in found.text
 
 
 def test_torch_for_rocm_fits_gpus_of_amd():
     devices = [replace(device, vendor=AMD) for device in gpus(2)]
     facts = TORCH | {"cuda": None, "hip": "7.0"}
-    assert states(doctor_torch.torch_findings(facts, devices, None)) == [OK, OK, OK]
-    assert "RCCL 2.28" in [finding.text for finding in doctor_torch.torch_findings(facts, devices, None)]
+    assert states(doctor.torch_findings(facts, devices, None)) == [OK, OK, OK]
+    assert "RCCL 2.28" in [finding.text for finding in doctor.torch_findings(facts, devices, None)]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +129,7 @@ def test_torch_for_rocm_fits_gpus_of_amd():
     [({}, []), ({"0": 18}, []), ({"0": 18, "1": 18}, [OK]), ({"0": 0, "1": 0}, [NOTE]), ({"0": 18, "1": 17}, [NOTE])],
 )
 def test_links_are_reported_where_there_are_two_gpus(links, expected):
-    assert states(doctor_torch.link_findings(links)) == expected
+    assert states(doctor.link_findings(links)) == expected
 
 
 def test_port_can_be_had_here():
@@ -170,8 +168,8 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(doctor_command, "visible_devices", lambda *_: [])
-    monkeypatch.setattr(doctor_torch, "probe_torch", lambda: TORCH)
+    monkeypatch.setattr(doctor, "visible_devices", lambda *_: [])
+    monkeypatch.setattr(doctor, "probe_torch", lambda: TORCH)
     monkeypatch.setattr(doctor, "read_limits", lambda: LIMITS)
     return monkeypatch
 
@@ -181,7 +179,7 @@ def test_amd_variables_are_no_mistake_where_they_hide_every_gpu_or_there_is_none
     cli.main(["doctor"])
     assert "mean nothing" not in capsys.readouterr().out
     machine.setattr(
-        doctor_command,
+        doctor,
         "visible_devices",
         lambda *environ: [replace(gpu, vendor=AMD) for gpu in gpus(2)] if environ else [],
     )
@@ -199,7 +197,7 @@ def test_command_ends_with_0_where_all_is_well(machine, capsys):
 
 
 def test_command_ends_with_1_and_the_remedy_where_something_breaks_a_run(machine, capsys):
-    machine.setattr(doctor_torch, "probe_torch", lambda: "No module named 'torch'")
+    machine.setattr(doctor, "probe_torch", lambda: "No module named 'torch'")
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "torch          PROBLEM  can't be imported: No module named 'torch'" in out

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.cli import main as cli
-from pytest_aorta.cli.run import command as run_command
-from pytest_aorta.cli.run import trials
-from pytest_aorta.cli.run.summary import summary_lines
-from pytest_aorta.cli.run.trials import APPEND, write_trial
+from pytest_aorta.cli import run as run_command
+from pytest_aorta.cli import run as trials
+from pytest_aorta.cli.run import APPEND, summary_lines, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.profiler import ProfilerSchedule

@@ -13,12 +13,12 @@ from types import ModuleType
 import pytest
 import yaml
 
+from pytest_aorta.cli import run as run_command
 from pytest_aorta.cli.main import COMMANDS, main
-from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.common.schema import load_schema
+from pytest_aorta.plan.adapter import AdapterBlock
 from pytest_aorta.plan.options import OPTIONS
-from pytest_aorta.plan.workload.adapter import AdapterBlock
-from pytest_aorta.plan.workload.declaration import find_workload, workload_places
+from pytest_aorta.plan.workloads import find_workload, workload_places
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result import measurements
 from pytest_aorta.verdict import baseline

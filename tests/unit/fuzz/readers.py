@@ -22,14 +22,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.history_series import case_histories
+from pytest_aorta.cli.history_changes import case_histories
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
-from pytest_aorta.launch.nodes.meeting import Heartbeat, Hello, NodeVerdict, read
-from pytest_aorta.plan.options import OPTIONS
-from pytest_aorta.plan.workload.adapter import (
+from pytest_aorta.launch.node_agent import Heartbeat, Hello, NodeVerdict, read
+from pytest_aorta.plan.adapter import (
     TORCHTITAN_PATTERN,
     Adapter,
     adapted,
@@ -37,19 +36,19 @@ from pytest_aorta.plan.workload.adapter import (
     read_records,
     refuse_bad_adapter,
 )
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plugin.markers import MARKERS
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
-from pytest_aorta.result.trace.operators import OperatorCall, StepOperators, read_operators
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, CollectiveTime, FamilyTime, StepOverlap
-from pytest_aorta.result.trace.telemetry import read_iterations
+from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_iterations, read_operators
 from pytest_aorta.result.trace.transfers import CollectiveFacts
-from pytest_aorta.session.history.entries import parse_entry, read_history
-from pytest_aorta.session.search.log import SearchLog, SearchRequest
+from pytest_aorta.session.history import parse_entry, read_history
+from pytest_aorta.session.search import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise import locate_operator
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe

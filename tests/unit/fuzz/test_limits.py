@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError, SpecError
 from pytest_aorta.launch.guarded import _outcome
+from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, log_records
 from pytest_aorta.plan.options import OPTIONS
-from pytest_aorta.plan.workload.adapter import TORCHTITAN_PATTERN, log_records
-from pytest_aorta.plan.workload.command import Command, check_environment, command_line
-from pytest_aorta.result.diagnosis.launch import launch_failure
-from pytest_aorta.result.flight import flight_verdict
+from pytest_aorta.plan.workload_command import Command, check_environment, command_line
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.evidence import flight_verdict
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from pytest_aorta.result.trace.kineto.reading import TraceError, read_trace
+from pytest_aorta.result.trace.kineto_events import TraceError, read_trace
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.unit.builders import make_plan, write_plan_file, write_rank_file
 from tests.unit.fuzz.mutations import paths_of
@@ -193,7 +193,7 @@ def test_dump_of_other_than_built_in_values_runs_nothing_and_does_not_hide_the_o
         analyzed.extend(path.name for path in Path(folder).iterdir())
         return "analyzed"
 
-    monkeypatch.setattr("pytest_aorta.result.flight._analyze", analyze)
+    monkeypatch.setattr("pytest_aorta.result.evidence._analyze", analyze)
     folder = tmp_path / "flight"
     folder.mkdir()
     (folder / "rank_0").write_bytes(pickle.dumps(DUMP, protocol=2))

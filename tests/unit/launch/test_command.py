@@ -15,8 +15,8 @@ from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.profiler import ProfilerSchedule
-from pytest_aorta.plan.workload.command import CPU_KERNELS, case_suffix, pinned_cpu_kernels
-from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workload_command import CPU_KERNELS, case_suffix, pinned_cpu_kernels
+from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.plan.world import World
 from tests.unit.builders import gpus, make_plan
 

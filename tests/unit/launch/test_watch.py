@@ -11,7 +11,7 @@ import pytest
 from pytest_aorta.launch.watch import LaunchState, LaunchWatch, launch_state
 from pytest_aorta.plan.accelerators import SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.gpu_facts import Capability, Reading
 from tests.unit.builders import gpus, make_plan, replace, write_rank_file

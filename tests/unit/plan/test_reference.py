@@ -22,7 +22,7 @@ from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan import worktree
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference
 from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
-from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
+from pytest_aorta.plan.workloads import find_workload, read_workload, resolve_config
 from pytest_aorta.plan.worktree import Setup, commit_of, open_worktree
 from tests.unit.builders import make_plan
 
@@ -448,7 +448,7 @@ def complete(environment: Path) -> Path:
         ("pytest_aorta/__init__.py", ""),
         ("pytest_aorta/plan/__init__.py", ""),
         ("pytest_aorta/plan/workload/__init__.py", ""),
-        ("pytest_aorta/plan/workload/declaration.py", FAKE_SPEC),
+        ("pytest_aorta/plan/workloads.py", FAKE_SPEC),
         ("pytest_aorta/launch/__init__.py", ""),
         ("pytest_aorta/launch/process/__init__.py", ""),
         ("pytest_aorta/launch/process/torchrun.py", ""),

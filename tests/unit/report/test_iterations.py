@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pytest_aorta.common.schema import violation
 from pytest_aorta.report.from_results import dataset_report
-from pytest_aorta.report.iterations import write_iterations
-from pytest_aorta.report.summary import SCHEMA, summary
-from pytest_aorta.report.write import write_report
+from pytest_aorta.report.timeline import write_iterations
+from pytest_aorta.report.write import SCHEMA, summary, write_report
 from tests.unit.builders import make_result
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.report import write
-from pytest_aorta.report.data import Case, Launch, Report, Test
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import Case, Launch, Report, Test, session_report
 from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
 from pytest_aorta.report.write import require_packages, write_report, write_session_reports
 from pytest_aorta.result.facts import launch_facts

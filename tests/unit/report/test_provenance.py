@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pytest_aorta.report.provenance import provenance_pairs
+from pytest_aorta.report.data import provenance_pairs
 from pytest_aorta.result.facts import launch_facts
 from tests.unit.builders import make_facts, make_provenance, make_result, replace
 

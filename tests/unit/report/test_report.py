@@ -15,21 +15,23 @@ from hypothesis import strategies as st
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.schema import violation
-from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
-from pytest_aorta.report.from_session import session_report
-from pytest_aorta.report.lanes import collective_overlaps, drawn_lanes, rank_overlaps
-from pytest_aorta.report.page.interval import REACH, WIDTH, interval_marks
-from pytest_aorta.report.page.plots import FRACTIONS, case_plots, numbers_a_launch
+from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches, session_report
 from pytest_aorta.report.page.rows import (
+    FRACTIONS,
+    REACH,
     UNKNOWN,
+    WIDTH,
+    case_plots,
     environment_rows,
     failing_first,
+    interval_marks,
+    numbers_a_launch,
     rank_times,
 )
-from pytest_aorta.report.summary import SCHEMA, ratio, summary
+from pytest_aorta.report.timeline import collective_overlaps, drawn_lanes, rank_overlaps
+from pytest_aorta.report.write import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import Lane, overlap_of
+from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
 from pytest_aorta.session.record import RETRIED, Comparison, TestRecord, totals
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale

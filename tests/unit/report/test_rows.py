@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.report.data import Case, Launch, Report, Test
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import Case, Launch, Report, Test, session_report
 from pytest_aorta.report.page.rows import (
     compared_with,
     largest_change,

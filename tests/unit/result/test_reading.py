@@ -11,8 +11,8 @@ import pytest
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.common.schema import refusal
+from pytest_aorta.plan.adapter import ALL
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.workload.adapter import ALL
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import FailureDetail

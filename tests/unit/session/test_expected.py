@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_aorta.common.errors import ComparisonFailed
+from pytest_aorta.session.launcher import TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import compared, make_facts, make_options, make_verdict

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.session.text import comparison_text
+from pytest_aorta.session.rounds import comparison_text
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.trace.operators import OperatorCall
+from pytest_aorta.result.trace.rank_files import OperatorCall
 from pytest_aorta.verdict.bitwise import Evidence, first_operator, locate_operator
 from tests.unit.builders import replace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.cli.run.trials import write_trial
+from pytest_aorta.cli.run import write_trial
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.plan.workload.adapter import (
+from pytest_aorta.plan.adapter import (
     MAX_LOG_BYTES,
     TORCHTITAN_PATTERN,
     Adapter,
@@ -23,8 +23,8 @@ from pytest_aorta.plan.workload.adapter import (
     read_records,
     refuse_bad_adapter,
 )
-from pytest_aorta.plan.workload.command import CommandLine
-from pytest_aorta.plan.workload.declaration import read_workload
+from pytest_aorta.plan.workload_command import CommandLine
+from pytest_aorta.plan.workloads import read_workload
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.reading import collect_result
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, write_ranks

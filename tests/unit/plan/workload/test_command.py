@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.workload.command import command_line
-from pytest_aorta.plan.workload.declaration import filled_adapter, read_workload, resolve_config
+from pytest_aorta.plan.workload_command import command_line
+from pytest_aorta.plan.workloads import filled_adapter, read_workload, resolve_config
 
 COMMAND = """
 description: a script

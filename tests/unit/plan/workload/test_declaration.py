@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.workload.declaration import (
+from pytest_aorta.plan.workloads import (
     WorkloadSpec,
     find_workload,
     read_workload,
@@ -302,7 +302,7 @@ def test_own_folder_without_yaml_is_no_workload(tmp_path):
 
 ENTRY_POINTS = """
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.workload.declaration import find_workload
+from pytest_aorta.plan.workloads import find_workload
 try:
     find_workload("other", [])
 except SpecError as error:
@@ -326,7 +326,7 @@ def test_finding_installed_workloads_runs_none_of_their_code(tmp_path):
     distribution(tmp_path, "noisy.inner")
     code = (
         "import sys\n"
-        "from pytest_aorta.plan.workload.declaration import find_workload\n"
+        "from pytest_aorta.plan.workloads import find_workload\n"
         "print(find_workload('other', []).module, find_workload('fsdp', []).module)\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('noisy', 'aorta_workloads', 'torch')])\n"
     )

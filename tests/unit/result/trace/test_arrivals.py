@@ -7,7 +7,7 @@ import pytest
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.reading import collect_result
-from pytest_aorta.result.trace.arrivals import Arrivals, read_arrivals, waits_of_ranks_ms
+from pytest_aorta.result.trace.rank_files import Arrivals, read_arrivals, waits_of_ranks_ms
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
 
 MS = 1_000_000

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.trace.breakdown import Part, break_down
-from pytest_aorta.result.trace.kineto.device import overlap_with_host
+from pytest_aorta.result.trace.kineto_capture import overlap_with_host
+from pytest_aorta.result.trace.overlap import Part, break_down
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from tests.unit.builders import make_result, replace
 from tests.unit.kineto_traces import boundary, event, kernel, trace

@@ -9,7 +9,7 @@ import pytest
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import OPERATORS_FILE, rank_folder
-from pytest_aorta.result.trace.operators import OperatorCall, StepOperators, read_operators
+from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_operators
 
 CALL = OperatorCall(
     name="aten.mm.default",

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import (
     MAX_LANE_INTERVALS,
     PartAhead,
@@ -19,6 +18,7 @@ from pytest_aorta.result.trace.overlap import (
     joined,
     joined_ahead,
     overlap_of,
+    union,
 )
 from pytest_aorta.result.trace.profiled_steps import (
     Collective,

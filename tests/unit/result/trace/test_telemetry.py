@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.result.trace.profiled_steps import CollectiveTime
-from pytest_aorta.result.trace.telemetry import Iteration, read_iterations
+from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
 
 
 def timed(step: int, compute: float, hidden: float, exposed: float, **others) -> dict:

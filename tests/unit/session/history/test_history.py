@@ -8,9 +8,15 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.history import entries
-from pytest_aorta.session.history.entries import HistoryVerdict, parse_entry, read_history
-from pytest_aorta.session.history.keep import MAX_COMMAND, history_entries, keep_history
+from pytest_aorta.session import history as entries
+from pytest_aorta.session.history import (
+    MAX_COMMAND,
+    HistoryVerdict,
+    history_entries,
+    keep_history,
+    parse_entry,
+    read_history,
+)
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.baseline import write_baseline
 from pytest_aorta.verdict.learning import NewLaunches
@@ -50,7 +56,7 @@ def test_written_run_is_read_again(tmp_path):
 
 
 def test_two_runs_at_one_moment_write_two_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("pytest_aorta.session.history.keep._RUN_FORMAT", "20260105T030000.000000Z")
+    monkeypatch.setattr("pytest_aorta.session.history._RUN_FORMAT", "20260105T030000.000000Z")
     for _ in range(2):
         keep_history([record()], [], make_options(history=tmp_path))
     assert len(read_history(tmp_path)[0]) == 2

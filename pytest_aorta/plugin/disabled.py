@@ -1,1 +1,0 @@
-"""Nothing: environments installed before this entry point was removed still import the module."""
