@@ -54,7 +54,7 @@ def test_invalid_result_is_a_failed_test_with_file_and_place(project):
     project.plant(metrics={"tokens_per_s": "many"})
     project.one_test("workload.run('toy')")
     failing(project).stdout.fnmatch_lines(
-        ['E  *ResultError: result invalid: */ranks/0/result.json: $.metrics[[]...]: *']
+        ["E  *ResultError: result invalid: */ranks/0/result.json: $.metrics[[]...]: *"]
     )
 
 

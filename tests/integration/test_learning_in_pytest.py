@@ -8,9 +8,7 @@ import pytest
 
 from pytest_aorta.result.provenance import code_digest
 from pytest_aorta.verdict.baseline import read_baseline_file
-from tests.integration.conftest import TOY_YAML
-
-STEADY = [10.0, 10.02, 9.98, 10.01, 9.99, 10.0, 10.03, 9.97, 10.01, 10.0]
+from tests.integration.conftest import STEADY, TOY_YAML
 
 
 def stored(project) -> dict:
@@ -157,15 +155,14 @@ def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
     ("plant", "line"),
     [
         ({"step_ms": [*STEADY[:5], 15.0, *STEADY[6:]]}, "step_time_p50: launch 6 is an outlier, +4*% from the median"),
-        (
-            {"step_ms": [10 + 0.06 * number for number in range(10)]},
-            "step_time_p50: drifts over the launches by *",
-        ),
+        ({"step_ms": [10 + 0.06 * number for number in range(10)]}, "step_time_p50: drifts over the launches by *"),
         ({"memory_growth": 0.5}, "memory grows within a launch by +*% or more"),
+        ({"by_launch": {"7": {"weight_hash": "f" * 16}}}, "weight_hash: regression: *"),
+        ({"by_launch": {"4": {"raises": 0}}}, "LaunchError: *rank 0 failed first: ValueError: boom"),
     ],
-    ids=["outlier", "drift", "memory"],
+    ids=["outlier", "drift", "memory", "hash", "failed launch"],
 )
-def test_launches_with_an_outlier_a_drift_or_growth_are_refused(gpu, plant, line):
+def test_launches_that_make_no_baseline_fail_the_test(gpu, plant, line):
     gpu.plant(**plant)
     gpu.run("--update-baselines", shows=f"E  *{line}", failed=1)
     assert gpu.baseline_files() == []
@@ -181,20 +178,6 @@ def test_noisy_launches_are_taken_by_force_and_the_reason_is_kept(gpu):
 def test_reason_is_not_kept_where_no_force_was_needed(gpu):
     gpu.run("--update-baselines", "--aorta-record=noisy:in case").assert_outcomes(passed=1)
     assert stored(gpu)["forced"] == {}
-
-
-def test_launch_that_fails_while_learning_fails_the_test_and_nothing_is_written(gpu):
-    gpu.plant(by_launch={"4": {"raises": 0}})
-    gpu.run("--update-baselines", failed=1).stdout.fnmatch_lines(
-        ["E  *LaunchError: *rank 0 failed first: ValueError: boom", "aorta: 1 test, 4 launches; *"]
-    )
-    assert gpu.baseline_files() == []
-
-
-def test_hash_that_differs_from_launch_to_launch_is_not_recorded(gpu):
-    gpu.plant(by_launch={"7": {"weight_hash": "f" * 16}})
-    gpu.run("--update-baselines", shows="E  *weight_hash: regression: *", failed=1)
-    assert gpu.baseline_files() == []
 
 
 @pytest.fixture

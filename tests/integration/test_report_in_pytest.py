@@ -94,11 +94,18 @@ def test_broken_result_is_a_warning_in_terminal_and_page(learned):
     assert "not valid JSON" in (learned.path / "out/report.html").read_text()
 
 
-def test_report_that_can_not_be_written_fails_the_run_and_leaves_the_summary(learned):
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("--aorta-report=file/report.html", "ERROR *file/report.html: no report was written: *"),
+        ("--aorta-markdown=file/aorta.md", "ERROR *file/aorta.md: no Markdown was written: *"),
+        ("--aorta-history=file", "ERROR --aorta-history: *not written: *"),
+    ],
+)
+def test_file_that_can_not_be_written_fails_the_run_and_leaves_the_summary(learned, option, line):
     learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
-    result = learned.run("--aorta-report=file/report.html", passed=1)
+    result = learned.run(option, shows=["aorta: 1 test, *", line], passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["aorta: 1 test, *", "ERROR *file/report.html: no report was written: *"])
 
 
 def test_report_without_its_packages_is_a_usage_error_before_any_test(project, monkeypatch):
@@ -115,10 +122,9 @@ def test_report_without_its_packages_is_a_usage_error_before_any_test(project, m
 def test_collecting_writes_nothing(project, monkeypatch):
     project.test_file()
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
-    project.run("--collect-only", "--aorta-report=report.html", "--aorta-markdown=report.md")
-    assert not (project.path / "report.html").exists()
-    assert not (project.path / "report.md").exists()
-    assert not (project.path / "step.md").exists()
+    before = sorted(project.path.iterdir())
+    project.run("--collect-only", "--aorta-report=report.html", "--aorta-markdown=report.md", "--aorta-history=history")
+    assert sorted(project.path.iterdir()) == before
 
 
 def test_step_summary_has_what_failed_and_why(learned, monkeypatch):
