@@ -101,6 +101,10 @@ def read_result(path: Path) -> WorkloadResult:
         raise ResultError(f"result invalid: {error}; if another version wrote it, run the workload again") from None
     problems = (rank.problem() for rank in result.ranks)
     problem = next(filter(None, problems), None) or _disagreement(result.ranks)
+    if problem is None and len(set(map(len, result.wait_ms))) > 1:
+        problem = (
+            f"$.wait_ms: has waits of {sorted(set(map(len, result.wait_ms)))} steps; every rank needs the same steps"
+        )
     _refuse(path, problem or _impossible(result.ranks, result.world_size))
     return result
 

@@ -53,9 +53,7 @@ def test_launch_of_the_world_returns_results_with_failed_checks(project):
 def test_invalid_result_is_a_failed_test_with_file_and_place(project):
     project.plant(metrics={"tokens_per_s": "many"})
     project.one_test("workload.run('toy')")
-    failing(project).stdout.fnmatch_lines(
-        ["E  *ResultError: result invalid: */ranks/0/result.json: $.metrics[[]...]: *"]
-    )
+    failing(project).stdout.fnmatch_lines(["E  *ResultError: result invalid: */ranks/0/result.json: $.metrics*"])
 
 
 @pytest.mark.parametrize("script", ["'train.py'", "'pkg.train'", "__import__('pathlib').Path('train.py')"])
