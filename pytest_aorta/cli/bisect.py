@@ -18,7 +18,7 @@ from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.files import locked, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import brief, counted, emit, table
-from pytest_aorta.plan.worktree import ENVIRONMENTS, cache_folder, commit_of, git, setup_program
+from pytest_aorta.plan.reference import ENVIRONMENTS, cache_folder, commit_of, git, setup_program
 from pytest_aorta.session.search import LOG_FILE, LoggedEnd, SearchLog, SearchRequest, Skip
 from pytest_aorta.verdict.commit_search import Probe, ProbedCommit, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances

@@ -17,7 +17,7 @@ from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, Result
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.launch.command import require_torch
+from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.workloads import find_workload

@@ -19,7 +19,7 @@ from pytest_aorta.common.errors import AortaError, BaselineError, SpecError
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, log_records
 from pytest_aorta.plan.options import OPTIONS
-from pytest_aorta.plan.workload_command import Command, check_environment, command_line
+from pytest_aorta.plan.workloads import Command, check_environment, command_line
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import flight_verdict
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome

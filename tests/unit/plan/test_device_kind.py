@@ -35,7 +35,7 @@ ACCELERATORS: dict[str, Accelerator] = {"toys": Toys(), '''),
 ]  # fmt: skip
 USED = """
 from pathlib import Path
-from pytest_aorta.launch.command import launch_environment
+from pytest_aorta.launch.guarded import launch_environment
 from pytest_aorta.launch.watch import LaunchWatch
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan

@@ -17,13 +17,20 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.guarded import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
-from pytest_aorta.plan import worktree
+from pytest_aorta.plan import reference as worktree
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference
-from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
+from pytest_aorta.plan.reference import (
+    CommitReference,
+    EnvironmentReference,
+    References,
+    Setup,
+    check_reference,
+    commit_of,
+    open_worktree,
+)
 from pytest_aorta.plan.workloads import find_workload, read_workload, resolve_config
-from pytest_aorta.plan.worktree import Setup, commit_of, open_worktree
 from tests.unit.builders import make_plan
 
 YAML = """
