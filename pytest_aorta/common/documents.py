@@ -59,7 +59,7 @@ def parse_json(text: str, name: str) -> Any:
         UnreadableFile: The text is not strict JSON.
     """
     try:
-        document = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         if _HUGE.search(text):
             # Parse again: a function that is called on every number would take most of the time.
             json.loads(text, parse_float=_finite, parse_int=_finite)
@@ -92,7 +92,7 @@ def conflict(text: str) -> str:
     return f"conflict markers of git from line {begin} on; keep one side, by git checkout --ours or --theirs"
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object, as ``object_pairs_hook``; raise ValueError if a key is given twice."""
     document = dict(pairs)
     if len(document) != len(pairs):

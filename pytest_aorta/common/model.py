@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes, unique_keys
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.text import brief, did_you_mean
 
@@ -69,10 +69,7 @@ def decode(content: bytes | str, kind: type[T], name: str, *, by_hand: bool = Tr
         # Texts with bytes that are not UTF-8, such as names of files, have lone surrogates, which msgspec can't decode.
         return convert(parse_json(_text(content, name), name), kind, name)
     if by_hand:
-        try:
-            json.loads(content, object_pairs_hook=unique_keys)  # msgspec keeps the last of two equal keys
-        except ValueError as error:
-            raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
+        parse_json(_text(content, name), name)  # msgspec keeps the last of two equal keys
     return value
 
 

@@ -16,7 +16,7 @@ from pytest_aorta.plan.accelerators import Sensors, SensorsUnavailable, open_sen
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
-from pytest_aorta.result.gpu_facts import PlatformFacts, Sample, summarize
+from pytest_aorta.result.measurements import PlatformFacts, Sample, summarize
 
 # Reading a GPU's sensors takes about a millisecond; two readings per second don't slow the ranks down.
 TICK_S = 0.5

@@ -20,9 +20,8 @@ from msgspec import Meta, field
 
 from pytest_aorta.common.documents import UnreadableFile, open_regular, read_bytes
 from pytest_aorta.common.files import write_text
-from pytest_aorta.common.frames import is_harness, without_harness
 from pytest_aorta.common.model import Count, Model, read_model
-from pytest_aorta.common.text import brief
+from pytest_aorta.common.text import brief, is_harness, without_harness
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.folder import FLIGHT_FOLDER, FLIGHT_PREFIX, FLIGHT_REPORT

@@ -1,11 +1,13 @@
-"""Measurements of a launch: one :class:`RankResult` per rank, kept together as one :class:`WorkloadResult`.
+"""Measurements of a launch: a :class:`RankResult` per rank in one :class:`WorkloadResult`, and facts about the devices.
 
 Results contain raw facts only; ``facts.py`` condenses them into statistics.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean, median, quantiles
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -28,11 +30,156 @@ from pytest_aorta.common.model import (
     WeightHash,
     to_builtins,
 )  # fmt: skip
+from pytest_aorta.plan.accelerators import Capability, Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, HeadStart, Kernels, Profile, StepOverlap, Timeline
+
+# Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
+PROTECTIVE = (
+    "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown",
+    "prochot", "socket_thermal", "vr_thermal", "hbm_thermal",
+)  # fmt: skip
+# Power caps. A healthy GPU reports them too in every launch that computes dense matrix products at full power.
+POWER_CAPS = ("sw_power_cap", "package_power")
+# Fraction of the highest SM clock. The default power limit never holds a healthy GPU below this fraction.
+LOW_CLOCK_FRACTION = 0.6
+# Fraction of the samples that must report a reason before the launch counts as throttled.
+MIN_FRACTION = 0.05
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The readings of all devices at one moment; ``in_steps`` shows if all ranks were in their measured steps."""
+
+    readings: tuple[Reading, ...]
+    in_steps: bool
+
+
+# ``min``, ``median`` and ``max`` of the samples; empty if nothing is known.
+Span: TypeAlias = dict[Annotated[str, Meta(pattern="^(min|median|max)$")], float]
+
+
+class DeviceFacts(Model, frozen=True):
+    """The facts of one device during one launch.
+
+    Attributes:
+        device: the device's name in pytest's process, e.g. its number.
+        num_samples: number of samples that the facts summarize.
+        in_steps: whether the samples are those of the measured steps; if no sample fell into the steps, the samples
+            are those of the whole launch.
+        sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: ``min``, ``median`` and ``max``; empty if not known.
+        throttle_reasons: reason -> fraction of the samples that report the reason.
+        max_sm_clock_mhz: the highest SM clock of the device; None if unknown.
+        power_limit_w: the power limit in watts; None if unknown.
+        default_power_limit_w: the default power limit in watts; None if unknown.
+        before: the first reading of the launch.
+        after: the last reading of the launch.
+    """
+
+    device: Text
+    num_samples: Positive
+    in_steps: bool
+    sm_clock_mhz: Span
+    memory_clock_mhz: Span
+    power_w: Span
+    temperature_c: Span
+    throttle_reasons: dict[Name, Annotated[float, Meta(ge=0, le=1)]]
+    max_sm_clock_mhz: NotNegative | None
+    power_limit_w: NotNegative | None
+    default_power_limit_w: NotNegative | None
+    before: Reading
+    after: Reading
+
+
+class PlatformFacts(Model, frozen=True):
+    """The sensor readings of a launch's devices.
+
+    Attributes:
+        source: ``NVML`` or ``amdsmi``.
+        problem: the reason why readings are missing or ended early; None if there is none.
+        devices: clocks, power, temperature and throttling of each device, one entry per rank of this host.
+    """
+
+    source: Annotated[str, Meta(pattern="^(NVML|amdsmi)$")]
+    problem: str | None = None
+    devices: tuple[DeviceFacts, ...] = ()
+
+
+def summarize(
+    names: Sequence[str], capabilities: Sequence[Capability], samples: Sequence[Sample]
+) -> tuple[DeviceFacts, ...]:
+    """Return the facts of each device, from samples in order of time; empty without samples."""
+    if not samples:
+        return ()
+    counted = [sample for sample in samples if sample.in_steps] or samples
+    return tuple(
+        DeviceFacts(
+            device=name,
+            num_samples=len(counted),
+            in_steps=any(sample.in_steps for sample in samples),
+            sm_clock_mhz=_span([sample.readings[number].sm_clock_mhz for sample in counted]),
+            memory_clock_mhz=_span([sample.readings[number].memory_clock_mhz for sample in counted]),
+            power_w=_span([sample.readings[number].power_w for sample in counted]),
+            temperature_c=_span([sample.readings[number].temperature_c for sample in counted]),
+            throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
+            max_sm_clock_mhz=capability.max_sm_clock_mhz,
+            power_limit_w=capability.power_limit_w,
+            default_power_limit_w=capability.default_power_limit_w,
+            before=samples[0].readings[number],
+            after=samples[-1].readings[number],
+        )
+        for number, (name, capability) in enumerate(zip(names, capabilities, strict=True))
+    )
+
+
+def throttled(facts: PlatformFacts | None) -> list[str]:
+    """Return one line per throttled device, with the reasons and the device's clock."""
+    found = []
+    for device in facts.devices if facts else ():
+        reasons = [
+            f"{name} in {fraction:.0%} of samples"
+            for name, fraction in sorted(device.throttle_reasons.items())
+            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name in POWER_CAPS and _is_held_down(device)))
+        ]
+        if reasons:
+            found.append(f"GPU {device.device} throttled ({', '.join(reasons)}{_clock(device)})")
+    return found
+
+
+def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
+    """Return the lowest of the devices' median SM clocks in the measured steps; None if no clock is known."""
+    clocks = [device.sm_clock_mhz.get("median") for device in facts.devices if device.in_steps] if facts else []
+    known = [clock for clock in clocks if clock is not None]
+    return min(known) if known else None
+
+
+def _is_held_down(device: DeviceFacts) -> bool:
+    """Return whether a power cap is unusual: the power limit is below the default, or the clock is very low."""
+    limit, default = device.power_limit_w, device.default_power_limit_w
+    if limit is not None and default is not None and limit < default:
+        return True
+    clock, highest = device.sm_clock_mhz.get("median"), device.max_sm_clock_mhz
+    # Outside the steps the device may be idle, which lowers its clock too.
+    return bool(device.in_steps and clock and highest and clock < LOW_CLOCK_FRACTION * highest)
+
+
+def _clock(device: DeviceFacts) -> str:
+    if not device.sm_clock_mhz or device.max_sm_clock_mhz is None:
+        return ""
+    return f", SM clock {device.sm_clock_mhz['median']:,.0f} of {device.max_sm_clock_mhz:,.0f} MHz"
+
+
+def _span(values: Sequence[float | None]) -> dict[str, float]:
+    known = [value for value in values if value is not None]
+    return {"min": min(known), "median": median(known), "max": max(known)} if known else {}
+
+
+def _fractions(reasons: Sequence[tuple[str, ...]]) -> dict[str, float]:
+    counts = Counter(name for names in reasons for name in names)
+    return {name: count / len(reasons) for name, count in sorted(counts.items())}
+
 
 SCHEMA_VERSION: Final = 4
 MAX_FAILURE_DETAILS = 100

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum, auto
 
-from pytest_aorta.common.frames import is_library, traceback_lines
+from pytest_aorta.common.text import is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.evidence import FlightVerdict, Frame, RankEvidence, traceback_frames
 from pytest_aorta.result.folder import ERROR_FILE, OUTPUT_LOG, RANKS_FOLDER

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.frames import is_harness
+from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.launch.warm import ForkServers

@@ -13,7 +13,7 @@ from pytest_aorta.plan.accelerators import SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.gpu_facts import Capability, Reading
+from pytest_aorta.result.measurements import Capability, Reading
 from tests.unit.builders import gpus, make_plan, replace, write_rank_file
 
 # Only a watch that hangs reaches this limit.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.result.gpu_facts import (
+from pytest_aorta.result.measurements import (
     Capability,
     PlatformFacts,
     Reading,
