@@ -193,7 +193,7 @@ def test_taken_port_and_variables_of_another_launch_change_nothing(tmp_path, mon
         ("", "empty"),
         ('{"passed": true', "not valid JSON"),
         ('{"passed": NaN}', "NaN is not a finite number"),
-        ("[1]", "type"),
+        ("[1]", "Expected `object`"),
     ],
 )
 def test_invalid_result_file_is_refused_with_its_path(tmp_path, content, message):
