@@ -61,7 +61,7 @@ print(json.dumps({"missing": missing, "workloads": workloads}))
 
 
 @dataclass(frozen=True)
-class _Worktree:
+class Worktree:
     """The files of a commit.
 
     Attributes:
@@ -106,7 +106,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
 
 
-def open_worktree(rootdir: Path, commit: str, setup: Setup) -> _Worktree:
+def open_worktree(rootdir: Path, commit: str, setup: Setup) -> Worktree:
     """Return the worktree of a commit, given by its full hash; check it out and prepare it unless an earlier call has.
 
     Worktrees that no session has used for ``UNUSED_S`` are deleted.
@@ -121,7 +121,7 @@ def open_worktree(rootdir: Path, commit: str, setup: Setup) -> _Worktree:
         raise SpecError(f"{kept} is inside of the repository {checkout}; set XDG_CACHE_HOME to a folder outside of it")
     digest = sha256(json.dumps([str(checkout), setup.commands]).encode()).hexdigest()[:8]
     own = kept / f"{commit[:16]}-{digest}"
-    worktree = _Worktree(checkout, commit, own / TREE, own / PACKAGES)
+    worktree = Worktree(checkout, commit, own / TREE, own / PACKAGES)
     try:
         kept.mkdir(parents=True, exist_ok=True)
         _remove_unused(kept)
@@ -216,7 +216,7 @@ def _remove_unused(kept: Path) -> None:
                 shutil.rmtree(ready.parent, ignore_errors=True)
 
 
-def _run_commands(worktree: _Worktree, setup: Setup, root: Path) -> None:
+def _run_commands(worktree: Worktree, setup: Setup, root: Path) -> None:
     log_file = worktree.tree.parent / LOG_FILE
     names = {"{tree}": str(worktree.tree), "{packages}": str(worktree.packages), "{commit}": worktree.commit}
     for command in setup.commands:
@@ -257,7 +257,7 @@ class Reference(Model, frozen=True, tag_field="kind"):
 class CommitReference(Reference, frozen=True, tag="commit"):
     """A commit of the repository under test."""
 
-    worktree: _Worktree
+    worktree: Worktree
 
     @property
     def commit(self) -> str:
