@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.run_config import given_config, tolerance_texts
 from pytest_aorta.cli.workloads import require_folder
 from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, ResultError, UsageError
