@@ -272,7 +272,9 @@ class GuardedLaunch:
         with self._pipes:
             self._lifeline.close()
             self._problem = _wait_bounded(self._guard) or self._problem
-            self._read_rest()
+            # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
+            while not self._has_ended and is_readable(self._pipe, 0):
+                self.has_ended()
         reported = self.outcome()
         if reported.reason == EndReason.GUARD_LOST:
             ended, survivors = end_processes([self._plan.run_dir])
@@ -317,11 +319,6 @@ class GuardedLaunch:
     def outcome(self) -> LaunchOutcome:
         """Return the outcome that the guard reported; without a report, the outcome that pytest found."""
         return self._lost or _outcome(self._plan, self._verdict)
-
-    def _read_rest(self) -> None:
-        # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
-        while not self._has_ended and is_readable(self._pipe, 0):
-            self.has_ended()
 
 
 def prepare_folder(plan: LaunchPlan) -> None:

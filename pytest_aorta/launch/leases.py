@@ -26,10 +26,10 @@ from pathlib import Path
 from msgspec import structs
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
+from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.common.files import write_json
-from pytest_aorta.common.model import Model, convert, to_builtins
+from pytest_aorta.common.model import Model, convert, read_model, to_builtins
 from pytest_aorta.launch.sweep import end_processes, is_alive, pid_namespace, processes_of, start_ticks
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.world import World
@@ -544,7 +544,7 @@ class ClaimFolder:
         if not os.path.lexists(path):
             return {}
         try:
-            marks = convert(read_json(path, max_bytes=MAX_FILE_BYTES), _BadMarks, str(path))
+            marks = read_model(path, _BadMarks, max_bytes=MAX_FILE_BYTES)
         except UnreadableFile as error:
             raise _unusable(self.path, f"{error}; repair the file, or delete it with its marks") from None
         return marks.reasons if marks.boot == _boot_id() else {}

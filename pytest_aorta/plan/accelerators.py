@@ -93,11 +93,9 @@ class Sensors(Protocol):
     """Opened sensors of some devices.
 
     Attributes:
-        source: Name of the library that is read.
         capabilities: Capabilities of each device.
     """
 
-    source: str
     capabilities: tuple[Capability, ...]
 
     def read(self) -> tuple[Reading, ...]:
@@ -261,8 +259,6 @@ def _nvidia_handles(mig: bool) -> Iterator[Any]:
 
 class _NvidiaSensors:
     """Sensors read by NVML; a MIG device has the readings of its GPU."""
-
-    source = "NVML"
 
     def __init__(self, devices: Sequence[Device]) -> None:
         import pynvml  # imported only when devices are read
@@ -432,8 +428,6 @@ def _amd_gpu(number: int, model: str, serial: str) -> Device:
 
 class _AmdSensors:
     """Sensors read from amdsmi's table of metrics."""
-
-    source = "amdsmi"
 
     def __init__(self, devices: Sequence[Device]) -> None:
         try:

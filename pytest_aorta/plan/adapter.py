@@ -201,8 +201,9 @@ def adapted(adapter: Adapter, records: Sequence[Record], source: str) -> _Adapte
     names = {name for record in measured for name in record.values}
     columns = {name: _column(name, measured, source) for name in sorted(names)}
     metrics = {
-        _in_bytes(name): max(values) if name.startswith("peak_") else mean(values)
-        for name, values in ((name, _scaled(name, column)) for name, column in columns.items())
+        _in_bytes(name): (max(values) if name.startswith("peak_") else mean(values))
+        * (GIB if name.endswith("_gib") else 1)
+        for name, values in columns.items()
         # Scripts log a peak of 0 or less if they can't measure it; torchtitan logs -1.
         if name not in _SERIES and not (name.startswith("peak_") and max(values) <= 0)
     }
@@ -263,10 +264,6 @@ def _step_times_ms(
 
 def _in_bytes(name: str) -> str:
     return f"{name.removesuffix('_gib')}_bytes" if name.endswith("_gib") else name
-
-
-def _scaled(name: str, values: list[float]) -> list[float]:
-    return [value * GIB for value in values] if name.endswith("_gib") else values
 
 
 def make_adapter(block: AdapterBlock, values: Mapping[str, Any]) -> Adapter:
@@ -371,7 +368,8 @@ def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
     try:
         events.Reload()
     except Exception as error:  # noqa: BLE001 - tensorboard names no error for damaged event files
-        raise AdapterError(f"{files[0]}: tensorboard can't read it: {brief(_described(error), 300)}") from None
+        described = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise AdapterError(f"{files[0]}: tensorboard can't read it: {brief(described, 300)}") from None
     tags = events.Tags()["scalars"]
     steps: dict[int, tuple[float, dict[str, float]]] = {}
     for name, tag in adapter.scalars:
@@ -397,10 +395,6 @@ def _refuse_unreadable(file: Path) -> None:
             f"{file}: {size:,} bytes are more than the {MAX_LOG_BYTES:,} allowed; write the scalars to an event file "
             f"of their own"
         )
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _integer(name: str, given: Any, values: Mapping[str, Any]) -> int:

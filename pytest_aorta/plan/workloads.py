@@ -140,14 +140,14 @@ def command_line(command: Command, config: Mapping[str, Any], *, folder: Path, r
     return CommandLine(str(folder / command.script) if command.script else command.module, tuple(args), environment)
 
 
-def check_command(command: Command, yaml: Path, properties: Collection[str]) -> None:
+def _check_command(command: Command, yaml: Path, properties: Collection[str]) -> None:
     """Check a workload's command against its config keys.
 
     Raises:
         SpecError: A name can't be filled in, a variable is the launcher's own, or the script does not exist.
     """
     _refuse_variables(f"{yaml}: command.environment", command.environment)
-    refuse_unknown_names(f"{yaml}: command", texts_of(structs.asdict(command)), properties)
+    _refuse_unknown_names(f"{yaml}: command", _texts_of(structs.asdict(command)), properties)
     for entry in command.args:
         if isinstance(entry, _WhenTrue) and entry.when not in properties:
             hint = did_you_mean([entry.when], properties)
@@ -177,7 +177,7 @@ def _refuse_variables(where: str, names: Iterable[str]) -> None:
         raise SpecError(f"{where}: got {wrong}; a command may set any variable except {', '.join(patterns)}")
 
 
-def refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:
+def _refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:
     """Check that every name in braces can be filled in; ``where`` starts the message.
 
     Raises:
@@ -189,14 +189,14 @@ def refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[
         raise SpecError(f"{where}: names {unknown} can't be filled in{hint}; there are {sorted(known)}")
 
 
-def texts_of(value: Any) -> list[str]:
+def _texts_of(value: Any) -> list[str]:
     """Return every string in a value of the yaml."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, _WhenTrue):
         return list(value.args)
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
-    return [text for item in items for text in texts_of(item)]
+    return [text for item in items for text in _texts_of(item)]
 
 
 def pinned_cpu_kernels(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
@@ -372,11 +372,11 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
     values = structs.asdict(declared) | {"properties": declared.properties | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA}}
     spec = WorkloadSpec(**values, name=name, folder=folder, module=module)
     if spec.command is not None:
-        check_command(spec.command, spec.yaml, spec.properties)
+        _check_command(spec.command, spec.yaml, spec.properties)
     if spec.adapter is not None:
         # Braces in a pattern are repetition counts, not names.
-        texts = texts_of({**structs.asdict(spec.adapter), "pattern": ""})
-        refuse_unknown_names(f"{yaml}: adapter", texts, {*spec.properties, "rank"})
+        texts = _texts_of({**structs.asdict(spec.adapter), "pattern": ""})
+        _refuse_unknown_names(f"{yaml}: adapter", texts, {*spec.properties, "rank"})
     _check_defaults(spec)
     filled_adapter(spec, default_config(spec, {}), Path("run_dir"), 0)
     return spec
@@ -426,7 +426,7 @@ def _check_defaults(spec: WorkloadSpec) -> None:
     for key, schema in spec.properties.items():
         if absent := sorted(_FRAGMENT_KEYS - schema.keys()):
             raise SpecError(f"{spec.yaml}: config.{key}: keys {absent} are required")
-        _refuse_wrong_fragment(f"{spec.yaml}: config.{key}", schema)
+        _refuse_first(f"{spec.yaml}: config.{key} is not a JSON Schema", _meta_validators()[0], schema)
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}
         if unknown := sorted(map(str, overridden - set(spec.properties))):
@@ -440,8 +440,10 @@ def _check_defaults(spec: WorkloadSpec) -> None:
 
 
 def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -> None:
-    schema = {"type": "object", "properties": spec.properties}
-    _refuse_violation(f"{spec.yaml}: {which}config of workload {spec.name!r}", config, schema)
+    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
+
+    validator = Draft202012Validator({"type": "object", "properties": spec.properties})
+    _refuse_first(f"{spec.yaml}: {which}config of workload {spec.name!r}", validator, config, "top level")
 
 
 def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -475,26 +477,6 @@ def package_folder(dotted: str) -> Path | None:
             return None
         path = list(spec.submodule_search_locations)
     return Path(path[0]) if path else None
-
-
-def _refuse_violation(where: str, document: Any, schema: Mapping[str, Any]) -> None:
-    """Check a document against a schema.
-
-    Raises:
-        SpecError: The document violates the schema; ``where`` begins the message.
-    """
-    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
-
-    _refuse_first(where, Draft202012Validator(schema), document, "top level")
-
-
-def _refuse_wrong_fragment(where: str, fragment: Mapping[str, Any]) -> None:
-    """Check that every keyword of a JSON Schema has an allowed value.
-
-    Raises:
-        SpecError: A value is not allowed; ``where`` begins the message.
-    """
-    _refuse_first(f"{where} is not a JSON Schema", _meta_validators()[0], fragment)
 
 
 def _refuse_unknown_keywords(where: str, fragment: Mapping[str, Any]) -> None:

@@ -171,11 +171,11 @@ def fork(work: Callable[[], int]) -> int:
     pid = os.fork()
     if pid == 0:
         die_with(parent_pid)
-        run_and_exit(work)
+        _run_and_exit(work)
     return pid
 
 
-def run_and_exit(work: Callable[[], int]) -> NoReturn:
+def _run_and_exit(work: Callable[[], int]) -> NoReturn:
     """Run ``work`` in a session of its own and exit, never returning into the parent's code; runs in a forked child."""
     exit_code = 1
     try:
@@ -271,7 +271,7 @@ class ForkServer:
         """Fork the guard of a launch and send its pidfd; ``fds`` are lifeline, verdict, log and leases."""
         pid = os.fork()
         if pid == 0:
-            run_and_exit(lambda: self.guard(message, fds))
+            _run_and_exit(lambda: self.guard(message, fds))
         # The process id can't have been reused: only a later request reaps the guard.
         pidfd = os.pidfd_open(pid)
         try:

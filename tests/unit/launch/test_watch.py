@@ -34,7 +34,6 @@ def count_steps(plan: LaunchPlan, *steps: int) -> None:
 
 
 class FakeSensors:
-    source = "NVML"
     capabilities = (Capability(1980),) * 2
 
     def __init__(self, readings=10_000):

@@ -1,3 +1,5 @@
+"""Workloads by name, their declarations, and the commands that they run."""
+
 from __future__ import annotations
 
 import re
@@ -10,6 +12,8 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.workloads import (
     WorkloadSpec,
+    command_line,
+    filled_adapter,
     find_workload,
     read_workload,
     resolve_config,
@@ -30,6 +34,7 @@ presets:
     small: {steps: 5}
     large: {steps: 50, scale: 8.0}
 """
+OWN_ENVIRONMENT = "  environment: {type: object, default: {}, description: own}\n"
 TYPES = 'allowed is one of ["array", "boolean", "integer", "null", "number", "object", "string"]'
 
 
@@ -75,15 +80,6 @@ def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
     assert f"Expected `object`, got `{kind}`" in yaml_error(tmp_path, text)
 
 
-def test_unknown_yaml_key_names_those_there_are(tmp_path):
-    message = yaml_error(tmp_path, f"{GOOD}clas: x\n")
-    assert "unknown key 'clas' (did you mean 'class'?); there are ['adapter', 'class', 'command', 'config'," in message
-
-
-def test_yaml_without_a_description_is_refused(tmp_path):
-    assert "missing required field `description`" in yaml_error(tmp_path, GOOD.replace("description: a toy", ""))
-
-
 def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_path):
     spec = read_workload("toy", write(tmp_path / "toy", "description: a toy\nclass: Toy\n"), None)
     assert resolve_config(spec, {}) == {"environment": {}}
@@ -100,6 +96,12 @@ def test_command_without_a_config_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("description: a toy", "", "missing required field `description`"),
+        ("min_world_size: 2", "clas: x", "unknown key 'clas' (did you mean 'class'?); there are ['adapter', 'class', "),
+        ("  scale:", "  steps:", "key 'steps' is given twice"),
+        ("    small:", "    1:", "$.presets[...]: Expected `str`"),
+        ("steps: 50", "steps: many", "preset size=large config of workload 'toy': steps: got 'many'"),
+        ("presets:", f"{OWN_ENVIRONMENT}presets:", "'environment' exists for every workload"),
         ("description: a toy", "description: 5", "$.description: got 5; Expected `str`"),
         ("description: a toy", "description: ''", '$.description: got ""; Expected `str` of length >= 1'),
         ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
@@ -190,10 +192,6 @@ def test_unknown_key_of_an_adapter_is_named_first(tmp_path):
         read_workload("toy", folder, None)
 
 
-def test_repeated_yaml_key_is_refused(tmp_path):
-    assert "key 'steps' is given twice" in yaml_error(tmp_path, GOOD.replace("  scale:", "  steps:"))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "unknown", "meant"),
     [("{steps: 5}", "{step: 5}", "step", "steps"), ("presets:\n  size:", "presets:\n  sizes:", "sizes", "size")],
@@ -206,45 +204,28 @@ def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown, meant)
     )
 
 
-def test_preset_for_a_value_that_is_no_text_is_refused(tmp_path):
-    message = yaml_error(tmp_path, GOOD.replace("    small:", "    1:"))
-    assert "$.presets[...]: Expected `str`" in message
-
-
-def test_preset_with_a_wrong_value_is_refused_before_it_is_used(tmp_path):
-    message = yaml_error(tmp_path, GOOD.replace("steps: 50", "steps: many"))
-    assert "preset size=large" in message
-    assert "steps: got 'many'" in message
-
-
 def test_defaults_make_a_config(tmp_path):
     defaults = {"size": "small", "steps": 5, "scale": 1.0, "layout": {}, "environment": {}}
     assert resolve_config(good_spec(tmp_path), {}) == defaults
 
 
-def test_preset_replaces_defaults(tmp_path):
-    config = resolve_config(good_spec(tmp_path), {"size": "large"})
-    assert (config["steps"], config["scale"]) == (50, 8.0)
-
-
-def test_explicit_value_wins_over_preset(tmp_path):
-    config = resolve_config(good_spec(tmp_path), {"size": "large", "steps": 7})
-    assert (config["steps"], config["scale"]) == (7, 8.0)
-
-
-def test_unknown_config_key_is_named_with_a_suggestion(tmp_path):
-    message = config_error(tmp_path, step=5)
-    assert "workload 'toy' has no config keys ['step'] (did you mean 'steps'?)" in message
-    assert "there are ['environment', 'layout', 'scale', 'size', 'steps']" in message
-
-
-def test_config_key_like_no_other_gets_no_suggestion(tmp_path):
-    assert "['zzz']; there are" in config_error(tmp_path, zzz=5)
+@pytest.mark.parametrize("given", [{}, {"steps": 7}])
+def test_preset_replaces_defaults_and_no_explicit_value(tmp_path, given):
+    config = resolve_config(good_spec(tmp_path), {"size": "large"} | given)
+    assert (config["steps"], config["scale"]) == (given.get("steps", 50), 8.0)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"step": 5}, "workload 'toy' has no config keys ['step'] (did you mean 'steps'?); there are ['environment', "),
+        ({"zzz": 5}, "['zzz']; there are"),
+        ({"scale": float("nan")}, "scale: got nan"),
+        ({"scale": float("inf")}, "scale: got inf"),
+        ({"layout": {"path": Path("x")}}, "layout: got "),
+        ({"environment": {"NCCL_NTHREADS": 1}}, "environment.NCCL_NTHREADS: got 1, allowed is"),
+        ({"environment": {"NCCL_NTHREADS": None}}, "environment.NCCL_NTHREADS: got None, allowed is"),
+        ({"environment": {"NCCL_NTHREADS": ["1"]}}, "environment.NCCL_NTHREADS: got ['1'], allowed is"),
         ({"steps": "5"}, "config of workload 'toy': steps: got '5', allowed is type \"integer\""),
         ({"steps": True}, 'steps: got True, allowed is type "integer"'),
         ({"steps": 0}, "steps: got 0, allowed is at least 1"),
@@ -255,15 +236,6 @@ def test_config_key_like_no_other_gets_no_suggestion(tmp_path):
 )
 def test_wrong_config_value_is_named_with_what_is_allowed(tmp_path, given, message):
     assert message in config_error(tmp_path, **given)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_config_value_that_is_not_finite_is_refused(tmp_path, value):
-    assert f"scale: got {value!r}" in config_error(tmp_path, scale=value)
-
-
-def test_config_value_that_json_can_not_carry_is_refused(tmp_path):
-    assert "layout: got " in config_error(tmp_path, layout={"path": Path("x")})
 
 
 def test_config_is_what_a_baseline_will_hold(tmp_path):
@@ -354,11 +326,6 @@ def test_environment_is_a_key_of_every_workload_and_empty_by_default(tmp_path):
     assert resolve_config(spec, {"environment": given})["environment"] == given
 
 
-def test_workload_that_declares_environment_is_refused(tmp_path):
-    own = "  environment: {type: object, default: {}, description: own}\npresets:"
-    assert "'environment' exists for every workload" in yaml_error(tmp_path, GOOD.replace("presets:", own))
-
-
 @pytest.mark.parametrize(
     "name", ["RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "PATH", "AORTA_DEVICE", "TORCH_NCCL_DUMP_ON_TIMEOUT", ""]
 )
@@ -380,13 +347,6 @@ def test_variable_that_rccl_does_not_read_is_refused_with_those_that_replace_it(
     assert f"environment: got ['{name}'], which RCCL does not read; set {replaced} for {name}" in message
 
 
-@pytest.mark.parametrize("value", [1, None, ["1"]])
-def test_variable_that_is_no_text_is_refused(tmp_path, value):
-    assert f"environment.NCCL_NTHREADS: got {value!r}, allowed is" in config_error(
-        tmp_path, environment={"NCCL_NTHREADS": value}
-    )
-
-
 def test_unknown_key_of_an_object_is_refused_with_those_it_has(tmp_path):
     layout = "{type: object, additionalProperties: false, properties: {rows: {type: integer}}, default: {}, "
     folder = write(tmp_path / "toy", GOOD.replace("{type: object, default: {}, ", layout))
@@ -394,3 +354,119 @@ def test_unknown_key_of_an_object_is_refused_with_those_it_has(tmp_path):
         SpecError, match=r"layout: unknown keys \['row'\] \(did you mean 'rows'\?\); there are \['rows'\]"
     ):
         resolve_config(read_workload("toy", folder, None), {"layout": {"row": 1}})
+
+
+COMMAND = """
+description: a script
+command:
+  script: train.py
+  args: ["--steps={steps}", {when: compile, args: [--compile, "{mode}"]}, "{run_dir}/x"]
+  environment: {SLEEP_S: "{sleep_s}"}
+adapter: {kind: log, pattern: 'step (?P<step>[0-9]{1,9}) (?P<step_time_ms>[0-9.]+)', warmup: "{warmup}"}
+config:
+  steps: {type: integer, default: 10, description: steps}
+  warmup: {type: integer, default: 1, description: left out}
+  compile: {type: boolean, default: false, description: whether}
+  mode: {type: string, default: fast, description: how}
+  sleep_s: {type: number, default: 0.5, description: rest}
+"""
+
+
+def command_spec(tmp_path, text=COMMAND):
+    folder = tmp_path / "titan"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text("")
+    (folder / "default.yaml").write_text(text)
+    return read_workload("titan", folder, None)
+
+
+def spec_error(tmp_path, text) -> str:
+    with pytest.raises(SpecError) as caught:
+        command_spec(tmp_path, text)
+    return str(caught.value)
+
+
+def lined(tmp_path, **config):
+    spec = command_spec(tmp_path)
+    command = spec.command
+    return command_line(command, resolve_config(spec, config), folder=spec.folder, run_dir=Path("/run"))
+
+
+def test_command_is_filled_in_with_the_config(tmp_path):
+    line = lined(tmp_path)
+    assert line.target == str(tmp_path / "titan" / "train.py")
+    assert line.args == ("--steps=10", "/run/x")
+    assert line.environment == {"SLEEP_S": "0.5"}
+
+
+def test_arguments_with_a_condition_are_there_where_it_holds(tmp_path):
+    assert lined(tmp_path, compile=True).args == ("--steps=10", "--compile", "fast", "/run/x")
+
+
+def test_adapter_is_filled_in_for_each_rank(tmp_path):
+    adapter = filled_adapter(command_spec(tmp_path), {"warmup": 4}, Path("/run"), 1)
+    assert (adapter.kind, adapter.warmup, adapter.ranks) == ("log", 4, "all")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("script: train.py", "script: other.py", "there is no file"),
+        ("script: train.py", "scrip: train.py", "$.command: unknown key 'scrip' (did you mean 'script'?)"),
+        ("script: train.py", "module: a-b", '$.command.module: got "a-b"'),
+        (
+            "{steps}",
+            "{step}",
+            "command: names ['step'] can't be filled in (did you mean 'steps'?); there are ['compile', ",
+        ),
+        (
+            "when: compile",
+            "when: comp",
+            "command: when: no config key 'comp' (did you mean 'compile'?); there are ['compile', 'environment'",
+        ),
+        ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
+        ('"{warmup}"', '"many"', "adapter: warmup: got 'many', allowed is an integer"),
+        (
+            "{SLEEP_S:",
+            "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
+            "command.environment: got ['AORTA_LAUNCH_ID', 'CUDA_VISIBLE_DEVICES', 'LD_PRELOAD']; a command may set any",
+        ),
+        (
+            "kind: log",
+            "kind: logs",
+            "$.adapter.kind: got \"logs\"; Invalid enum value 'logs'",
+        ),
+        ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
+        ("step_time_ms", "speed", "step times are missing: none of "),
+        ("step (?P", "step ((?P", "is not a regular expression"),
+        ("kind: log,", "kind: torchtitan,", "kind torchtitan has its own pattern and scalars; drop them"),
+        ("description: a script", "description: a script\nclass: Toy", "one of the keys 'class' and 'command'"),
+    ],
+)
+def test_wrong_command_or_adapter_says_what_is_allowed(tmp_path, old, new, said):
+    text = COMMAND.replace(old, new)
+    assert text != COMMAND
+    assert said in spec_error(tmp_path, text)
+
+
+def test_adapter_without_a_command_is_refused(tmp_path):
+    text = (
+        COMMAND.replace("command:", "class: Toy\npresets: {}\nx:").split("x:")[0] + COMMAND[COMMAND.index("adapter:") :]
+    )
+    assert "adapter belongs to a command" in spec_error(tmp_path, text)
+
+
+def test_neither_class_nor_command_is_refused(tmp_path):
+    text = "description: a toy\nconfig: {}\n"
+    assert "give one of the keys 'class' and 'command', not both" in spec_error(tmp_path, text)
+
+
+def test_example_of_torchtitan_can_be_read():
+    folder = Path(__file__).parents[3] / "docs" / "examples" / "torchtitan" / "workloads" / "titan"
+    spec = read_workload("titan", folder, None)
+    config = resolve_config(spec, {"deterministic": False, "steps": 7})
+    line = command_line(spec.command, config, folder=folder, run_dir=Path("/run"))
+    assert line.target == "torchtitan.train"
+    assert "--training.steps=7" in line.args
+    assert "--debug.deterministic" not in line.args
+    assert filled_adapter(spec, config, Path("/run"), 1).folder == "/run/titan/tb/*/rank_1"
