@@ -17,7 +17,7 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.launch.command import launch_environment
+from pytest_aorta.launch.guarded import launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan

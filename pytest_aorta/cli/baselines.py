@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.cli import report_problems
 from pytest_aorta.cli.baseline_files import (
     StoredFile,
     file_or_blob,
@@ -18,7 +19,6 @@ from pytest_aorta.cli.baseline_files import (
     require_folder,
     stored_files,
 )
-from pytest_aorta.cli.exit_codes import report_problems
 from pytest_aorta.common.text import counted, emit, output_width, percent, table, wrapped
 from pytest_aorta.verdict.baseline import Baseline, locked_baselines
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
@@ -35,7 +35,7 @@ _ANOTHER_BLOCK = "another"
 _HEADLINE = METRICS["step_time_p50"]
 _LIST_COLUMNS = (
     "platform", "case", "revision", "center/all", "blocks", "recorded", _HEADLINE.name, "detects with 1, 3",
-)  # fmt: skip  # fmt: skip
+)  # fmt: skip
 _DIFF_COLUMNS = ("metric", "A", "B", "change", "")
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.run_config import tolerance_texts
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.files import locked, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import brief, counted, emit, table
-from pytest_aorta.plan.worktree import ENVIRONMENTS, cache_folder, commit_of, git, setup_program
+from pytest_aorta.plan.reference import ENVIRONMENTS, cache_folder, commit_of, git, setup_program
 from pytest_aorta.session.search import LOG_FILE, LoggedEnd, SearchLog, SearchRequest, Skip
 from pytest_aorta.verdict.commit_search import Probe, ProbedCommit, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances

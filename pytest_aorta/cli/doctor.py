@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import counted, emit, output_width, wrapped
@@ -164,7 +164,7 @@ def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> li
     return found
 
 
-def limit_findings(limits: Mapping[str, int], num_ranks: int, _has_infiniband: bool) -> list[Finding]:
+def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bool) -> list[Finding]:
     """Report soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` means no limit."""
     found = []
     needed = {"nofile": FILES_PER_RANK * (num_ranks + 1), "nproc": MIN_PROCESSES}
@@ -176,7 +176,7 @@ def limit_findings(limits: Mapping[str, int], num_ranks: int, _has_infiniband: b
         )
         found.append(Finding("ulimits", OK if is_enough else PROBLEM, text, remedy))
     memlock = limits["memlock"]
-    is_short = _has_infiniband and memlock != resource.RLIM_INFINITY
+    is_short = has_infiniband and memlock != resource.RLIM_INFINITY
     text = f"memlock: {_limit(memlock)}" + (", and there is InfiniBand, which locks memory" if is_short else "")
     remedy = "ulimit -l unlimited (in a container: --ulimit memlock=-1)" if is_short else ""
     found.append(Finding("ulimits", PROBLEM if is_short else OK, text, remedy))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_aorta.cli.history_changes import CaseHistory, Change, find_changes
+from pytest_aorta.cli.history import CaseHistory, Change, find_changes
 from pytest_aorta.report.page.render import asset, html_template
 from pytest_aorta.verdict.metrics import METRICS
 

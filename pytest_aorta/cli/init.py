@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.text import did_you_mean, emit
 from pytest_aorta.plan.accelerators import visible_devices

@@ -10,14 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.run_config import given_config, tolerance_texts
 from pytest_aorta.cli.workloads import require_folder
 from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, ResultError, UsageError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.launch.command import require_torch
+from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.workloads import find_workload

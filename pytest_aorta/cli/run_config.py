@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.documents import UnreadableFile, parse_yaml, read_yaml
+from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import SpecError, UsageError
+from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workloads import WorkloadSpec, resolve_config
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped

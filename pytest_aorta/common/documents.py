@@ -1,4 +1,4 @@
-"""Strict reading of files, JSON and YAML that a person or another process has written."""
+"""Strict reading of files, JSON that a person or another process has written."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import yaml
 
 from pytest_aorta.common.errors import AortaError
 
@@ -147,38 +144,3 @@ def read_regular(path: Path, max_bytes: int, *, follow_links: bool = False) -> b
     """
     with open_regular(path, follow_links=follow_links) as file:
         return file.read(max_bytes)
-
-
-MAX_YAML_BYTES = 1 << 18
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A SafeLoader that refuses repeated keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        keys = Counter(repr(self.construct_object(key, deep=True)) for key, _ in pairs)
-        if repeated := [key for key, count in keys.items() if count > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"key {repeated[0]} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path, *, max_bytes: int = MAX_YAML_BYTES) -> Any:
-    """Parse one YAML document with the safe loader, refusing repeated keys.
-
-    Raises:
-        UnreadableFile: The file is absent, empty, too large or not safe YAML.
-    """
-    return parse_yaml(read_text(path, max_bytes=max_bytes), str(path))
-
-
-def parse_yaml(text: str, name: str) -> Any:
-    """Parse text as :func:`read_yaml` parses a file; ``name`` is the source that an error message names.
-
-    Raises:
-        UnreadableFile: The text is not safe YAML.
-    """
-    try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise UnreadableFile(f"{name}: not valid YAML: {conflict(text) or error}") from None

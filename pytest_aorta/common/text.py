@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _UNLIMITED = 1 << 20
 _MIN_FLEXIBLE = 16
@@ -16,6 +19,7 @@ _MIN_PART = 3
 _MAX_SUGGESTED = 3
 # Similarity, as difflib measures it, of a name with one wrong or missing character.
 _NEARLY = 0.85
+_NAME_TO_FILL = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 # Control characters (C0, DEL and C1) other than tab and newline. A terminal interprets them as commands.
 _ESCAPES = {code: rf"\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
@@ -123,3 +127,18 @@ def visible(text: str) -> str:
     Surrogates, which UTF-8 can't encode, are escaped too: with one in a report, a pytest-xdist worker would crash.
     """
     return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def filled(text: str, values: Mapping[str, Any]) -> str:
+    """Replace each ``{name}`` in ``text`` with its value: a string as it is, any other value as JSON."""
+
+    def value_of(match: re.Match[str]) -> str:
+        value = values[match[1]]
+        return value if isinstance(value, str) else json.dumps(value)
+
+    return _NAME_TO_FILL.sub(value_of, text)
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in braces that :func:`filled` replaces."""
+    return list(map(str, _NAME_TO_FILL.findall(text)))

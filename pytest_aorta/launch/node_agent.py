@@ -251,11 +251,16 @@ def _joined(run_dir: Path, node: int) -> LaunchPlan:
             f"{own_hello().host} says it is node {node}; the launcher has to start one agent on each of "
             f"{plan.world.nodes} nodes, whose numbers start at 0"
         )
-    if other := read(folder, Hello):
+    try:
+        # Of two agents that start at once, only one creates the file.
+        (folder / "claimed").touch(exist_ok=False)
+    except FileExistsError:
         where = f"one agent on each of {plan.world.nodes} nodes"
-        text = f"{own_hello().host} says it is node {node}, and so does {other.host}; the launcher has to start {where}"
+        other = read(folder, Hello)
+        host = other.host if other else "another agent"
+        text = f"{own_hello().host} says it is node {node}, and so does {host}; the launcher has to start {where}"
         write(folder, NodeVerdict(_nothing(EndReason.NODE_LAUNCHER, text)))
-        raise LaunchError(text)
+        raise LaunchError(text) from None
     write(folder, own_hello())
     # Whoever owns the folder could have written the plan, which names programs.
     owner, own = run_dir.stat().st_uid, (folder / "hello.json").stat().st_uid

@@ -17,8 +17,7 @@ from typing import Any
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.files import write_json
-from pytest_aorta.launch.command import with_own_code
-from pytest_aorta.launch.guarded import start_watcher
+from pytest_aorta.launch.guarded import start_watcher, with_own_code
 from pytest_aorta.launch.node_agent import (
     LOST_S,
     TICK_S,

@@ -16,8 +16,7 @@ from typing import IO, Any, TypeAlias
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
-from pytest_aorta.launch.command import launch_environment, python_command, require_torch
-from pytest_aorta.launch.guarded import guard_spec, launch
+from pytest_aorta.launch.guarded import guard_spec, launch, launch_environment, python_command, require_torch
 from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.sweep import unmarked

@@ -21,8 +21,7 @@ from pytest_aorta.common.documents import UnreadableFile, open_regular, read_byt
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import files_below
 from pytest_aorta.common.model import Model
-from pytest_aorta.common.text import brief
-from pytest_aorta.plan.workload_command import filled
+from pytest_aorta.common.text import brief, filled
 
 LOG, TENSORBOARD, TORCHTITAN = "log", "tensorboard", "torchtitan"
 ALL, FIRST = "all", "first"

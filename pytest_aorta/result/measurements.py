@@ -208,7 +208,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
 
     Lists by rank contain one entry per rank, or the entry of rank 0 alone if an adapter reads a log that only rank 0
     writes. Properties are computed from ``ranks``; the result's file also contains the properties that are named in
-    :data:`DERIVED`.
+    ``DERIVED``.
 
     Attributes:
         schema_version: version of this schema.
@@ -405,7 +405,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         return self.ranks[0].profile.problem
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of the result's file, which contains the properties in :data:`DERIVED` too."""
+        """Return the document of the result's file, which contains the properties in ``DERIVED`` too."""
         return {**to_builtins(self), **{name: to_builtins(getattr(self, name)) for name in DERIVED}}
 
 

@@ -16,7 +16,7 @@ from msgspec import field
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Block, CommandLine, Commit, Model, UtcTime
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.worktree import git
+from pytest_aorta.plan.reference import git
 
 if TYPE_CHECKING:  # ranks import this module, and need no plan
     from pytest_aorta.plan.reference import AnyReference

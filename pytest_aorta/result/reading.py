@@ -11,7 +11,7 @@ from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import write_json_rows
 from pytest_aorta.common.model import read_model
-from pytest_aorta.common.schema import refusal
+from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.adapter import FIRST
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -81,7 +81,7 @@ def collect_result(
         ranks=ranks,
     )
     path, document = plan.run_dir / RESULT_FILE, result.to_json()
-    _refuse(path, refusal(document | {"ranks": document["ranks"][:VALIDATED_RANKS]}, SCHEMA))
+    _refuse(path, violation(document | {"ranks": document["ranks"][:VALIDATED_RANKS]}, SCHEMA))
     try:
         write_json_rows(path, document)
     except OSError as error:
@@ -101,6 +101,10 @@ def read_result(path: Path) -> WorkloadResult:
         raise ResultError(f"result invalid: {error}; if another version wrote it, run the workload again") from None
     problems = (rank.problem() for rank in result.ranks)
     problem = next(filter(None, problems), None) or _disagreement(result.ranks)
+    if problem is None and len(set(map(len, result.wait_ms))) > 1:
+        problem = (
+            f"$.wait_ms: has waits of {sorted(set(map(len, result.wait_ms)))} steps; every rank needs the same steps"
+        )
     _refuse(path, problem or _impossible(result.ranks, result.world_size))
     return result
 

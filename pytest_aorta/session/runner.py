@@ -13,8 +13,7 @@ from msgspec import structs
 
 from pytest_aorta.common.errors import ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
-from pytest_aorta.plan.workload_command import ENVIRONMENT_KEY, case_suffix
-from pytest_aorta.plan.workloads import find_workload
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, case_suffix, find_workload
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import learn

@@ -14,8 +14,7 @@ from pytest_aorta.common.files import write_text
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.reference import CommitReference, References
-from pytest_aorta.plan.worktree import Setup
+from pytest_aorta.plan.reference import CommitReference, References, Setup
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, ProbedCommit, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.comparison import PairedComparison

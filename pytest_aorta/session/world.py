@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchRequest
-from pytest_aorta.plan.workload_command import ENVIRONMENT_KEY, check_environment
-from pytest_aorta.plan.workloads import find_workload, resolve_config
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, check_environment, find_workload, resolve_config
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import Launcher
 

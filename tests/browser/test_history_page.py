@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.cli.history_changes import case_histories
+from pytest_aorta.cli.history import case_histories
 from pytest_aorta.cli.history_page import render
 from tests.unit.sample_history import commit_of, make_history
 

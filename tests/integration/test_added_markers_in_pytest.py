@@ -26,9 +26,7 @@ def add(project, adding: str, mark: str) -> None:
 
 def failing(project, message: str, **outcomes: int) -> None:
     """Run one test, which has to fail with this message without a launch."""
-    result = project.run("--aorta-results=kept")
-    result.assert_outcomes(**outcomes)
-    result.stdout.fnmatch_lines([f"E  *SpecError: {message}"])
+    project.run("--aorta-results=kept", shows=f"E  *SpecError: {message}", **outcomes)
     assert not list((project.path / "kept").glob("*/*"))
 
 
@@ -94,9 +92,7 @@ def test_tolerance_that_is_added_after_the_launch_fails_the_next_comparison(proj
         "    request.node.add_marker(pytest.mark.tolerance(step_time_p50='7%'))\n"
         f"    workload.{call}\n"
     )
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E  *SpecError: marker tolerance: added or removed after the fixture *"])
+    project.run(shows="E  *SpecError: marker tolerance: added or removed after the fixture *", failed=1)
 
 
 def test_markers_of_other_plugins_can_be_added_at_any_time(project):

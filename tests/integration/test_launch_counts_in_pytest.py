@@ -55,9 +55,7 @@ def test_option_limits_the_launches_and_fewer_than_three_never_fail(learned, opt
 
 def test_exact_metric_is_final_with_one_launch(learned):
     learned.plant(weight_hash="f" * 16, slowdown=1.2)
-    result = learned.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E  *weight_hash: regression: *", "aorta: 1 test, 1 regression, *"])
+    result = learned.run(shows=["E  *weight_hash: regression: *", "aorta: 1 test, 1 regression, *"], failed=1)
     assert "WARNING" not in text_of(result)
     assert "--aorta-ab=main" not in text_of(result)
 
@@ -89,9 +87,7 @@ def test_inconclusive_test_is_a_pass_with_its_verdict_in_junit(restless):
 
 
 def test_strict_run_fails_an_inconclusive_test_and_says_what_to_do(restless):
-    result = restless.run("--aorta-fail-on=inconclusive")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    restless.run("--aorta-fail-on=inconclusive", failed=1).stdout.fnmatch_lines(
         [
             "E  *step_time_p50: inconclusive: 10.7 ms, baseline 10 ms, change +7.00% [[]*], tolerance 5%, 3 launches "
             "(further launches could not decide)",
@@ -123,9 +119,7 @@ def test_regression_reports_everything_that_is_known(gpu):
     gpu.plant(**stable)
     gpu.run("--update-baselines").assert_outcomes(passed=1)
     gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0}, canary={"gemm_ms": 1.2, "all_reduce_ms": 2.0})
-    result = gpu.run("-v")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    gpu.run("-v", failed=1).stdout.fnmatch_lines(
         [
             "E  *ComparisonFailed: toy on toy-gpu-x2-nccl, 3 launches of 4 steps:",
             "E  *step_time_p50: regression: 12 ms, baseline 10 ms, change +20.0% [[]+1*%, +2*%], tolerance 5%, 3*",
@@ -143,21 +137,14 @@ def test_regression_reports_everything_that_is_known(gpu):
 
 def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
     learned.plant(memory_growth=0.5)
-    result = learned.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["aorta: 1 test, 2 metrics match * [[]-v for the table and 1 note[]]"])
-    result = learned.run("-v")
-    result.stdout.fnmatch_lines(
-        ["note: test_toy::test_one: memory grows within a launch by at least *%; look for a leak"]
-    )
+    learned.run(shows="aorta: 1 test, 2 metrics match * [[]-v for the table and 1 note[]]", passed=1)
+    learned.run("-v", shows="note: test_toy::test_one: memory grows within a launch by at least *%; look for a leak")
 
 
 def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     learned.plant(slowdown=0.8)
     learned.run().assert_outcomes(passed=1)
-    result = learned.run("--aorta-fail-on=improved")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    learned.run("--aorta-fail-on=improved", failed=1).stdout.fnmatch_lines(
         [
             "E  *step_time_p50: improved: 8 ms, baseline 10 ms, change -20.0% *, tolerance 5%, * (the baseline is *",
             "E  *next: if the change is intended, run --update-baselines --aorta-record=replace and say why *",
@@ -167,9 +154,7 @@ def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
 
 def test_second_launch_that_raises_fails_the_test_with_its_evidence(learned):
     learned.plant(slowdown=1.2, by_launch={"2": {"raises": 1}})
-    result = learned.run("--aorta-results=kept")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    learned.run("--aorta-results=kept", failed=1).stdout.fnmatch_lines(
         [
             "E  *LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
             "E  *plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
@@ -180,9 +165,7 @@ def test_second_launch_that_raises_fails_the_test_with_its_evidence(learned):
 
 def test_second_launch_whose_own_checks_fail_fails_the_test(learned):
     learned.plant(slowdown=1.2, by_launch={"2": {"wrong": 1}})
-    result = learned.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    learned.run(failed=1).stdout.fnmatch_lines(
         ["E  *WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl", "aorta: 1 test, 2 launches; *"]
     )
 
@@ -201,8 +184,7 @@ COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy')
 )
 def test_comparison_launches_both_until_there_is_a_verdict(gpu, step_ms, arguments, launched, outcome):
     gpu.one_test(COMPARE.format(step_ms))
-    result = gpu.run("-v", *arguments)
-    result.stdout.fnmatch_lines(
+    gpu.run("-v", *arguments).stdout.fnmatch_lines(
         [f"* step_time_p50 * 5% *{launched // 2} *{outcome}*", f"aorta: 1 test, {launched} launches, *"]
     )
 
@@ -216,16 +198,14 @@ def test_comparison_launches_both_in_alternating_order(gpu):
 
 def test_comparison_that_decides_nothing_says_what_to_do(gpu):
     gpu.one_test(COMPARE.format(10.7))
-    result = gpu.run("--aorta-max-launches=2", "--aorta-fail-on=inconclusive")
-    result.assert_outcomes(failed=1)
+    result = gpu.run("--aorta-max-launches=2", "--aorta-fail-on=inconclusive", failed=1)
     result.stdout.fnmatch_lines(["E  *next: allow more launches (--aorta-max-launches=12), measure more steps, *"])
     assert "--aorta-ab=main" not in text_of(result)
 
 
 def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
     versioned_gpu.plant(candidate={"slowdown": 1.2})
-    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept")
-    result.assert_outcomes(failed=1)
+    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept", failed=1)
     line = "step_time_p50: regression: 12 ms, reference 10 ms, change +20.0% [[]+*, +*], tolerance 5%, 3 launches"
     result.stdout.fnmatch_lines(
         [
@@ -240,9 +220,7 @@ def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
 
 def test_machine_that_is_slow_for_the_reference_too_is_no_regression(versioned_gpu):
     versioned_gpu.plant(slowdown=1.2)
-    result = versioned_gpu.run("-v", "--aorta-ab=HEAD")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
+    versioned_gpu.run("-v", "--aorta-ab=HEAD", passed=1).stdout.fnmatch_lines(
         [
             "* step_time_p50 *12 ms *12 ms * *2 *pass: A/B with HEAD",
             "aorta: 1 test, 5 launches, 2 metrics match (1 exact, 1 within tolerance)",
@@ -251,8 +229,7 @@ def test_machine_that_is_slow_for_the_reference_too_is_no_regression(versioned_g
 
 
 def test_reference_is_not_launched_where_one_launch_decides(versioned_gpu):
-    result = versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept")
-    result.assert_outcomes(passed=1)
+    versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept", passed=1)
     assert versioned_gpu.planned() == [""]
 
 
@@ -285,9 +262,7 @@ LAST = {"4": "4" * 16}
 def test_what_the_code_lost_since_the_reference_version_fails_a_comparison_by_the_test_too(versioned_gpu, plant, line):
     versioned_gpu.one_test("a = workload.run('toy'); workload.compare(a, distributed_world.again(a, reference=True))")
     versioned_gpu.plant(**plant)
-    result = versioned_gpu.run("--aorta-ab=HEAD")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"E  *weight_hash: missing: *(A/B with HEAD, {line})"])
+    versioned_gpu.run("--aorta-ab=HEAD", shows=f"E  *weight_hash: missing: *(A/B with HEAD, {line})", failed=1)
 
 
 def test_variants_of_two_versions_may_differ_in_what_they_record(versioned_gpu):
@@ -301,9 +276,7 @@ def test_variants_of_two_versions_may_differ_in_what_they_record(versioned_gpu):
 
 def test_failing_launch_of_the_reference_names_it(versioned_gpu):
     versioned_gpu.plant(candidate={"slowdown": 1.2}, reference={"raises": 0})
-    result = versioned_gpu.run("--aorta-ab=HEAD")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    versioned_gpu.run("--aorta-ab=HEAD", failed=1).stdout.fnmatch_lines(
         ["E  *LaunchError: toy at HEAD on 2 cuda ranks: rank exception: rank 0 failed first: *"]
     )
 
@@ -316,8 +289,7 @@ def test_config_key_that_the_reference_lacks_is_left_out_at_its_default(versione
     versioned_gpu.plant(slowdown=1.2)
     versioned_gpu.run("--aorta-ab=HEAD").assert_outcomes(passed=1)
     versioned_gpu.one_test("workload.check(workload.run('toy', buckets=2))")
-    result = versioned_gpu.run("--aorta-ab=HEAD", "--update-baselines", "--aorta-launches=5")
-    result.assert_outcomes(passed=1)
+    versioned_gpu.run("--aorta-ab=HEAD", "--update-baselines", "--aorta-launches=5", passed=1)
     versioned_gpu.plant(slowdown=1.5)
     result = versioned_gpu.run("--aorta-ab=HEAD")
     result.stdout.fnmatch_lines(["E  *SpecError: at HEAD: *workload 'toy' has no config keys [[]'buckets']*"])

@@ -82,9 +82,7 @@ def test_time_limit_of_pytest_timeout_names_the_launch(project):
         "def test_next(workload): workload.run('toy')\n"
     )
     project.plant(sleeps=30, only="test-slow")
-    result = project.run("--aorta-results=kept", *SUMMARY)
-    result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(
+    project.run("--aorta-results=kept", *SUMMARY, failed=1, passed=1).stdout.fnmatch_lines(
         [
             "E *Failed: Timeout (>4.0s) from pytest-timeout.",
             "E *launch of 'toy' ended before its own time limit of 300 s; see *01-toy-*",
@@ -100,8 +98,7 @@ def test_time_limit_of_pytest_timeout_ends_the_wait_for_devices(project):
     folder = project.path / "leases"
     project.write("test_toy.py", "def test_one(workload): workload.run('toy')\n")
     with lease(("cpu-0",), 1, exclusive=True, wait_s=60, folder=folder, owner="another session"):
-        result = project.run("--timeout=2", "--timeout-method=signal")
-        result.assert_outcomes(failed=1)
+        result = project.run("--timeout=2", "--timeout-method=signal", failed=1)
         result.stdout.fnmatch_lines(["E *Failed: Timeout (>2.0s) from pytest-timeout."])
         assert [claim.owner for claim in holders(folder)] == ["another session"]
     project.run("--timeout=60").assert_outcomes(passed=1)
@@ -129,8 +126,7 @@ NIGHTLY = [pytest.param(mode, marks=pytest.mark.extended) for mode in ("loadscop
 def test_each_mode_of_distribution_finds_the_same_baselines(many, mode):
     text = (many.path / "test_toy.py").read_text()
     many.write("test_toy.py", text.replace("def test_one", "@pytest.mark.xdist_group('gpu')\ndef test_one"))
-    result = many.run_apart("-n2", f"--dist={mode}", *SUMMARY)
-    result.assert_outcomes(passed=COUNT)
+    result = many.run_apart("-n2", f"--dist={mode}", *SUMMARY, passed=COUNT)
     assert {case["test"].partition("[")[0] for case in cases(many)} == {"test_toy.py::test_one"}
     assert {outcome for _, _, outcome in verdicts(many)} == {"pass"}
     result.stdout.no_fnmatch_line("*delete the file*")
@@ -142,8 +138,7 @@ def test_run_that_stops_at_the_first_failure_records_what_passed(project):
         "def test_b(workload): assert False\n"
         "def test_c(workload): workload.check(workload.run('toy'))\n"
     )
-    result = project.run_apart("-n1", "-x", "--update-baselines", "--aorta-launches=2")
-    result.assert_outcomes(passed=1, failed=1)
+    project.run_apart("-n1", "-x", "--update-baselines", "--aorta-launches=2", passed=1, failed=1)
     [file] = project.baseline_files()
     assert read_baseline_file(file).test == "test_toy.py::test_a"
 
@@ -167,8 +162,7 @@ def test_one(workload, worker_id):
 def test_baseline_is_not_recorded_if_the_test_failed_on_another_worker(project):
     # No time is compared, so both workers may hold devices at once.
     project.write("test_toy.py", FAILS_ON_ONE_WORKER)
-    result = project.run_apart("-n2", "--dist=each", "--update-baselines", "--aorta-launches=2")
-    result.assert_outcomes(passed=1, failed=1)
+    project.run_apart("-n2", "--dist=each", "--update-baselines", "--aorta-launches=2", passed=1, failed=1)
     assert project.baseline_files() == []
 
 
@@ -191,9 +185,7 @@ def test_times_of_traced_ranks_are_not_applicable_and_hashes_are_compared(many):
 def test_traced_ranks_are_not_recorded(project):
     project.one_test("workload.check(workload.run('toy'))")
     project.plant(**TRACED)
-    result = project.run("--update-baselines", "--aorta-results=kept")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    project.run("--update-baselines", "--aorta-results=kept", failed=1).stdout.fnmatch_lines(
         ["E *BaselineError: test_toy.py::test_one::toy: not recorded: ranks ran under coverage.CTracer, which slows *"]
     )
     # Without the tracer, nine more launches would be recorded.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 
-from pytest_aorta.plan.workload_command import CPU_KERNELS
+from pytest_aorta.plan.workloads import CPU_KERNELS
 from pytest_aorta.worker import environment_facts
 from pytest_aorta.worker.environment import python_tracer
 from tests.rank.settings import default_config

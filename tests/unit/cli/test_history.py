@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.history_changes import CONFIRMING_VERSIONS, case_histories, find_changes, new_changes
+from pytest_aorta.cli.history import CONFIRMING_VERSIONS, case_histories, find_changes, new_changes
 from pytest_aorta.cli.main import main
 from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.metrics import METRICS

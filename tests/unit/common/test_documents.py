@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json, read_yaml
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
 from pytest_aorta.common.files import write_json_rows
+from pytest_aorta.common.strict_yaml import read_yaml
 
 MAX_BYTES = 10_000
 ANY_TEXT = st.text(st.characters(exclude_categories=()))

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.history_changes import case_histories
+from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.launch.guarded import _outcome

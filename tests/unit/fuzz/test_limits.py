@@ -19,7 +19,7 @@ from pytest_aorta.common.errors import AortaError, BaselineError, SpecError
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, log_records
 from pytest_aorta.plan.options import OPTIONS
-from pytest_aorta.plan.workload_command import Command, check_environment, command_line
+from pytest_aorta.plan.workloads import Command, check_environment, command_line
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import flight_verdict
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -213,7 +213,7 @@ def test_nothing_else_in_the_package_unpickles():
     sources = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workloads").rglob("*.py")]
     assert len(sources) > 50
     found = [path.name for path in sources if unpickles.search(path.read_text(encoding="utf-8"))]
-    assert found == ["flight.py"]
+    assert found == ["evidence.py"]
 
 
 def test_paths_of_a_document_name_every_value():

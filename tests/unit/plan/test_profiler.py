@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
-from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.guarded import agent_command, launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under
 from pytest_aorta.plan.options import LauncherKind

@@ -45,7 +45,7 @@ def test_importing_the_names_imports_nothing_but_the_reader_of_files():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "pytest_aorta.result.folder" in shown
-    assert not [name for name in ("model", "documents", "files") if f".{name}'" in shown]
+    assert not [name for name in ("model", "strict_yaml", "files") if f".{name}'" in shown]
 
 
 def test_count_of_steps_is_0_where_a_rank_left_none(tmp_path):

@@ -14,8 +14,7 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch import node_agent
-from pytest_aorta.launch.command import agent_command, launch_environment
-from pytest_aorta.launch.guarded import prepare_folder
+from pytest_aorta.launch.guarded import agent_command, launch_environment, prepare_folder
 from pytest_aorta.launch.node_agent import (
     Heart,
     Heartbeat,

@@ -12,8 +12,7 @@ import pytest
 
 from pytest_aorta.launch import warm
 from pytest_aorta.launch.process.channel import close_all, receive, send
-from pytest_aorta.launch.process.forkserver import children
-from pytest_aorta.launch.process.warm_agent import rank_environment
+from pytest_aorta.launch.process.forkserver import children, rank_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan.world import World
 from tests.unit.builders import make_plan, replace

@@ -8,7 +8,7 @@ import sys
 STOPPED_BETWEEN_WAIT_AND_RECORD = """
 import os, signal
 from pathlib import Path
-from pytest_aorta.launch.process.warm_agent import WarmAgent, fork
+from pytest_aorta.launch.process.forkserver import WarmAgent, fork
 
 ended, running = fork(signal.pause), fork(signal.pause)
 os.kill(ended, signal.SIGKILL)
@@ -22,7 +22,7 @@ print(os.path.exists(f"/proc/{running}"))
 HOLDING_THE_GIL = """
 import faulthandler, itertools, signal, time
 from pathlib import Path
-from pytest_aorta.launch.process import warm_agent
+from pytest_aorta.launch.process import forkserver as warm_agent
 
 def hold(stacks, ready):
     faulthandler.register(signal.SIGUSR1, stacks)

@@ -23,8 +23,7 @@ from pytest_aorta.plan.adapter import (
     read_records,
     refuse_bad_adapter,
 )
-from pytest_aorta.plan.workload_command import CommandLine
-from pytest_aorta.plan.workloads import read_workload
+from pytest_aorta.plan.workloads import CommandLine, read_workload
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.reading import collect_result
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, write_ranks

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.workload_command import command_line
-from pytest_aorta.plan.workloads import filled_adapter, read_workload, resolve_config
+from pytest_aorta.plan.workloads import command_line, filled_adapter, read_workload, resolve_config
 
 COMMAND = """
 description: a script
