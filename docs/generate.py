@@ -26,6 +26,8 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import DERIVED, SCHEMA_VERSION, WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.session import history
+from pytest_aorta.session.history import HistoryEntry
 from pytest_aorta.verdict import baseline
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric
@@ -149,6 +151,7 @@ _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mo
 # The structs whose JSON Schemas are files of the package, and the versions of the schemas.
 SCHEMAS: dict[str, tuple[type, int]] = {
     "baseline": (Baseline, baseline.SCHEMA_VERSION),
+    "history": (HistoryEntry, history.SCHEMA_VERSION),
     "workload_result": (WorkloadResult, SCHEMA_VERSION),
 }
 _SCHEMA_FOLDER = ROOT / "pytest_aorta/common/schemas"

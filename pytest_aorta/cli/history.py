@@ -15,9 +15,10 @@ from pytest_aorta.cli import ExitCode, report_problems
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.text import counted, emit, output_width, table
-from pytest_aorta.session.history import HistoryEntry, MeasuredLaunch, read_history
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.session.history import HistoryEntry, read_history
 from pytest_aorta.session.record import Side
-from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
+from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, measured_values
 from pytest_aorta.verdict.verdicts import ReferenceKind, format_change
 
 _PACKAGES = ("jinja2", "otava")
@@ -294,9 +295,10 @@ class Version:
         commit: The commit; None if unknown.
         dirty: Whether a tracked file differed from the commit; uncommitted changes of two runs are two versions.
         measured_at: UTC time of the first launch.
-        torch, accelerator: As in :class:`~pytest_aorta.session.history.MeasuredLaunch`.
+        torch: Version of torch; None if unknown.
+        accelerator: Model of the devices; None on CPU ranks.
         revision: Revision of the baseline that the version was last compared with; None without one.
-        launches: The launches of the version, oldest first.
+        launches: Metric -> value of each launch of the version, oldest first.
         baselines: Metric -> baseline center that the version was last compared with.
     """
 
@@ -306,7 +308,7 @@ class Version:
     torch: str | None
     accelerator: str | None
     revision: int | None
-    launches: tuple[MeasuredLaunch, ...]
+    launches: tuple[dict[str, float | str], ...]
     baselines: dict[str, float]
 
     @property
@@ -316,7 +318,7 @@ class Version:
 
     def numbers(self, metric: str) -> list[float]:
         """Return the metric's value in each launch in which the value is a number."""
-        values = (launch.values.get(metric) for launch in self.launches)
+        values = (launch.get(metric) for launch in self.launches)
         return [float(value) for value in values if isinstance(value, float | int)]
 
 
@@ -343,7 +345,7 @@ class CaseHistory:
     @property
     def metrics(self) -> list[str]:
         """Return the metrics that any launch has, in the order of the table of metrics."""
-        found = {name for version in self.versions for launch in version.launches for name in launch.values}
+        found = {name for version in self.versions for launch in version.launches for name in launch}
         return [name for name in METRICS if name in found]
 
     @property
@@ -361,7 +363,7 @@ class CaseHistory:
         """Return the metric at every version that has it."""
         found = []
         for index, version in enumerate(self.versions):
-            texts = [value for launch in version.launches if isinstance(value := launch.values.get(metric), str)]
+            texts = [value for launch in version.launches if isinstance(value := launch.get(metric), str)]
             if numbers := version.numbers(metric):
                 found.append(_Point(index, median(numbers)))
             elif texts:
@@ -395,7 +397,7 @@ def of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[Histo
 
 
 def _branch(entry: HistoryEntry) -> str:
-    return entry.launches[0].branch or DETACHED
+    return entry.launches[0].facts.branch or DETACHED
 
 
 def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
@@ -414,39 +416,43 @@ def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
 
 
 def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
-    launches: dict[tuple[str, ...], list[MeasuredLaunch]] = defaultdict(list)
+    launches: dict[tuple[str, ...], list[LaunchFacts]] = defaultdict(list)
     entry_of: dict[tuple[str, ...], list[HistoryEntry]] = defaultdict(list)
     for entry in entries:
         for launch in entry.launches:
-            if launch.side is Side.CANDIDATE and not launch.profiler:
-                key = _version_key(launch, entry.run)
-                launches[key].append(launch)
+            if launch.side is Side.CANDIDATE and not launch.facts.profiler:
+                key = _version_key(launch.facts, entry.run)
+                launches[key].append(launch.facts)
                 entry_of[key].append(entry)
     versions = (_version(group, entry_of[key]) for key, group in launches.items())
     return tuple(sorted(versions, key=lambda version: version.measured_at))
 
 
-def _version_key(launch: MeasuredLaunch, run: str) -> tuple[str, ...]:
+def _version_key(launch: LaunchFacts, run: str) -> tuple[str, ...]:
     # Uncommitted changes of two runs may differ, as may two versions without a known commit.
     if launch.commit is None or launch.dirty:
         return launch.commit or "", run
     return (launch.commit,)
 
 
-def _version(launches: Sequence[MeasuredLaunch], entries: Sequence[HistoryEntry]) -> Version:
+def _version(launches: Sequence[LaunchFacts], entries: Sequence[HistoryEntry]) -> Version:
     revisions = [entry.revision for entry in entries if entry.revision is not None]
     compared = (
-        verdict for entry in entries for verdict in entry.verdicts if verdict.reference == ReferenceKind.BASELINE
+        verdict for entry in entries for verdict in entry.verdicts if verdict.reference.kind is ReferenceKind.BASELINE
     )
-    ordered = sorted(launches, key=lambda launch: launch.measured_at)
+    ordered = sorted(launches, key=lambda launch: launch.recorded_at)
     first, last = ordered[0], ordered[-1]
     return Version(
         commit=first.commit,
         dirty=bool(first.dirty),
-        measured_at=first.measured_at,
-        torch=last.torch,
-        accelerator=last.accelerator,
+        measured_at=first.recorded_at,
+        torch=_text(last.environment.get("torch")),
+        accelerator=_text(last.environment.get("device_name")),
         revision=revisions[-1] if revisions else None,
-        launches=tuple(ordered),
+        launches=tuple(measured_values([launch]) for launch in ordered),
         baselines={row.metric: float(row.baseline) for row in compared if isinstance(row.baseline, float | int)},
     )
+
+
+def _text(fact: object) -> str | None:
+    return None if fact is None else str(fact)

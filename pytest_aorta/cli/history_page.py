@@ -81,7 +81,7 @@ def _chart(case: _Case, name: str) -> dict[str, Any]:
     is_bytes = METRICS[name].unit == "B"
     unit = _MIB if is_bytes else 1.0
     medians = [float(np.median(numbers)) / unit if (numbers := row.numbers(name)) else np.nan for row in versions]
-    launches = (launch.values.get(name) for version in versions for launch in version.launches)
+    launches = (launch.get(name) for version in versions for launch in version.launches)
     values = [float(value) / unit if isinstance(value, float | int) else np.nan for value in launches]
     return {
         "unit": "MiB" if is_bytes else METRICS[name].unit,

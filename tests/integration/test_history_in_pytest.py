@@ -26,7 +26,7 @@ def test_each_run_adds_a_file_with_every_launch(learned):
         learned.run(*HISTORY).stdout.fnmatch_lines(["history: *history/*.jsonl"])
     first, second = kept(learned)
     assert (first.outcome, second.outcome) == ("passed", "failed")
-    assert [launch.values["step_time_p50"] for launch in second.launches] == [13.0, 13.01, 13.02]
+    assert [launch.facts.step_time_ms["p50"] for launch in second.launches] == [13.0, 13.01, 13.02]
     assert (first.revision, first.platform, first.workload) == (1, "toy-gpu-x2-nccl", "toy")
     verdicts = {row.metric: row for row in second.verdicts}
     assert verdicts["step_time_p50"].outcome == "regression"
@@ -47,7 +47,7 @@ def test_commit_is_kept_and_launches_of_a_reference_are_marked(versioned):
     versioned.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.0})")
     versioned.run(*HISTORY)
     (entry,) = kept(versioned)
-    assert {launch.commit for launch in entry.launches} == {versioned.git("rev-parse", "HEAD")}
+    assert {launch.facts.commit for launch in entry.launches} == {versioned.git("rev-parse", "HEAD")}
     sides = [launch.side for launch in entry.launches]
     assert sides.count(Side.CANDIDATE) == sides.count(Side.REFERENCE) >= 2
 

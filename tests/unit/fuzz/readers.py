@@ -62,7 +62,6 @@ from tests.unit.builders import (
     make_provenance,
     make_result,
     rank_values,
-    replace,
     stored,
     write_plan_file,
 )
@@ -216,8 +215,8 @@ def _read_baseline(data: bytes, folder: Path) -> None:
         to_builtins(row)
 
 
-HISTORY = replace(make_entry(0, 10.0, 11.0), verdicts=(history_verdict(),)).to_json()
-HISTORY_FILE = b"".join(json.dumps(entry.to_json()).encode() + b"\n" for entry in entries_of([10.0, 10.1, 12.0]))
+HISTORY = json.loads(make_entry(0, 10.0, 11.0).replace(verdicts=(history_verdict(),)).to_line())
+HISTORY_FILE = b"".join(entry.to_line().encode() for entry in entries_of([10.0, 10.1, 12.0]))
 
 
 def _read_history_line(data: bytes, folder: Path) -> None:
