@@ -9,11 +9,11 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError
@@ -32,20 +32,15 @@ from pytest_aorta.plan.device_kind import (
 )
 from pytest_aorta.plan.world import CPU_WORLD_SIZE, MAX_CPU_RANKS_PER_CORE
 
+_Answer = TypeVar("_Answer")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("--json", action="store_true", help="print JSON: a list with topic, state, text and remedy")
-    parser.add_argument(
-        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: results)"
-    )
-    parser.add_argument(
-        "--baselines",
-        metavar="DIR",
-        type=Path,
-        default=Path("baselines"),
-        help="folder of baselines (default: baselines)",
-    )
+    for name in ("results", "baselines"):
+        about = f"folder of {name} (default: {name})"
+        parser.add_argument(f"--{name}", metavar="DIR", type=Path, default=Path(name), help=about)
     parser.set_defaults(run=run)
 
 
@@ -166,20 +161,22 @@ def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> li
 
 def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bool) -> list[Finding]:
     """Report soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` means no limit."""
-    found = []
     needed = {"nofile": FILES_PER_RANK * (num_ranks + 1), "nproc": MIN_PROCESSES}
-    for name, least in needed.items():
-        is_enough = limits[name] == resource.RLIM_INFINITY or limits[name] >= least
-        text = f"{name}: {_limit(limits[name])}" + ("" if is_enough else f", a run takes up to {least}")
-        remedy = (
-            "" if is_enough else f"ulimit -{'n' if name == 'nofile' else 'u'} {least}, or LimitNOFILE of the service"
-        )
-        found.append(Finding("ulimits", OK if is_enough else PROBLEM, text, remedy))
-    memlock = limits["memlock"]
-    is_short = has_infiniband and memlock != resource.RLIM_INFINITY
-    text = f"memlock: {_limit(memlock)}" + (", and there is InfiniBand, which locks memory" if is_short else "")
-    remedy = "ulimit -l unlimited (in a container: --ulimit memlock=-1)" if is_short else ""
-    found.append(Finding("ulimits", PROBLEM if is_short else OK, text, remedy))
+    remedies = {
+        "nofile": f"ulimit -n {needed['nofile']}, or LimitNOFILE of the service",
+        "nproc": f"ulimit -u {needed['nproc']}, or LimitNPROC of the service",
+        "memlock": "ulimit -l unlimited (in a container: --ulimit memlock=-1)",
+    }
+    reasons = {name: f", a run takes up to {least}" for name, least in needed.items()}
+    reasons["memlock"] = ", and there is InfiniBand, which locks memory"
+    found = []
+    for name, limit in limits.items():
+        is_short = limit < needed[name] if name in needed else has_infiniband
+        if is_short and limit != resource.RLIM_INFINITY:
+            found.append(Finding("ulimits", PROBLEM, f"{name}: {limit:,}{reasons[name]}", remedies[name]))
+        else:
+            text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+            found.append(Finding("ulimits", OK, f"{name}: {text}"))
     return found
 
 
@@ -267,10 +264,6 @@ def _has_infiniband() -> bool:
     return False
 
 
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
-
-
 # An import of torch from a cold network disk can take minutes.
 PROBE_S = 300.0
 MIN_TORCH = (2, 11)
@@ -347,19 +340,24 @@ def _driver(facts: dict[str, Any], devices: Sequence[Device], driver_cuda: tuple
     return [Finding("torch", PROBLEM, text, remedy)]
 
 
-def driver_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA version that the NVIDIA driver supports; None without a driver."""
+def _ask_driver(question: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
+    """Return the answer to a question to NVML; ``otherwise`` without an NVIDIA driver that knows the answer."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         try:
-            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+            return question(pynvml)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        return None
-    return version // 1000, version % 1000 // 10
+        return otherwise
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """Return the newest CUDA version that the NVIDIA driver supports; None without a driver."""
+    version = _ask_driver(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()), 0)
+    return (version // 1000, version % 1000 // 10) if version else None
 
 
 def link_findings(links: Mapping[str, int]) -> list[Finding]:
@@ -378,29 +376,18 @@ def link_findings(links: Mapping[str, int]) -> list[Finding]:
 
 def _active_nvlinks(devices: Sequence[Device]) -> dict[str, int]:
     """Return token -> number of active NVLinks, for NVIDIA GPUs for which NVML reports NVLinks."""
-    import pynvml
+    asked = [one for one in devices if one.vendor == NVIDIA and not one.uuid.startswith("MIG-")]
+    return _ask_driver(
+        lambda nvml: {
+            one.token: sum(_is_up(nvml, nvml.nvmlDeviceGetHandleByUUID(one.uuid), link) for link in range(MAX_NVLINKS))
+            for one in asked
+        },
+        {},
+    )
 
-    found: dict[str, int] = {}
+
+def _is_up(nvml: Any, handle: Any, link: int) -> bool:
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return found
-    try:
-        for device in devices:
-            if device.vendor == NVIDIA and not device.uuid.startswith("MIG-"):
-                handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
-                found[device.token] = sum(_is_up(handle, link) for link in range(MAX_NVLINKS))
-    except pynvml.NVMLError:
-        return found
-    finally:
-        pynvml.nvmlShutdown()
-    return found
-
-
-def _is_up(handle: Any, link: int) -> bool:
-    import pynvml
-
-    try:
-        return bool(pynvml.nvmlDeviceGetNvLinkState(handle, link))
-    except pynvml.NVMLError:  # no such link
+        return bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
+    except nvml.NVMLError:  # no such link
         return False

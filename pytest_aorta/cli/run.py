@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     options, tolerances = _options(arguments), parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance")
     check_profiler(options.profiler)
     launch = _checked(arguments, options)
-    spec = TestSpec(_world_spec(arguments), tolerances)
+    spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc), tolerances)
     test = RunningTest(OWNER)
     with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
             for path in paths:
                 results.append(launch.start(distributed_world))
                 written = write_trial(path, results[-1], arguments.existing)
-                emit([f"{written}:", *(f"  {line}" for line in _shown(results[-1]))])
+                emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
                 emit([f"  {note}" for note in test.launches[-1].traces])
                 sys.stdout.flush()
             if arguments.check is not None:
@@ -118,26 +118,26 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.PROBLEM if failed else ExitCode.OK
 
 
+@dataclass(frozen=True)
 class _Launch:
-    """A checked launch; ``folder`` is its folder in the folder of results."""
+    """A checked launch; ``folder`` is its folder in the folder of results, and a script has no ``config``."""
 
-    def __init__(self, folder: str, name: str, min_world_size: int, config: dict[str, Any] | None, args: Sequence[str]):
-        self.folder = folder
-        self.name = name
-        self.min_world_size = min_world_size
-        self._config = config
-        self._args = tuple(args)
+    folder: str
+    name: str
+    min_world_size: int = 1
+    config: dict[str, Any] | None = None
+    args: list[str] | tuple[str, ...] = ()
 
     @property
     def result_name(self) -> str:
         """The name of the workload in results."""
-        return self.name if self._config is not None else Path(self.name).name
+        return self.name if self.config is not None else Path(self.name).name
 
     def start(self, world: DistributedWorld) -> WorkloadResult:
         """Launch once."""
-        if self._config is None:
-            return world.launch_script(self.name, self._args)
-        return world.launch(self.name, **self._config)
+        if self.config is None:
+            return world.launch_script(self.name, self.args)
+        return world.launch(self.name, **self.config)
 
 
 def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
@@ -149,16 +149,12 @@ def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
         folder = path.stem if path.suffix == ".py" else arguments.script
         if not folder or "/" in folder:
             raise UsageError(f"--script: got {arguments.script!r}, allowed is a file ending in .py or a dotted module")
-        return _Launch(folder, arguments.script, 1, None, arguments.args)
+        return _Launch(folder, arguments.script, args=arguments.args)
     if arguments.args:
         raise UsageError(f"{arguments.args}: a workload takes no arguments; --set KEY=VALUE sets config keys")
     spec = find_workload(arguments.workload, options.workload_dirs)
     config = given_config(spec, arguments.config, arguments.steps, arguments.assignments)
-    return _Launch(spec.name, spec.name, spec.min_world_size, config, ())
-
-
-def _world_spec(arguments: argparse.Namespace) -> WorldSpec:
-    return WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc)
+    return _Launch(spec.name, spec.name, spec.min_world_size, config)
 
 
 def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
@@ -173,10 +169,6 @@ def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
             f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc, or --gpus=0"
         )
     return world
-
-
-def _shown(result: WorkloadResult) -> list[str]:
-    return [*summary_lines(result), *_failure_lines(result)]
 
 
 def _check(runner: WorkloadRunner, test: RunningTest, results: list[WorkloadResult], given: Path) -> None:
@@ -256,7 +248,7 @@ def summary_lines(result: WorkloadResult) -> list[str]:
         lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")
     if result.loss:
         lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
-    return lines
+    return lines + _failure_lines(result)
 
 
 def _step_times(result: WorkloadResult, facts: LaunchFacts) -> str:
@@ -292,8 +284,7 @@ def _metrics(result: WorkloadResult) -> list[str]:
     return shown
 
 
-def _failure_lines(result: WorkloadResult, limit: int = 3) -> Sequence[str]:
-    """Return the failures that the workload's own checks found."""
+def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
     if result.passed:
         return []
     found = [str(detail) for detail in result.failure_details[:limit]]
@@ -336,29 +327,26 @@ def write_trial(path: Path, result: WorkloadResult, existing: str = OVERWRITE) -
     document = result.to_json()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if existing == OVERWRITE:
-            write_json(path, document)
-            return path
-        path = _reserved(path)
+        while existing != OVERWRITE and not _is_reserved(path):
+            path = path.with_name(f"trial_{_number(path) + 1}.json")
         try:
             write_json(path, document)
         except BaseException:
-            path.unlink()
+            if existing != OVERWRITE:
+                path.unlink()
             raise
     except OSError as error:
         raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return path
 
 
-def _reserved(path: Path) -> Path:
-    """Create an empty file, which no other process then uses, and return it: ``path``, or the next free number."""
-    while True:
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            path = path.with_name(f"trial_{_number(path) + 1}.json")
-        else:
-            return path
+def _is_reserved(path: Path) -> bool:
+    """Create an empty file, which no other process then uses; return False if the file exists already."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _number(path: Path) -> int:

@@ -7,12 +7,9 @@ import json
 import math
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_aorta.common.text import brief
-
-if TYPE_CHECKING:
-    from jsonschema_rs import Draft202012Validator
 
 
 @functools.cache
@@ -24,62 +21,19 @@ def load_schema(name: str) -> dict[str, Any]:
 
 
 def violation(document: Any, schema_name: str, definition: str | None = None) -> str | None:
-    """Return the most relevant violation as "JSON path: got ..., allowed is ...", or None for a valid document.
-
-    jsonschema-rs decides, since it validates a rank file in a hundredth of the time that jsonschema takes; jsonschema
-    is imported only to word an error. The exception is a document with a lone surrogate in a string: jsonschema-rs
-    can't represent the document, so jsonschema decides.
+    """Return the most relevant violation as "JSON path: got ..., allowed is ..."; None for a valid document.
 
     Args:
-        document: A parsed JSON document.
+        document: A JSON document, whose arrays may be tuples.
         schema_name: File name of a schema in ``pytest_aorta/common/schemas``.
         definition: Name of one of the schema's ``$defs``; None for the whole schema.
     """
-    fast = _fast_validator(schema_name, definition)
-    refusal = None
-    try:
-        if fast.is_valid(document):
-            return None
-        refusal = next(fast.iter_errors(document)).message
-    except ValueError:  # the document can't be represented
-        pass
-    return _worded_violation(document, schema_name, definition) or (refusal and f"$: {refusal}")
+    from jsonschema.exceptions import best_match  # takes 100 ms, which test collection doesn't need
 
-
-@functools.cache
-def _fast_validator(schema_name: str, definition: str | None = None) -> Draft202012Validator:
-    """Return jsonschema-rs's validator of a schema, or of one of the schema's definitions."""
-    from jsonschema_rs import Draft202012Validator, Registry  # takes 25 ms, which test collection doesn't need
-
-    schema = load_schema(schema_name)
-    if definition is None:
-        return Draft202012Validator(schema)
-    # The definition refers to other parts of its file, so the registry needs the whole file.
-    registry = Registry([(schema["$id"], schema)])
-    return Draft202012Validator({"$ref": f"{schema['$id']}#/$defs/{definition}"}, registry=registry)
-
-
-def _worded_violation(document: Any, schema_name: str, definition: str | None) -> str | None:
-    from jsonschema import Draft202012Validator  # takes 100 ms, and a valid document doesn't need it
-    from jsonschema.exceptions import best_match
-
-    whole = Draft202012Validator(load_schema(schema_name))
+    whole = _validator(schema_name)
     # An evolved validator still resolves "$ref" in the whole file.
     part = whole.evolve(schema={"$ref": f"#/$defs/{definition}"}) if definition else whole
     error = best_match(part.iter_errors(document))
-    return None if error is None else _words(error)
-
-
-def refusal(document: Any, schema_name: str) -> str | None:
-    """Return the most relevant violation as "JSON path: got ..., allowed is ...", by jsonschema; None if it is valid.
-
-    Args:
-        document: A document that a program has made.
-        schema_name: File name of a schema in ``pytest_aorta/common/schemas``.
-    """
-    from jsonschema.exceptions import best_match  # takes 100 ms, which test collection doesn't need
-
-    error = best_match(_validator(schema_name).iter_errors(document))
     return None if error is None else _words(error)
 
 

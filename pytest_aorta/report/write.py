@@ -68,7 +68,9 @@ def write_session_reports(
         lines += _append_step_summary(markdown(shown, run), Path(environ[STEP_SUMMARY]))
     if options.markdown is not None:
         try:
-            lines += _write_markdown(markdown(shown, run, MAX_COMMENT_BYTES), options.markdown)
+            options.markdown.parent.mkdir(parents=True, exist_ok=True)
+            write_text(options.markdown, markdown(shown, run, MAX_COMMENT_BYTES))
+            lines.append(f"markdown: {options.markdown}")
         except OSError as error:
             errors.append(f"ERROR {options.markdown}: no Markdown was written: {error.strerror or error}")
     if options.report is not None:
@@ -106,12 +108,6 @@ def _append_step_summary(text: str, file: Path) -> list[str]:
     except OSError as error:
         return [f"WARNING: {STEP_SUMMARY}: {file} can't be written: {error.strerror or error}"]
     return []
-
-
-def _write_markdown(text: str, file: Path) -> list[str]:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, text)
-    return [f"markdown: {file}"]
 
 
 def _write_page(report: Report, file: Path, options: Options) -> list[str]:

@@ -11,7 +11,7 @@ from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import write_json_rows
 from pytest_aorta.common.model import read_model
-from pytest_aorta.common.schema import refusal
+from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.adapter import FIRST
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -81,7 +81,7 @@ def collect_result(
         ranks=ranks,
     )
     path, document = plan.run_dir / RESULT_FILE, result.to_json()
-    _refuse(path, refusal(document | {"ranks": document["ranks"][:VALIDATED_RANKS]}, SCHEMA))
+    _refuse(path, violation(document | {"ranks": document["ranks"][:VALIDATED_RANKS]}, SCHEMA))
     try:
         write_json_rows(path, document)
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import math
 from collections import Counter
@@ -26,6 +25,7 @@ SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.PASS, Outcome.NOT_APPLICABLE
 UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3
+_SIDES = ("candidate", "reference")
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,6 @@ class _RankTimes:
     p99_ms: float
     max_ms: float
     lag_ms: float | None
-
-
-@dataclass(frozen=True)
-class _ProvenanceTable:
-    """The time, host and version of each side's measurements: side -> label -> value, and the labels in order."""
-
-    labels: tuple[str, ...]
-    sides: Mapping[str, Mapping[str, str]]
 
 
 def severity(verdict: Verdict) -> int:
@@ -129,45 +121,34 @@ def compared_with(verdict: Verdict) -> str:
     return f"stored baseline, revision\N{NO-BREAK SPACE}{reference.revision}"
 
 
-def provenance_of_report(report: Report) -> _ProvenanceTable:
-    """Return the time, host and version of both sides' measurements, over all tests.
+def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:
+    """Return the time, host and version of both sides' measurements, over all tests: side -> label -> value.
 
     If no launch left a result, only the version and the command are known.
     """
     if report.run and not report.has_result:
-        return _ProvenanceTable(tuple(label for label, _ in report.run), {report.candidate: dict(report.run)})
+        return {report.candidate: dict(report.run)}
     cases = [case for test in report.tests for case in test.cases]
     names = {case.reference_name for case in cases if case.reference}
     name = names.pop() if len(names) == 1 else AB_REFERENCE
-    return _provenance(
-        {
-            report.candidate: [launch.facts for case in cases for launch in case.candidate],
-            name: [launch.facts for case in cases for launch in case.reference],
-        }
-    )
+    candidates, references = ([launch.facts for case in cases for launch in getattr(case, side)] for side in _SIDES)
+    return _provenance({report.candidate: candidates, name: references})
 
 
-def provenance_of_case(case: Case, candidate: str) -> _ProvenanceTable:
+def provenance_of_case(case: Case, candidate: str) -> dict[str, dict[str, str]]:
     """Return the time, host and version of the launches of each side of a case."""
-    return _provenance(
-        {
-            candidate: [launch.facts for launch in case.candidate],
-            case.reference_name: [launch.facts for launch in case.reference],
-            case.baseline_name: case.baseline.center_launches if case.baseline else (),
-        }
-    )
+    stored = case.baseline.center_launches if case.baseline else ()
+    candidates, references = ([launch.facts for launch in getattr(case, side)] for side in _SIDES)
+    return _provenance({candidate: candidates, case.reference_name: references, case.baseline_name: stored})
 
 
-def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> _ProvenanceTable:
-    found: dict[str, dict[str, str]] = {}
+def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> dict[str, dict[str, str]]:
+    found = {}
     for name, launches in sides.items():
-        values: dict[str, list[str]] = {}
-        for label, value in itertools.chain.from_iterable(map(provenance_pairs, launches)):
-            values.setdefault(label, []).append(value)
-        if values:
-            found[name] = {label: _joined(label, texts) for label, texts in values.items()}
-    labels = dict.fromkeys(itertools.chain.from_iterable(found.values()))
-    return _ProvenanceTable(tuple(labels), found)
+        if launches:
+            columns = zip(*map(provenance_pairs, launches), strict=True)
+            found[name] = {pairs[0][0]: _joined(pairs[0][0], [value for _, value in pairs]) for pairs in columns}
+    return found
 
 
 def _joined(label: str, values: Sequence[str]) -> str:

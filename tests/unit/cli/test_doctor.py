@@ -6,6 +6,7 @@ import json
 import resource
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from pytest_aorta.cli import doctor
@@ -46,40 +47,59 @@ def test_gpus_of_two_models_are_noted():
     assert states(doctor.device_findings([*gpus(1), *gpus(1, "NVIDIA A100")])) == [OK, NOTE]
 
 
+CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+
+
 @pytest.mark.parametrize(
-    ("value", "state"), [("0,1", OK), ("", OK), ("1", OK), ("0,7", PROBLEM), ("0,0", PROBLEM), ("gpu0", PROBLEM)]
+    ("environ", "vendor", "expected", "said"),
+    [
+        ({CUDA: "0,1"}, NVIDIA, [OK], ""),
+        ({CUDA: ""}, NVIDIA, [OK], ""),
+        ({CUDA: "1"}, NVIDIA, [OK], ""),
+        ({CUDA: "0,7"}, NVIDIA, [PROBLEM], "names 2 and gives 1 of 2 GPUs"),
+        ({CUDA: "0,0"}, NVIDIA, [PROBLEM], "names 2 and gives "),
+        ({CUDA: "gpu0"}, NVIDIA, [PROBLEM], "gives 0 of 2 GPUs"),
+        ({HIP: "0", CUDA: "1"}, AMD, [OK, OK, PROBLEM], "HIP goes by the former"),
+        ({HIP: "0", CUDA: "0"}, AMD, [OK, OK], ""),
+        ({ROCR: "0"}, NVIDIA, [OK, NOTE], "mean nothing to these GPUs"),
+        ({"NCCL_P2P_DISABLE": "1", "PATH": "x"}, NVIDIA, [NOTE], "configure collectives: NCCL_P2P_DISABLE=1"),
+    ],
 )
-def test_visible_devices_that_name_more_than_they_give_are_a_problem(value, state):
-    assert states(doctor.variable_findings({"CUDA_VISIBLE_DEVICES": value}, NVIDIA, 2)) == [state]
+def test_variables_that_hide_devices_or_configure_collectives_are_judged(environ, vendor, expected, said):
+    found = doctor.variable_findings(environ, vendor, 2)
+    assert states(found) == expected
+    assert said in found[-1].text
 
 
-def test_two_variables_of_amd_that_differ_are_a_problem():
-    environ = {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}
-    assert "HIP goes by the former" in problem(doctor.variable_findings(environ, AMD, 2)).text
-    assert PROBLEM not in states(doctor.variable_findings(environ | {"CUDA_VISIBLE_DEVICES": "0"}, AMD, 2))
+@pytest.mark.parametrize(
+    ("changes", "has_infiniband", "short"),
+    [
+        ({}, False, ""),
+        (dict.fromkeys(LIMITS, resource.RLIM_INFINITY), True, ""),
+        ({"nofile": 1024}, False, "nofile"),
+        ({"nproc": 100}, False, "nproc"),
+        ({}, True, "memlock"),
+    ],
+)
+def test_low_limit_is_a_problem_and_locked_memory_counts_with_infiniband(changes, has_infiniband, short):
+    found = doctor.limit_findings(LIMITS | changes, 8, has_infiniband)
+    assert [finding.text.partition(":")[0] for finding in found if finding.state == PROBLEM] == [short] * bool(short)
+    assert len(found) == 3
 
 
-def test_variables_of_amd_are_noted_on_nvidia():
-    assert states(doctor.variable_findings({"ROCR_VISIBLE_DEVICES": "0"}, NVIDIA, 2)) == [OK, NOTE]
+@pytest.mark.parametrize(("version", "expected"), [(13000, (13, 0)), (12040, (12, 4)), (None, None)])
+def test_version_of_cuda_comes_from_the_driver(monkeypatch, version, expected):
+    def asked():
+        if version is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return version
 
-
-def test_variables_of_transports_are_noted_with_their_values():
-    [found] = doctor.variable_findings({"NCCL_P2P_DISABLE": "1", "PATH": "x"}, NVIDIA, 2)
-    assert (found.state, found.text) == (NOTE, "variables configure collectives: NCCL_P2P_DISABLE=1")
-
-
-def test_ample_limits_are_well():
-    assert states(doctor.limit_findings(LIMITS, 8, False)) == [OK, OK, OK]
-    assert states(doctor.limit_findings(dict.fromkeys(LIMITS, resource.RLIM_INFINITY), 8, True)) == [OK, OK, OK]
-
-
-@pytest.mark.parametrize(("name", "value"), [("nofile", 1024), ("nproc", 100)])
-def test_low_limit_is_a_problem(name, value):
-    assert name in problem(doctor.limit_findings(LIMITS | {name: value}, 8, False)).text
-
-
-def test_locked_memory_counts_where_there_is_infiniband():
-    assert "memlock" in problem(doctor.limit_findings(LIMITS, 8, True)).text
+    ended = []
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: ended.append(True))
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", asked)
+    assert doctor.driver_cuda() == expected
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(

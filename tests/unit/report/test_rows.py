@@ -70,24 +70,24 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
     reference = measured(commit="beef" * 10, branch=None, dirty=False)
     case = Case("c", (), launches, (reference,), make_baseline(), "A/B reference main")
     table = provenance_of_case(case, "candidate")
-    assert list(table.sides) == ["candidate", "A/B reference main", "stored baseline, revision\xa01"]
-    assert table.labels == ("commit", "branch", "measured", "device", "torch", "command")
-    candidate = table.sides["candidate"]
+    assert list(table) == ["candidate", "A/B reference main", "stored baseline, revision\xa01"]
+    candidate = table["candidate"]
+    assert tuple(candidate) == ("commit", "branch", "measured", "device", "torch", "command")
     assert candidate["commit"] == "c0ffee00c0ff; c0ffee00c0ff and changes"
     assert candidate["measured"] == "2026-01-02T03:04:05Z to 2026-01-02T03:04:06Z"
     assert (candidate["branch"], candidate["command"]) == ("main", "pytest -k 'a b'")
-    assert table.sides["A/B reference main"]["commit"] == "beefbeefbeef"
-    assert list(provenance_of_report(as_report(case)).sides) == ["candidate", "A/B reference main"]
+    assert table["A/B reference main"]["commit"] == "beefbeefbeef"
+    assert list(provenance_of_report(as_report(case))) == ["candidate", "A/B reference main"]
 
 
 def test_many_commits_of_one_side_are_counted():
     launches = tuple(measured(commit=f"{number}" * 40) for number in range(5))
     table = provenance_of_case(Case("c", candidate=launches), "candidate")
-    assert table.sides["candidate"]["commit"].endswith("; and 2 more")
+    assert table["candidate"]["commit"].endswith("; and 2 more")
 
 
 def test_provenance_of_nothing_has_no_side():
-    assert provenance_of_report(as_report()).sides == {}
+    assert provenance_of_report(as_report()) == {}
 
 
 # Totals

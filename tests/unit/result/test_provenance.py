@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.schema import refusal
+from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.reference import EnvironmentReference
 from pytest_aorta.result import provenance as module
 from pytest_aorta.result.facts import launch_facts
@@ -193,4 +193,4 @@ def test_long_command_is_shortened_before_it_is_stored(tmp_path):
 @given(st.lists(st.text(st.characters(codec=None), max_size=300), max_size=40))
 def test_every_command_can_be_stored(words):
     document = make_result([[1.0]], provenance=make_provenance(command=stored_command(words))).to_json()
-    assert refusal(json.loads(json.dumps(document)), SCHEMA) is None
+    assert violation(json.loads(json.dumps(document)), SCHEMA) is None

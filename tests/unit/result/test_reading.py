@@ -10,7 +10,7 @@ import pytest
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.common.schema import refusal
+from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.adapter import ALL
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
@@ -310,9 +310,9 @@ def test_stored_result_whose_ranks_contradict_each_other_is_refused(tmp_path, ch
 def test_result_fits_the_schema_that_others_validate_with(tmp_path, monkeypatch):
     collect(tmp_path, rank_values(overlap=[STEP], timeline=LANES), rank_values(overlap=[STEP], timeline=LANES))
     document = json.loads((tmp_path / "result.json").read_text())
-    assert refusal(document, SCHEMA) is None
+    assert violation(document, SCHEMA) is None
     for wrong in ({"extra": 1}, {"step_times_ms": [True]}, {"device": "abacus"}, {"ranks": []}):
-        assert refusal(document | wrong, SCHEMA)
+        assert violation(document | wrong, SCHEMA)
     plan = make_plan(tmp_path, name="")
     with pytest.raises(ResultError, match=r"\$\.workload"):
         collect_result(plan, ENDED_WELL)
