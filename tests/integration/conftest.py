@@ -224,7 +224,7 @@ class Project:
         self.test_file(
             "import pytest\n\n"
             + "\n".join(
-                f"def test_{number}(workload, distributed_world):\n    {before}\n    {call}\n"
+                f"def test_{number}(workload, distributed_world, request):\n    {before}\n    {call}\n"
                 for number, call in enumerate(calls)
             )
         )

@@ -60,27 +60,22 @@ def test_wrong_marker_of_a_test_that_requests_the_fixture_by_name_fails_the_test
 
 
 RUN, LAUNCH = "workload.run('toy')", "distributed_world.launch('toy')"
+TOO_LATE = [
+    ("world(size=3)", "world: added or removed after the fixture distributed_world was set up, so *", RUN),
+    ("world(size=3)", "world: added or removed *", LAUNCH),
+    ("tolerance(step_time_p50='7%')", "tolerance: added or removed *", RUN),
+    ("launch_timeout(7)", "launch_timeout: added or removed *", RUN),
+    ("overlap", "overlap: added or removed *", RUN),
+    ("tolerance(bogus='7%')", "tolerance: metrics [[]'bogus'[]] are unknown*", RUN),
+]
 
 
-@pytest.mark.parametrize(
-    ("mark", "message", "call"),
-    [
-        ("world(size=3)", "marker world: added or removed after the fixture distributed_world was set up, so *", RUN),
-        ("world(size=3)", "marker world: added or removed *", LAUNCH),
-        ("tolerance(step_time_p50='7%')", "marker tolerance: added or removed *", RUN),
-        ("launch_timeout(7)", "marker launch_timeout: added or removed *", RUN),
-        ("overlap", "marker overlap: added or removed *", RUN),
-        ("tolerance(bogus='7%')", "marker tolerance: metrics [[]'bogus'[]] are unknown*", RUN),
-    ],
-)
-def test_marker_that_is_added_too_late_fails_the_next_launch(project, mark, message, call):
-    project.test_file(
-        "import pytest\n"
-        "def test_one(workload, distributed_world, request):\n"
-        f"    request.node.add_marker(pytest.mark.{mark})\n"
-        f"    {call}\n"
-    )
-    failing(project, message, failed=1)
+def test_marker_that_is_added_too_late_fails_the_next_launch(project):
+    added = "request.node.add_marker(pytest.mark.{}); {}"
+    project.tests_of([added.format(mark, call) for mark, _, call in TOO_LATE])
+    lines = [f"E  *SpecError: marker {message}" for _, message, _ in TOO_LATE]
+    project.run("--aorta-results=kept", shows=lines, failed=len(TOO_LATE))
+    assert not list((project.path / "kept").glob("*/*"))
 
 
 @pytest.mark.parametrize("call", ["check(result)", "compare(result, result, metrics=['weight_hash'])"])

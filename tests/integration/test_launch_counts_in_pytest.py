@@ -61,8 +61,13 @@ def test_exact_metric_is_final_with_one_launch(learned):
 
 
 def test_inconclusive_test_passes_with_a_letter_a_count_and_a_warning(restless):
-    result = restless.run()
+    result = restless.run("--junitxml=report.xml")
     assert_inconclusive(result)
+    suite = ElementTree.parse(restless.path / "report.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["1", "0", "0", "0"]
+    properties = {entry.get("name"): entry.get("value") for entry in suite[0].find("properties")}
+    assert properties["aorta.step_time_p50"].startswith("step_time_p50: inconclusive: 10.7 ms, baseline 10 ms")
+    restless.run("-v", shows="test_toy.py::test_one INCONCLUSIVE *")
     result.stdout.fnmatch_lines(
         [
             "test_toy.py I *",
@@ -72,18 +77,6 @@ def test_inconclusive_test_passes_with_a_letter_a_count_and_a_warning(restless):
             "*= 1 inconclusive in *",
         ]
     )
-
-
-def test_inconclusive_test_has_a_word_where_words_are_asked_for(restless):
-    restless.run("-v").stdout.fnmatch_lines(["test_toy.py::test_one INCONCLUSIVE *"])
-
-
-def test_inconclusive_test_is_a_pass_with_its_verdict_in_junit(restless):
-    restless.run("--junitxml=report.xml")
-    suite = ElementTree.parse(restless.path / "report.xml").getroot()[0]
-    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["1", "0", "0", "0"]
-    properties = {entry.get("name"): entry.get("value") for entry in suite[0].find("properties")}
-    assert properties["aorta.step_time_p50"].startswith("step_time_p50: inconclusive: 10.7 ms, baseline 10 ms")
 
 
 def test_strict_run_fails_an_inconclusive_test_and_says_what_to_do(restless):
@@ -152,22 +145,33 @@ def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     )
 
 
-def test_second_launch_that_raises_fails_the_test_with_its_evidence(learned):
-    learned.plant(slowdown=1.2, by_launch={"2": {"raises": 1}})
-    learned.run("--aorta-results=kept", failed=1).stdout.fnmatch_lines(
-        [
-            "E  *LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
-            "E  *plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
-            "aorta: 1 test, 2 launches; 1 test failed without a verdict",
-        ]
-    )
-
-
-def test_second_launch_whose_own_checks_fail_fails_the_test(learned):
-    learned.plant(slowdown=1.2, by_launch={"2": {"wrong": 1}})
-    learned.run(failed=1).stdout.fnmatch_lines(
-        ["E  *WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl", "aorta: 1 test, 2 launches; *"]
-    )
+@pytest.mark.parametrize(
+    ("fault", "options", "lines"),
+    [
+        (
+            {"by_launch": {"2": {"raises": 1}}},
+            ["--aorta-results=kept"],
+            [
+                "LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
+                "plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
+            ],
+        ),
+        (
+            {"by_launch": {"2": {"wrong": 1}}},
+            [],
+            ["WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl"],
+        ),
+        (
+            {"reference": {"raises": 0}},
+            ["--aorta-ab=HEAD"],
+            ["LaunchError: toy at HEAD on 2 cuda ranks: rank exception: rank 0 failed first: *"],
+        ),
+    ],
+    ids=["raises", "own checks", "reference"],
+)
+def test_further_launch_that_fails_fails_the_test_with_its_evidence(versioned_gpu, fault, options, lines):
+    versioned_gpu.plant(slowdown=1.2, **fault)
+    versioned_gpu.run(*options, shows=[*(f"E  *{line}" for line in lines), "aorta: 1 test, * launches; *"], failed=1)
 
 
 COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy'))"
@@ -182,18 +186,15 @@ COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy')
         (8, [], 6, "improved"),
     ],
 )
-def test_comparison_launches_both_until_there_is_a_verdict(gpu, step_ms, arguments, launched, outcome):
+def test_comparison_launches_both_in_alternating_order_until_there_is_a_verdict(
+    gpu, step_ms, arguments, launched, outcome
+):
     gpu.one_test(COMPARE.format(step_ms))
-    gpu.run("-v", *arguments).stdout.fnmatch_lines(
-        [f"* step_time_p50 * 5% *{launched // 2} *{outcome}*", f"aorta: 1 test, {launched} launches, *"]
-    )
-
-
-def test_comparison_launches_both_in_alternating_order(gpu):
-    gpu.one_test(COMPARE.format(12))
-    gpu.run("--aorta-results=kept").assert_outcomes(failed=1)
+    lines = [f"* step_time_p50 * 5% *{launched // 2} *{outcome}*", f"aorta: 1 test, {launched} launches, *"]
+    gpu.run("-v", "--aorta-results=kept", *arguments, shows=lines)
     plans = sorted((gpu.path / "kept").rglob("plan.json"))
-    assert ['"step_ms": 12' in path.read_text() for path in plans] == [True, False, False, True, True, False]
+    order = [True, False, False, True, True, False][:launched]
+    assert [f'"step_ms": {step_ms}' in path.read_text() for path in plans] == order
 
 
 def test_comparison_that_decides_nothing_says_what_to_do(gpu):
@@ -201,6 +202,37 @@ def test_comparison_that_decides_nothing_says_what_to_do(gpu):
     result = gpu.run("--aorta-max-launches=2", "--aorta-fail-on=inconclusive", failed=1)
     result.stdout.fnmatch_lines(["E  *next: allow more launches (--aorta-max-launches=12), measure more steps, *"])
     assert "--aorta-ab=main" not in text_of(result)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "planned", "lines", "outcome"),
+    [
+        (1, [""], [], "passed"),
+        (
+            1.2,
+            ["", "", "HEAD", "HEAD", ""],
+            [
+                "* step_time_p50 *12 ms *12 ms * *2 *pass: A/B with HEAD",
+                "aorta: 1 test, 5 launches, 2 metrics match (*)",
+            ],
+            "passed",
+        ),
+        (
+            [1.2, 1.3, 0.8, 1.5, 1, 0.7, 1.2, 1, 1.6, 0.9, 1, 1.3, 0.8],
+            ["", *["", "HEAD", "HEAD", ""] * 3],
+            ["* step_time_p50 * *6 *inconclusive: A/B with HEAD", "aorta: 1 test, 13 launches, *"],
+            "inconclusive",
+        ),
+    ],
+    ids=["one launch decides", "machine is slow", "nothing decides"],
+)
+def test_reference_version_is_launched_where_the_baseline_does_not_decide(
+    versioned_gpu, slowdown, planned, lines, outcome
+):
+    versioned_gpu.plant(slowdown=slowdown)
+    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept", shows=lines)
+    assert result.parseoutcomes() == {outcome: 1}
+    assert versioned_gpu.planned() == planned
 
 
 def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
@@ -216,28 +248,6 @@ def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
     )
     assert "--aorta-ab=main" not in text_of(result)
     assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
-
-
-def test_machine_that_is_slow_for_the_reference_too_is_no_regression(versioned_gpu):
-    versioned_gpu.plant(slowdown=1.2)
-    versioned_gpu.run("-v", "--aorta-ab=HEAD", passed=1).stdout.fnmatch_lines(
-        [
-            "* step_time_p50 *12 ms *12 ms * *2 *pass: A/B with HEAD",
-            "aorta: 1 test, 5 launches, 2 metrics match (1 exact, 1 within tolerance)",
-        ]
-    )
-
-
-def test_reference_is_not_launched_where_one_launch_decides(versioned_gpu):
-    versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept", passed=1)
-    assert versioned_gpu.planned() == [""]
-
-
-def test_reference_that_decides_nothing_is_inconclusive(versioned_gpu):
-    versioned_gpu.plant(slowdown=[1.2, 1.3, 0.8, 1.5, 1, 0.7, 1.2, 1, 1.6, 0.9, 1, 1.3, 0.8])
-    result = versioned_gpu.run("--aorta-ab=HEAD")
-    assert_inconclusive(result)
-    result.stdout.fnmatch_lines(["* step_time_p50 * *6 *inconclusive: A/B with HEAD", "aorta: 1 test, 13 launches, *"])
 
 
 SURE = {"deterministic_algorithms": True, "bitwise_reproducible": True}
@@ -272,13 +282,6 @@ def test_variants_of_two_versions_may_differ_in_what_they_record(versioned_gpu):
     )
     versioned_gpu.plant(candidate={"weight_hashes": LAST}, reference={"weight_hashes": {"2": "2" * 16, **LAST}})
     versioned_gpu.run("--aorta-ab=HEAD").assert_outcomes(passed=1)
-
-
-def test_failing_launch_of_the_reference_names_it(versioned_gpu):
-    versioned_gpu.plant(candidate={"slowdown": 1.2}, reference={"raises": 0})
-    versioned_gpu.run("--aorta-ab=HEAD", failed=1).stdout.fnmatch_lines(
-        ["E  *LaunchError: toy at HEAD on 2 cuda ranks: rank exception: rank 0 failed first: *"]
-    )
 
 
 def test_config_key_that_the_reference_lacks_is_left_out_at_its_default(versioned_gpu):

@@ -242,36 +242,34 @@ def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(decl
 SHOWING = ["--fixtures", "--fixtures-per-test", "--markers", "--cache-show", "--setup-plan", "--help"]
 
 
-@pytest.mark.parametrize("options", [["--collect-only", "-q"], *([option] for option in SHOWING)])
-def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared, options):
+def test_options_that_only_show_launch_nothing(declared):
+    for option in ("--fixtures", "--fixtures-per-test", "--markers", "--setup-plan", "--setup-only"):
+        result = declared.run(option, "--aorta-results=kept")
+        assert result.ret == 0
+        result.stdout.no_fnmatch_line("*= aorta =*")
+        assert_nothing_was_launched(declared)
+
+
+def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared):
     declared.ini("aorta_gpus = 8", "aorta_profiler = rocprofv3")
-    # Without the plugin cacheprovider there is no --cache-show.
-    result = declared.pytester.runpytest_inprocess(*options)
-    assert (result.ret, result.errlines) == (0, [])
-    assert declared.run("--setup-only").ret == pytest.ExitCode.USAGE_ERROR
+    for options in (["--collect-only", "-q"], *([option] for option in SHOWING)):
+        # Without the plugin cacheprovider there is no --cache-show.
+        result = declared.pytester.runpytest_inprocess(*options)
+        assert (result.ret, result.errlines) == (0, [])
+    declared.refused("--setup-only", shows="*")
 
 
-@pytest.mark.parametrize("option", ["--collect-only", "--setup-only", *SHOWING])
-def test_option_that_runs_no_test_keeps_the_reports_of_the_last_run(many, option):
+def test_option_that_runs_no_test_keeps_the_reports_of_the_last_run(many):
     many.ini("aorta_report = out/report.html", "aorta_markdown = out/report.md")
     many.run().assert_outcomes(passed=COUNT)
     files = [many.path / "out" / name for name in ("report.html", "report.md", "summary.json")]
     before = [path.read_bytes() for path in files]
     many.write("test_toy.py", "def test_other(workload): workload.run('toy')\n")
-    result = many.pytester.runpytest_inprocess(option)
-    assert result.ret == 0
-    assert [path.read_bytes() for path in files] == before
-    result.stdout.no_fnmatch_line("*delete the file*")
-
-
-@pytest.mark.parametrize(
-    "options", [["--fixtures"], ["--fixtures-per-test"], ["--markers"], ["--setup-plan"], ["--setup-only"]]
-)
-def test_options_that_only_show_launch_nothing(declared, options):
-    result = declared.run(*options, "--aorta-results=kept")
-    assert result.ret == 0
-    result.stdout.no_fnmatch_line("*= aorta =*")
-    assert_nothing_was_launched(declared)
+    for option in ("--collect-only", "--setup-only", *SHOWING):
+        result = many.pytester.runpytest_inprocess(option)
+        assert result.ret == 0
+        assert [path.read_bytes() for path in files] == before
+        result.stdout.no_fnmatch_line("*delete the file*")
 
 
 @pytest.mark.parametrize(
@@ -283,13 +281,11 @@ def test_options_that_only_show_launch_nothing(declared, options):
         ["--import-mode=importlib"],
     ],
 )
-def test_run_without_a_part_of_pytest_passes(many, options):
+def test_run_without_a_part_of_pytest_passes_or_fails_as_with_it(many, options):
     assert many.run(*options).ret == 0
-
-
-def test_regression_fails_the_run_without_a_terminal(many):
-    many.plant(only="test-one-5", weight_hash="1" * 16)
-    assert many.run("-p", "no:terminal", "-p", "no:junitxml").ret == pytest.ExitCode.TESTS_FAILED
+    if "--collect-only" not in options:
+        many.plant(only="test-one-5", weight_hash="1" * 16)
+        assert many.run(*options).ret == pytest.ExitCode.TESTS_FAILED
 
 
 def test_two_runs_in_one_process_are_independent(many):

@@ -73,9 +73,7 @@ def test_workers_of_xdist_share_the_worktree(versioned):
 )
 def test_reference_that_does_not_exist_is_a_usage_error_even_if_no_test_needs_it(versioned, reference, message):
     versioned.one_test("pass")
-    result = versioned.run(f"--aorta-ab={reference}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: --aorta-ab={reference}: {message}"])
+    versioned.refused(f"--aorta-ab={reference}", shows=f"ERROR: --aorta-ab={reference}: {message}")
     assert versioned.run(f"--aorta-ab={reference}", "--collect-only").ret == pytest.ExitCode.OK
 
 

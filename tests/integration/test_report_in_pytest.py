@@ -114,9 +114,7 @@ def test_report_without_its_packages_is_a_usage_error_before_any_test(project, m
     monkeypatch.setattr(write, "_PACKAGES", ("no_such_package",))
     project.test_file()
     project.ini("aorta_report = report.html")
-    result = project.run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: a report needs no_such_package; pip install 'pytest-aorta[[]report[]]'"])
+    project.refused(shows="ERROR: a report needs no_such_package; pip install 'pytest-aorta[[]report[]]'")
 
 
 def test_collecting_writes_nothing(project, monkeypatch):

@@ -42,13 +42,10 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
     )
 
 
-def test_verbose_run_shows_what_was_measured_and_not_compared(recorded):
-    recorded.run("-v").stdout.fnmatch_lines(["test_toy::test_speed* *step_time_mean *10 ms * - * - * - * - *measured"])
-    recorded.run().stdout.no_fnmatch_line("*measured")
-
-
 def test_verbose_second_run_passes_and_shows_every_verdict(recorded):
-    recorded.run("-v", passed=2).stdout.fnmatch_lines(
+    result = recorded.run("-v", passed=2)
+    result.stdout.fnmatch_lines(["test_toy::test_speed* *step_time_mean *10 ms * - * - * - * - *measured"])
+    result.stdout.fnmatch_lines(
         [
             "*= aorta =*",
             "test * metric * value * baseline * change [[]95%] * tolerance * launches * verdict",
@@ -69,6 +66,7 @@ def test_run_without_a_finding_ends_in_one_line(recorded, quiet):
     hint = "" if quiet else " [-v for the table]"
     assert found[-1] == f"aorta: 2 tests, 5 metrics match (2 exact, 3 within tolerance){hint}"
     assert len(found) == (1 if quiet else 2)  # the first is in the header
+    result.stdout.no_fnmatch_line("*measured")
 
 
 def test_quiet_run_with_a_regression_counts_it_in_one_line(recorded):
@@ -173,7 +171,7 @@ def test_run_without_workloads_has_no_section(project):
 
 def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
     recorded.plant(slowdown=3, only="test-speed")
-    result = recorded.run(passed=1, failed=1)
+    result = recorded.run("--junitxml=report.xml", passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
             "*_ test_speed _*",
@@ -184,6 +182,13 @@ def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
         ]
     )
     assert "weight_hash: regression" not in text_of(result)
+    suite = ElementTree.parse(recorded.path / "report.xml").getroot()[0]
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
+    case = next(case for case in suite if case.get("name") == "test_speed")
+    assert "step_time_p50: regression" in case.find("failure").get("message")
+    properties = {entry.get("name"): entry.get("value") for entry in case.find("properties")}
+    assert properties["aorta.step_time_p50"].startswith("step_time_p50: regression: 30 ms")
+    assert properties["aorta.weight_hash"].startswith("weight_hash: pass")
     recorded.plant()
     recorded.run().assert_outcomes(passed=2)
 
@@ -282,20 +287,44 @@ def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
     result.stdout.fnmatch_lines(["updated *::test_weights::toy (10 launches in the center, 20 in total, revision 1)"])
 
 
-def test_failed_test_records_nothing_and_says_so(project):
-    project.one_test("workload.check(workload.run('toy')); assert False")
-    result = project.run("--update-baselines", failed=1)
-    result.stdout.fnmatch_lines(["not recorded, because the test failed: test_toy.py::test_one::toy"])
-    assert project.baseline_files() == []
+BROKEN = """
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError("teardown")
+
+@pytest.mark.usefixtures("broken")"""
 
 
-def test_test_whose_teardown_fails_records_nothing(project):
-    project.test_file(
-        "import pytest\n\n"
-        "@pytest.fixture\ndef broken():\n    yield\n    raise ValueError('teardown')\n\n"
-        "def test_one(broken, workload):\n    workload.check(workload.run('toy'))\n"
-    )
-    project.run("--update-baselines").assert_outcomes(passed=1, errors=1)
+@pytest.mark.parametrize(
+    ("body", "marks", "line", "outcomes"),
+    [
+        ("workload.check(result); assert False", "", "not recorded, because the test failed: *", {"failed": 1}),
+        ("workload.check(result)", BROKEN, "not recorded, because the test failed: *", {"passed": 1, "errors": 1}),
+        (
+            "workload.check(workload.run('toy', fault={'slowdown': 2}))",
+            "",
+            "E  *not recorded: the config plants a fault*",
+            {"failed": 1},
+        ),
+        (
+            "workload.check(result)",
+            "@pytest.mark.tolerance(final_loss='1%')",
+            "E  *final_loss: missing: *",
+            {"failed": 1},
+        ),
+        (
+            "workload.check(result); workload.check(result)",
+            "",
+            "E  *test_one::toy: compared twice in one test; give each comparison a label: check(result, label=...)",
+            {"failed": 1},
+        ),
+    ],
+    ids=["failed", "failed in its teardown", "planted fault", "lost metric", "no labels"],
+)
+def test_test_that_does_not_pass_records_nothing_and_says_so(project, body, marks, line, outcomes):
+    project.one_test(f"result = workload.run('toy'); {body}", marks)
+    project.run("--update-baselines", shows=line, **outcomes)
     assert project.baseline_files() == []
 
 
@@ -322,25 +351,6 @@ def pytest_runtest_protocol(item):
     recorded.run("-k", "test_speed", shows="aorta: 2 tests, 4 metrics match (2 exact, 2 within tolerance) *", passed=2)
 
 
-def test_junit_has_the_verdicts_and_a_failure(recorded):
-    recorded.plant(slowdown=3, only="test-speed")
-    recorded.run("--junitxml=report.xml")
-    suite = ElementTree.parse(recorded.path / "report.xml").getroot()[0]
-    assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
-    case = next(case for case in suite if case.get("name") == "test_speed")
-    assert "step_time_p50: regression" in case.find("failure").get("message")
-    properties = {entry.get("name"): entry.get("value") for entry in case.find("properties")}
-    assert properties["aorta.step_time_p50"].startswith("step_time_p50: regression: 30 ms")
-    assert properties["aorta.weight_hash"].startswith("weight_hash: pass")
-
-
-def test_two_checks_of_one_workload_need_labels(project):
-    project.one_test("result = workload.run('toy'); workload.check(result); workload.check(result)")
-    project.run("--update-baselines", failed=1).stdout.fnmatch_lines(
-        ["E  *test_one::toy: compared twice in one test; give each comparison a label: check(result, label=...)"]
-    )
-
-
 def test_labelled_checks_have_baselines_of_their_own(project):
     project.one_test(
         "result = workload.run('toy'); workload.check(result, label='a'); workload.check(result, label='b')"
@@ -348,6 +358,12 @@ def test_labelled_checks_have_baselines_of_their_own(project):
     project.run("--update-baselines").assert_outcomes(passed=1)
     assert len(project.baseline_files()) == 2
     project.run().assert_outcomes(passed=1)
+
+
+def test_verdicts_are_handed_to_the_test_whether_it_is_recorded_or_compared(project):
+    project.one_test("assert workload.check(workload.run('toy'))['step_time_p50'].outcome == 'pass'")
+    for options in (["--update-baselines"], []):
+        project.run(*options).assert_outcomes(passed=1)
 
 
 COMPARE = "workload.compare(workload.run('toy', {}), workload.run('toy'))"
@@ -374,15 +390,6 @@ def test_comparison_of_two_launches_fails_with_the_metric(project, config, line)
     project.run(shows=f"E  *{line}", failed=1)
 
 
-def test_verdicts_are_handed_to_the_test(recorded):
-    recorded.test_file(
-        "def test_speed(workload):\n"
-        "    verdicts = workload.check(workload.run('toy'))\n"
-        "    assert verdicts['step_time_p50'].outcome == 'pass'\n"
-    )
-    recorded.run("-k", "test_speed").assert_outcomes(passed=1)
-
-
 def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
     path = next(path for path in recorded.baseline_files() if "speed" in path.name)
     path.write_text('{"schema_version": 1}')
@@ -393,16 +400,12 @@ def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
     assert path.read_text() == '{"schema_version": 1}'
 
 
-def test_baseline_of_a_deleted_test_is_reported(recorded):
+def test_baselines_of_a_deleted_test_and_of_a_deleted_file_are_reported(recorded):
     recorded.test_file((recorded.path / "test_toy.py").read_text().replace("def test_weights", "def test_heights"))
-    result = recorded.run("--aorta-fail-on=none")
-    result.stdout.fnmatch_lines(["*.json: unused: the test test_toy.py::test_weights does not exist; delete the file*"])
-
-
-def test_baseline_of_a_deleted_file_is_reported(recorded):
+    unused = "*.json: unused: the test test_toy.py::test_weights does not exist; delete the file*"
+    recorded.run("--aorta-fail-on=none", shows=unused)
     (recorded.path / "test_toy.py").rename(recorded.path / "test_other.py")
-    result = recorded.run("--aorta-fail-on=none")
-    assert text_of(result).count("does not exist; delete the file") == 2
+    assert text_of(recorded.run("--aorta-fail-on=none")).count("does not exist; delete the file") == 2
 
 
 IN_CLASS = """
@@ -444,25 +447,6 @@ def test_baseline_of_a_test_that_passed_last_time_is_no_orphan(recorded):
 def test_folder_of_baselines_can_be_elsewhere(recorded):
     shutil.move(recorded.baselines, recorded.path / "stored")
     recorded.run("--aorta-baselines=stored", shows="aorta: *, baselines stored", passed=2)
-
-
-def test_result_with_a_planted_fault_is_not_recorded(project):
-    project.one_test('workload.check(workload.run("toy", fault={"slowdown": 2}))')
-    result = project.run("--update-baselines", failed=1)
-    assert "not recorded: the config plants a fault" in text_of(result)
-    assert project.baseline_files() == []
-
-
-def test_update_fails_where_a_marked_metric_is_lacking(project):
-    project.one_test('workload.check(workload.run("toy"))', marks='@pytest.mark.tolerance(final_loss="1%")')
-    result = project.run("--update-baselines", failed=1)
-    assert "final_loss: missing" in text_of(result)
-    assert project.baseline_files() == []
-
-
-def test_update_returns_verdicts_that_a_test_can_index(project):
-    project.one_test('assert workload.check(workload.run("toy"))["step_time_p50"].outcome == "pass"')
-    project.run("--update-baselines").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,7 @@ def test_orphans_are_reported_once_by_the_controller(spread):
 
 
 def test_bad_option_is_a_usage_error(spread):
-    result = run(spread, "--aorta-launcher=mpi")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*argument --aorta-launcher: invalid choice: 'mpi' (choose from *"])
+    spread.refused("-n2", "--aorta-launcher=mpi", shows="*argument --aorta-launcher: invalid choice: 'mpi' (choose *")
 
 
 def test_results_of_a_worker_have_the_command_line_of_the_run(spread):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib.util
 import json
 import re
@@ -98,6 +99,7 @@ def fenced(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+@functools.cache
 def generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
     assert spec is not None
