@@ -195,9 +195,13 @@ def test_stopped_node_starts_nothing(plan):
     assert not (plan.run_dir / "nodes/1/agent.log").exists()
 
 
-def test_second_agent_of_a_node_is_refused_for_all_to_see(plan):
-    write(node_folder(plan.run_dir, 1), Hello("other", {}))
-    with pytest.raises(LaunchError, match="says it is node 1, and so does other; the launcher has to start one agent"):
+@pytest.mark.parametrize(("introduced", "other"), [(True, "other"), (False, "another agent")])
+def test_second_agent_of_a_node_is_refused_for_all_to_see(plan, introduced, other):
+    folder = node_folder(plan.run_dir, 1)
+    (folder / "claimed").touch()
+    if introduced:
+        write(folder, Hello("other", {}))
+    with pytest.raises(LaunchError, match=f"says it is node 1, and so does {other}; the launcher has to start one ag"):
         take_part(plan.run_dir, 1)
     assert verdict_of(plan, 1).outcome.reason == EndReason.NODE_LAUNCHER
 
