@@ -223,7 +223,7 @@ def test_platform_folder_that_leads_outside_is_refused(tmp_path):
 
 
 def test_platform_that_is_a_path_upwards_is_refused(tmp_path):
-    with pytest.raises(BaselineError, match=r"\$\.platform: got \"\.\./outside\", allowed is pattern"):
+    with pytest.raises(BaselineError, match=r"\$\.platform: got \"\.\./outside\""):
         write_baseline(tmp_path / "baselines", make_baseline().replace(platform="../outside"))
     assert files_below(tmp_path) == []
 

@@ -221,7 +221,7 @@ HISTORY_FILE = b"".join(entry.to_line().encode() for entry in entries_of([10.0, 
 
 def _read_history_line(data: bytes, folder: Path) -> None:
     entry = parse_entry(data, "history.jsonl:1")
-    json.dumps(entry.to_json(), allow_nan=False)
+    json.dumps(to_builtins(entry), allow_nan=False)
     assert all(history.versions for history in case_histories([entry]))
 
 
