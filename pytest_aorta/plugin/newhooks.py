@@ -21,7 +21,7 @@ def pytest_aorta_launch(plan: LaunchPlan) -> None:
 
 @pytest.hookspec
 def pytest_aorta_comparison(comparison: Comparison) -> None:
-    """Called once for each comparison of a test that ended, in the process that owns the terminal, even with xdist.
+    """Called once for each comparison at the end of the run, in the process that owns the terminal, even with xdist.
 
     History, report and Markdown of a run are made from the same comparisons.
 

@@ -16,7 +16,6 @@ from pytest_aorta.plan.options import OPTIONS
         (["--aorta-gpus=two"], "argument --aorta-gpus: got 'two', allowed is an integer of 0 or more"),
         (["--aorta-launcher=mpi"], "argument --aorta-launcher: invalid choice: 'mpi' (choose from "),
         (["--aorta-strict"], "unrecognized arguments: --aorta-strict"),
-        (["-o", "aorta_update_baselines=true", "--strict-config"], "Unknown config option: aorta_update_baselines"),
         (["-o", "aorta_gpus=-1"], "ini key aorta_gpus: got '-1', allowed is an integer of 0 or more"),
         (["-o", "aorta_fail_on=missing warn"], "ini key aorta_fail_on: got ['missing', 'warn'], allowed is a comma-"),
         (["-o", "aorta_launcher=mpi"], "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
@@ -98,6 +97,13 @@ def test_ini_values_are_as_good_as_options(project):
     project.run("--update-baselines").assert_outcomes(passed=2)
     assert len(list((project.path / "stored").rglob("*.json"))) == 2
     assert len(list((project.path / "kept").iterdir())) == 2
+
+
+def test_baselines_are_updated_by_the_flag_only(project):
+    project.test_file()
+    project.ini("aorta_update_baselines = true")
+    project.run("-W", "ignore::pytest.PytestConfigWarning").assert_outcomes(failed=2)
+    assert project.baseline_files() == []
 
 
 def test_command_line_wins_over_ini(project):
