@@ -200,6 +200,10 @@ class TestRecord(Model, frozen=True):
         """Return True if a verdict of the test is inconclusive."""
         return any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in self.verdicts)
 
+    def ending(self, outcome: str, failure: str) -> TestRecord:
+        """Return the record with another outcome and text of the failure."""
+        return msgspec.structs.replace(self, outcome=outcome, failure=failure)
+
     def to_text(self) -> str:
         """Return the record as JSON that keeps infinite changes, for :meth:`from_text`."""
         return json.dumps(msgspec.to_builtins(self))

@@ -15,7 +15,7 @@ print("\\nmodules:", *sorted(sys.modules))
 sys.exit(code)
 """
 # Each of these takes long to import, and only a launch or a comparison needs it.
-HEAVY = {"numpy", "scipy", "jsonschema", "yaml", "torch", "pynvml", "jinja2", "matplotlib"}
+HEAVY = {"msgspec", "numpy", "scipy", "jsonschema", "yaml", "torch", "pynvml", "jinja2", "matplotlib"}
 # Other plugins that import numpy, or much of hypothesis.
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:randomly")
 # What only tests with launches need.
