@@ -80,8 +80,8 @@ for section in "$@"; do
     record)
         tests=$("$python" -m pytest -p no:cacheprovider --collect-only -q "$suite" benchmarks/overlap/planted.py | grep ::)
         for test in $tests; do
-            run "record-${test##*::}" "$test" --update-baselines --aorta-reset-baselines \
-                --aorta-launches="${LAUNCHES:-10}" --aorta-force-baseline="recorded to show the noise of this machine"
+            run "record-${test##*::}" "$test" --update-baselines \
+                --aorta-launches="${LAUNCHES:-10}" --aorta-record="replace,noisy:recorded to show the noise of this machine"
         done
         ;;
     lost) planted lost in_line ;;

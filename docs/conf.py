@@ -11,7 +11,10 @@ nitpicky = True
 nitpick_ignore = [
     ("py:class", name)
     for name in (
-        "pytest_aorta.result.measurements.LaunchRecord",
+        "pytest_aorta.plan.accelerators.Reading",
+        "pytest_aorta.plan.device_kind.Backend",
+        "pytest_aorta.plan.device_kind.DeviceKind",
+        "pytest_aorta.plan.options.LauncherKind",
         "pytest_aorta.verdict.metrics.Tolerance",
         "pytest_aorta.verdict.metrics.Value",
         "pytest_aorta.verdict.verdicts.Missing",

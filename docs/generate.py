@@ -13,25 +13,23 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from pytest_aorta.common.model import schema_of
 from pytest_aorta.common.schema import load_schema
-from pytest_aorta.plan.options.table import OPTIONS, Option
-from pytest_aorta.plan.workload.declaration import WorkloadSpec, read_workload
+from pytest_aorta.plan.options import OPTIONS, Option
+from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.gpu_facts import DeviceFacts, PlatformFacts, Reading
-from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes, WorkloadResult
-from pytest_aorta.result.trace.profiled_steps import (
-    CollectiveCalls,
-    CollectiveTime,
-    FamilyTime,
-    HeadStart,
-    StepOverlap,
-)
+from pytest_aorta.result.measurements import DERIVED, SCHEMA_VERSION, WorkloadResult
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
-from pytest_aorta.verdict.baseline import SCHEMA_VERSION, Baseline, StoredLaunch
+from pytest_aorta.session import history
+from pytest_aorta.session.history import HistoryEntry
+from pytest_aorta.verdict import baseline
+from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric
 
 DOCS = Path(__file__).parent
@@ -50,17 +48,15 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def options() -> str:
-    """Return the table of command line options: ini twin, values, default, meaning."""
+    """Return the table of command line options: ini key, default, meaning."""
     shown = (option for option in OPTIONS if not option.ini_only)
-    return table(
-        ("option", "ini", "values", "default", "meaning"), ((_flag(option), *_row(option)) for option in shown)
-    )
+    return table(("option", "ini", "default", "meaning"), ((_flag(option), *_row(option)) for option in shown))
 
 
 def ini_keys() -> str:
     """Return the table of ini keys without a command line option."""
     shown = (option for option in OPTIONS if option.ini_only)
-    return table(("ini", "values", "default", "meaning"), map(_row, shown))
+    return table(("ini", "default", "meaning"), map(_row, shown))
 
 
 def _flag(option: Option) -> str:
@@ -69,16 +65,13 @@ def _flag(option: Option) -> str:
 
 
 def _row(option: Option) -> tuple[str, ...]:
-    is_value = not option.is_switch and option.default is not None
-    default = f"`{option.shown_default}`" if is_value else option.shown_default
     meaning = re.sub(r"--[\w-]+(?==|$|[ :,])|python:PATH", r"`\g<0>`", option.help)
-    return f"`{option.ini}`", option.allowed, default, meaning
+    return f"`{option.key}`" if option.ini else "", option.shown_default, meaning
 
 
 def markers() -> str:
     """Return the table of markers and their arguments."""
-    texts = (text.split(": ", 1) for text in MARKERS.values())
-    return table(("marker", "meaning"), ((f"`{usage}`", meaning.rstrip(".")) for usage, meaning in texts))
+    return table(("marker", "meaning"), ((f"`{marker.usage}`", marker.help) for marker in MARKERS.values()))
 
 
 def metrics() -> str:
@@ -155,14 +148,53 @@ def _values(schema: dict[str, Any], root: dict[str, Any] | None = None) -> str:
 _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
-# The schemas that are generated from the structs that files hold.
-_BASELINE = "The launches that one case of a test is compared with, on one platform."
-STRUCTS = {"baseline.schema.json": schema_of(Baseline, f"baseline/{SCHEMA_VERSION}", _BASELINE)}
+# The structs whose JSON Schemas are files of the package, and the versions of the schemas.
+SCHEMAS: dict[str, tuple[type, int]] = {
+    "baseline": (Baseline, baseline.SCHEMA_VERSION),
+    "history": (HistoryEntry, history.SCHEMA_VERSION),
+    "workload_result": (WorkloadResult, SCHEMA_VERSION),
+}
+_SCHEMA_FOLDER = ROOT / "pytest_aorta/common/schemas"
+
+
+def current_schema(name: str) -> str:
+    """Return the text of the schema file of a struct, whose descriptions are those of its attributes."""
+    kind, version = SCHEMAS[name]
+    schema = schema_of(kind, f"{name}/{version}", kind.__doc__ or "")
+    if kind is WorkloadResult:
+        _add_derived(schema)
+    for part in (schema, *schema["$defs"].values()):
+        _describe(part)
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def _add_derived(schema: dict[str, Any]) -> None:
+    """Add the properties of a result that its file contains too."""
+    found = {name: inspect.getattr_static(WorkloadResult, name) for name in DERIVED}
+    getters = [getattr(getter, "fget", None) or getter.func for getter in found.values()]
+    kinds = [get_type_hints(getter)["return"] for getter in getters]
+    derived, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    for getter, values in zip(getters, derived, strict=True):
+        said = (inspect.getdoc(getter) or "").partition("\n")[0].removeprefix("Return ").rstrip(".")
+        schema["properties"][getter.__name__] = values | {"description": _cell_text(said)}
+    schema["required"] += DERIVED
+    schema["additionalProperties"] = False
+    schema["$defs"] |= definitions
+
+
+def _describe(part: dict[str, Any]) -> None:
+    """Give the properties of a struct the descriptions of its docstring, of which the schema keeps the summary."""
+    text = inspect.cleandoc(part.get("description", ""))
+    for name, said in _attributes(text).items():
+        if name in part.get("properties", {}):
+            part["properties"][name]["description"] = said
+    if text:
+        part["description"] = " ".join(text.partition("\n\n")[0].split())
 
 
 def schemas() -> str:
     """Return the tables of the keys of stored files, from their JSON schemas."""
-    names = sorted(path.name for path in (ROOT / "pytest_aorta/common/schemas").glob("*.schema.json"))
+    names = sorted(path.name for path in _SCHEMA_FOLDER.glob("*.schema.json"))
     loaded = {name: load_schema(name) for name in names}
     # Schemas with definitions alone are those of files that only pytest-aorta reads.
     return "\n".join(_schema(name, schema) for name, schema in loaded.items() if "properties" in schema)
@@ -170,24 +202,9 @@ def schemas() -> str:
 
 # A key without a description in the schema has the one of the attribute that is read from the key.
 _CLASSES = {
-    "WorkloadResult": (RankResult, WorkloadResult),
-    "rank_result": (RankResult,),
-    "tensor_hashes": (TensorHashes,),
-    "Baseline": (Baseline,),
-    "StoredLaunch": (StoredLaunch,),
-    "LaunchFacts": (LaunchFacts,),
     "launch": (LaunchFacts,),
-    "FamilyTime": (FamilyTime,),
-    "CollectiveFacts": (CollectiveFacts,),
-    "WorkloadResult.platform_facts": (PlatformFacts,),
-    "step_overlap.collectives": (CollectiveTime,),
-    "head_start": (HeadStart,),
-    "family_time": (FamilyTime,),
-    "collective_calls": (CollectiveCalls,),
-    "device_facts": (DeviceFacts,),
-    "reading": (Reading,),
-    "step_overlap": (StepOverlap,),
-    "failure": (FailureDetail,),
+    "launch.kernels": (FamilyTime,),
+    "launch.collectives": (CollectiveFacts,),
 }
 
 
@@ -206,7 +223,11 @@ def _properties(schema: dict[str, Any], part: str, root: dict[str, Any]) -> str:
 
 def _rows(schema: dict[str, Any], described: str, root: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, ...]]:
     """Yield a row for each key, followed by the keys of the object or objects in it."""
-    said = {name: text for cls in _CLASSES.get(described, ()) for name, text in _attributes(cls).items()}
+    said = {
+        name: text
+        for cls in _CLASSES.get(described, ())
+        for name, text in _attributes(inspect.getdoc(cls) or "").items()
+    }
     required = set(schema.get("required", ()))
     for key, inner in schema["properties"].items():
         name, meaning = f"{prefix}{key}", inner.get("description", said.get(key, ""))
@@ -216,9 +237,9 @@ def _rows(schema: dict[str, Any], described: str, root: dict[str, Any], prefix: 
                 yield from _rows(part, f"{described}.{key}", root, f"{name}{brackets}.")
 
 
-def _attributes(described: type) -> dict[str, str]:
-    """Return the section `Attributes:` of a class's docstring, by name."""
-    text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+def _attributes(docstring: str) -> dict[str, str]:
+    """Return the section `Attributes:` of a docstring, by name."""
+    text = docstring.partition("Attributes:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n     +.*)*)", text, re.MULTILINE)
     words = [(names, _cell_text(" ".join(said.split()).rstrip("."))) for names, said in entries]
     return {name: said for names, said in words for name in names.split(", ")}
@@ -261,11 +282,10 @@ def current(page: str) -> str:
 
 
 def main() -> int:
-    """Write every page that is not current, and return 0."""
-    for name, schema in STRUCTS.items():
-        path = ROOT / "pytest_aorta/common/schemas" / name
-        path.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
-    load_schema.cache_clear()
+    """Write every schema and every page that is not current, and return 0."""
+    for name in SCHEMAS:
+        (_SCHEMA_FOLDER / f"{name}.schema.json").write_text(current_schema(name), encoding="utf-8")
+        load_schema.cache_clear()
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         if (new := current(text)) != text:

@@ -17,13 +17,13 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.launch.command import launch_environment
+from pytest_aorta.launch.guarded import launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 
 MAX_RANKS = 2

@@ -210,7 +210,7 @@ def start_pytest(scratch: Path, num_gpus: int, limit_s: int) -> subprocess.Popen
     """Start the pytest run whose processes are killed."""
     options = ["-n2", "--max-worker-restart=1000", "--update-baselines", f"--aorta-gpus={num_gpus}"]
     if not num_gpus:
-        options.append("--aorta-device=cpu")
+        options.append("--aorta-gpus=0")
     paths = [f"--aorta-results={scratch / 'results'}", f"--junitxml={scratch / 'junit.xml'}"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *paths]
     with (scratch / "pytest.log").open("wb") as log:

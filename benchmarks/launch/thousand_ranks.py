@@ -15,10 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from pytest_aorta.common.files import write_json_rows
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -69,7 +69,7 @@ def write_ranks(run_dir: Path, num_ranks: int, num_steps: int) -> None:
     """Write the files of all ranks, as ``worker/lifecycle.py`` does."""
     prepare_folder(make_plan(run_dir, num_ranks))
     for rank in range(num_ranks):
-        write_json_rows(run_dir / "ranks" / str(rank) / "result.json", asdict(rank_result(rank, num_steps)))
+        write_json_rows(run_dir / "ranks" / str(rank) / "result.json", to_builtins(rank_result(rank, num_steps)))
 
 
 def measure(run_dir: Path, num_ranks: int) -> dict[str, float]:

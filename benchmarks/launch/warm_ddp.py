@@ -22,10 +22,10 @@ from statistics import median
 
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.values import LauncherKind
-from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.reading import collect_result
 
 NUM_RANKS = 2

@@ -18,8 +18,9 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.trace.operators import OperatorCall, read_operators
+from pytest_aorta.result.trace.rank_files import OperatorCall, read_operators
 from pytest_aorta.session.runner import WorkloadRunner
+from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.bitwise import STEP_METRICS, Evidence, FirstOperator, first_difference, first_of_ranks
 
 STEP = 2
@@ -55,18 +56,20 @@ class Planted:
 @pytest.mark.world(size="all", warm=True)
 @pytest.mark.launch_timeout(300)
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_planted_faults_are_named(workload: WorkloadRunner, variant: str) -> None:
+def test_planted_faults_are_named(workload: WorkloadRunner, distributed_world: DistributedWorld, variant: str) -> None:
     """Plant faults until enough changed the step, and print how many were named correctly, not at all, or wrongly."""
     config = VARIANTS[variant] | CAPTURED
     name = config.pop("workload")
     reference = workload.run(name, **config)
     wanted = int(os.environ.get("FAULTS", "13"))
     found: Counter[str] = Counter()
-    for planted in draws(operators(reference), random.Random(variant)):
+    for planted in draws(operators(distributed_world, reference), random.Random(variant)):
         if compared(found) == wanted:
             break
         try:
-            outcome, shown = judged(planted, workload.run(name, **config, **planted.config()), reference)
+            outcome, shown = judged(
+                distributed_world, planted, workload.run(name, **config, **planted.config()), reference
+            )
         except AortaError as error:
             # Ranks that report different norms are refused before anything is compared.
             outcome, shown = "refused", str(error)
@@ -81,10 +84,11 @@ def compared(found: Counter[str]) -> int:
     return found.total() - found["masked"] - found["refused"]
 
 
-def operators(result: WorkloadResult) -> dict[int, list[OperatorCall]]:
+def operators(world: DistributedWorld, result: WorkloadResult) -> dict[int, list[OperatorCall]]:
     """Return the captured calls of each rank."""
-    assert result.launch is not None
-    calls = {rank: read_operators(result.launch.run_dir, rank, STEP) for rank in range(result.world_size)}
+    run_dir = world.folder(result)
+    assert run_dir is not None
+    calls = {rank: read_operators(run_dir, rank, STEP) for rank in range(result.world_size)}
     return {rank: found for rank, found in calls.items() if found is not None}
 
 
@@ -104,11 +108,13 @@ def draws(calls: dict[int, list[OperatorCall]], choose: random.Random) -> Iterat
         yield Planted(INPUT if is_input else OUTPUT, call, number, rank)
 
 
-def judged(planted: Planted, candidate: WorkloadResult, reference: WorkloadResult) -> tuple[str, str]:
+def judged(
+    world: DistributedWorld, planted: Planted, candidate: WorkloadResult, reference: WorkloadResult
+) -> tuple[str, str]:
     """Return the outcome, and a text about the named call."""
     if first_difference(candidate, reference, STEP, list(STEP_METRICS)) is None:
         return "masked", "no loss, norm or weight differs"
-    first = first_of_ranks(operators(candidate), operators(reference))
+    first = first_of_ranks(operators(world, candidate), operators(world, reference))
     if first is None:
         return "not named", "all operators are equal"
     if is_right(planted, first):

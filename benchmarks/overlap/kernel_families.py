@@ -14,7 +14,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from statistics import median, stdev
@@ -22,6 +21,7 @@ from textwrap import dedent
 
 import pytest
 
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.session.world import DistributedWorld
@@ -177,7 +177,7 @@ def show_slowed(what: str, launches: Sequence[LaunchFacts], unchanged: Sequence[
 def keep(launches: Mapping[str, Sequence[LaunchFacts]]) -> None:
     """Write the facts of all launches into the folder OUT, if it is set."""
     if folder := os.environ.get("OUT"):
-        rows = {what: [asdict(launch) for launch in found] for what, found in launches.items()}
+        rows = {what: [to_builtins(launch) for launch in found] for what, found in launches.items()}
         Path(folder, "kernel_families.json").write_text(json.dumps(rows), encoding="utf-8")
 
 

@@ -11,9 +11,9 @@ from statistics import median
 import pytest
 
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.trace.kineto.device import overlap_with_host
-from pytest_aorta.result.trace.kineto.reading import read_trace
-from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.result.trace.kineto_capture import overlap_with_host
+from pytest_aorta.result.trace.kineto_events import read_trace
+from pytest_aorta.result.trace.overlap import Profile
 from pytest_aorta.session.world import DistributedWorld
 
 LAUNCHES = 3
@@ -41,11 +41,11 @@ def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
         kept = [read_trace(folder / "ranks" / str(rank) / "trace.json.gz") for rank in range(result.world_size)]
         with_host = [overlap_with_host(trace) for trace in kept]
         print(f"\n{name}: timed p50 {timed_ms:.2f} ms")
-        print(f"  device alone {described([OverlapCapture(steps, {}) for steps in result.overlap], timed_ms)}")
+        print(f"  device alone {described([Profile(steps, {}) for steps in result.overlap], timed_ms)}")
         print(f"  with host    {described(with_host, timed_ms)}")
 
 
-def described(ranks: Sequence[OverlapCapture], timed_ms: float) -> str:
+def described(ranks: Sequence[Profile], timed_ms: float) -> str:
     """Return step times as ratios to those of timed steps, and each rank's overlap."""
     ratios = sorted(step.step_ms / timed_ms for capture in ranks for step in capture.steps)
     overlap = " ".join(f"{capture.metrics()['overlap_ratio']:.3f}" for capture in ranks)

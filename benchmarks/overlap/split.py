@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.trace.breakdown import Part
+from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.causes import split
 

@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from pytest_aorta.cli.history import case_histories
 from pytest_aorta.cli.history_page import render
-from pytest_aorta.cli.history_series import case_histories
-from pytest_aorta.session.history.entries import read_history
+from pytest_aorta.session.history import read_history
 from tests.browser.chromium import Page, find_chromium, open_browser
 from tests.unit.sample_history import make_history, write_history
 

@@ -12,8 +12,7 @@ import argparse
 import random
 from collections.abc import Sequence
 
-from pytest_aorta.cli.history_changes import new_changes
-from pytest_aorta.cli.history_series import case_histories
+from pytest_aorta.cli.history import case_histories, new_changes
 from tests.unit.sample_history import entries_of
 
 DEVIATION = 0.0015

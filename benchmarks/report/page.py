@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import session_report
 from pytest_aorta.report.write import write_report
 from tests.unit.sample_run import make_run, make_varied_run
 

@@ -36,7 +36,7 @@ from aorta_workloads.llama.model import flex
 from aorta_workloads.llama.model.attention import Attend
 from aorta_workloads.llama_fsdp2 import LlamaFsdp2Workload
 
-from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.worker import hash_local
 
 BLOCKS_OF_8B = {"size": "8b", "n_layers": 8, "activation_checkpointing": "none"}

@@ -24,8 +24,7 @@ from scipy.stats import beta
 
 from benchmarks.verdict.peer_rules import PEERS
 from benchmarks.verdict.regimes import REGIMES, week
-from pytest_aorta.result.facts import LaunchFacts, rank_lags_ms
-from pytest_aorta.result.growth import growth
+from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
 from pytest_aorta.verdict.causes import straggler
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance

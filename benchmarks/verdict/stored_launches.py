@@ -18,7 +18,8 @@ from pathlib import Path
 from unittest import mock
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.rounds import settle
+from pytest_aorta.session.record import Side
+from pytest_aorta.session.rounds import settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.noise import platform_priors
@@ -63,8 +64,14 @@ def num_launches(draw: Draw) -> int:
     baseline = draw.baseline
     priors = platform_priors(BASELINES, baseline.platform, "cuda", baseline.case)
     comparison = StoredComparison(baseline.case, baseline.config, baseline, {}, priors, MAX_LAUNCHES)
-    made, left = [draw.launches[0]], iter(draw.launches[1:])
-    settle(comparison, made, lambda: next(left))
+    first, *left = draw.launches
+    made = [first]
+
+    def launch(_: Side) -> LaunchFacts:
+        made.append(left[len(made) - 1])
+        return made[-1]
+
+    settle(with_baseline(comparison, first), launch)
     return len(made)
 
 

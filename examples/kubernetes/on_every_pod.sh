@@ -6,7 +6,8 @@
 set -eu
 folder=$1
 shift
-mkdir -p -m 700 "$folder"
+mkdir -p "$folder"
+chmod 700 "$folder"
 
 if [ $# -gt 0 ]; then
     call=$(date +%s%N) # names of later calls are larger

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
 from pytest_aorta.common.text import counted
-from pytest_aorta.plan.worktree import git
+from pytest_aorta.plan.reference import git
 from pytest_aorta.verdict.baseline import (
     Baseline,
     baseline_path,

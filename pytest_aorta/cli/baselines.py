@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.cli import report_problems
 from pytest_aorta.cli.baseline_files import (
     StoredFile,
     file_or_blob,
@@ -18,7 +19,6 @@ from pytest_aorta.cli.baseline_files import (
     require_folder,
     stored_files,
 )
-from pytest_aorta.cli.exit_codes import report_problems
 from pytest_aorta.common.text import counted, emit, output_width, percent, table, wrapped
 from pytest_aorta.verdict.baseline import Baseline, locked_baselines
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
@@ -35,7 +35,7 @@ _ANOTHER_BLOCK = "another"
 _HEADLINE = METRICS["step_time_p50"]
 _LIST_COLUMNS = (
     "platform", "case", "revision", "center/all", "blocks", "recorded", _HEADLINE.name, "detects with 1, 3",
-)  # fmt: skip  # fmt: skip
+)  # fmt: skip
 _DIFF_COLUMNS = ("metric", "A", "B", "change", "")
 
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
     listed = ways.add_parser("list", parents=[where], help="list all cases, and the changes that each detects")
-    listed.set_defaults(run=list_all)
+    listed.set_defaults(run=_list_all)
     compared = ways.add_parser("diff", help="show the differences between two baselines")
     compared.add_argument("first", metavar="A", help="a file, or REF:PATH, a file of a commit")
     compared.add_argument("second", metavar="B", help="the same")
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     moved.set_defaults(run=move)
 
 
-def list_all(arguments: argparse.Namespace) -> int:
+def _list_all(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines list``."""
     files, problems = stored_files(arguments.folder, arguments.platform)
     emit(_list_lines(files, output_width()))

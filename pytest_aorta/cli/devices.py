@@ -14,13 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of the subcommand."""
     ways = parser.add_subparsers(metavar="ACTION", required=True)
     shown = ways.add_parser("list", help="list visible GPUs, leases, and bad marks")
-    shown.set_defaults(run=list_devices)
+    shown.set_defaults(run=_list_devices)
     cleared = ways.add_parser("clear-bad", help="remove the bad mark of a device")
     cleared.add_argument("token", metavar="TOKEN", help="number or name of the device in `aorta devices list`")
     cleared.set_defaults(run=clear)
 
 
-def list_devices(_arguments: argparse.Namespace) -> int:
+def _list_devices(_arguments: argparse.Namespace) -> int:
     """Print one line per device or other leased resource."""
     devices = {device.uuid: device for device in visible_devices()}
     held = {resource: claim for claim in holders() for resource in claim.resources}

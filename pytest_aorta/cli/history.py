@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
-from pytest_aorta.cli.exit_codes import ExitCode, report_problems
-from pytest_aorta.cli.history_changes import change_lines, new_changes
-from pytest_aorta.cli.history_series import CaseHistory, case_histories, of_branch
+from pytest_aorta.cli import ExitCode, report_problems
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import write_text
-from pytest_aorta.common.text import emit, output_width
-from pytest_aorta.session.history.entries import read_history
+from pytest_aorta.common.text import counted, emit, output_width, table
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.session.history import HistoryEntry, read_history
+from pytest_aorta.session.record import Side
+from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, measured_values
+from pytest_aorta.verdict.verdicts import ReferenceKind, format_change
 
 _PACKAGES = ("jinja2", "otava")
 
@@ -25,17 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--branch", metavar="NAME", help="only this branch; HEAD for a detached head (the only one)")
     page = ways.add_parser("page", parents=[where], help="write one HTML page; needs Apache Otava and jinja2")
     page.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html", help="file of the page")
-    page.set_defaults(run=write_page)
+    page.set_defaults(run=_write_page)
     changed = ways.add_parser("changes", parents=[where], help="exit with 1 if a metric has a new change point")
     changed.add_argument(
         "--since",
         metavar="COMMIT",
         help="change points are new if the versions measured until this commit do not show them (all but the newest)",
     )
-    changed.set_defaults(run=report_changes)
+    changed.set_defaults(run=_report_changes)
 
 
-def write_page(arguments: argparse.Namespace) -> int:
+def _write_page(arguments: argparse.Namespace) -> int:
     """Run ``aorta history page``."""
     if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
         raise UsageError(f"history page needs {' and '.join(lacking)}; run pip install 'pytest-aorta[history]'")
@@ -50,7 +57,7 @@ def write_page(arguments: argparse.Namespace) -> int:
     return report_problems(problems)
 
 
-def report_changes(arguments: argparse.Namespace) -> int:
+def _report_changes(arguments: argparse.Namespace) -> int:
     """Run ``aorta history changes``; return 1 for a new change point or a line that can't be read."""
     histories, problems = _read(arguments)
     found = new_changes(histories, arguments.since)
@@ -62,3 +69,390 @@ def _read(arguments: argparse.Namespace) -> tuple[list[CaseHistory], list[str]]:
     """Return the cases of the branch, and a line for each line of the history that can't be read."""
     entries, problems = read_history(arguments.folder)
     return case_histories(of_branch(entries, arguments.branch)), [f"left out: {problem}" for problem in problems]
+
+
+# With later values, the same change point can move by a few versions.
+_MOVED = 2
+_MIN_COMMIT = 7
+# Beyond this relative change, the value before is nearly 0 and a percentage is meaningless.
+_LARGEST_RELATIVE = 1e4
+# Each new version tests the same series again, so the p-value is a hundredth of Otava's, and several versions have to
+# confirm a change. `benchmarks/report/history_alarms.py` counts the false alarms.
+MAX_P_VALUE = 0.00001
+# Otava looks for candidates at ten times its default. At its default, a step up and down again hides the step up.
+_CANDIDATES_P_VALUE = 0.01
+CONFIRMING_VERSIONS = 3
+_COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change point of a metric.
+
+    Attributes:
+        history: The case.
+        metric: Name of the metric.
+        index: Index of the first version after the change.
+        last: Index of the last version before the change that has the metric.
+        before, after: Medians of the segments on both sides; for a metric that has to be equal, the values.
+    """
+
+    history: CaseHistory
+    metric: str
+    index: int
+    last: int
+    before: float | str
+    after: float | str
+
+    @property
+    def first_after(self) -> Version:
+        """Return the first version after the change."""
+        return self.history.versions[self.index]
+
+    @property
+    def last_before(self) -> Version:
+        """Return the last version before the change."""
+        return self.history.versions[self.last]
+
+    @property
+    def relative(self) -> float | None:
+        """Return the change as a fraction of the value before; None for texts, and where that value is nearly 0."""
+        if isinstance(self.before, str) or isinstance(self.after, str) or self.before == 0:
+            return None
+        relative = (self.after - self.before) / abs(self.before)
+        return relative if abs(relative) < _LARGEST_RELATIVE else None
+
+    @property
+    def verdict(self) -> str:
+        """Return ``worse`` or ``better``, or ``changed`` for a metric that has to be equal."""
+        metric = METRICS[self.metric]
+        if metric.direction is Direction.EXACT or isinstance(self.before, str) or isinstance(self.after, str):
+            return "changed"
+        return "worse" if (self.after - self.before) * metric.worse > 0 else "better"
+
+    @property
+    def values(self) -> tuple[str, str, str]:
+        """Return the value before, the value after, and the change, as text."""
+        metric = METRICS[self.metric]
+        is_exact = metric.direction is Direction.EXACT
+        texts = (format_value(value, metric.unit, exact=is_exact) for value in (self.before, self.after))
+        return *texts, "-" if self.relative is None else format_change(self.relative)  # type: ignore[return-value]
+
+    def is_same(self, other: Change) -> bool:
+        """Return whether both are the same change point, which further values have moved a little."""
+        places = (self.history.case, self.history.platform, self.metric)
+        if places != (other.history.case, other.history.platform, other.metric):
+            return False
+        if self.verdict == "changed":
+            return self.index == other.index
+        return self.verdict == other.verdict and abs(self.index - other.index) <= _MOVED
+
+
+def find_changes(history: CaseHistory) -> list[Change]:
+    """Return the change points of every metric of a case, the newest last.
+
+    A metric that has to be equal changes wherever two neighboring versions differ. For any other metric, Otava finds
+    the change points in the medians of the versions; at least :data:`CONFIRMING_VERSIONS` have to be on each side.
+    """
+    found = [change for metric in history.metrics for change in _changes(history, metric)]
+    return sorted(found, key=lambda change: change.index)
+
+
+def _changes(history: CaseHistory, metric: str) -> list[Change]:
+    points = history.points(metric)
+    if METRICS[metric].direction is Direction.EXACT:
+        return [
+            Change(history, metric, here.version, before.version, before.value, here.value)
+            for before, here in pairwise(points)
+            if here.value != before.value
+        ]
+    return _found_by_otava(history, metric, points)
+
+
+def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[_Point]) -> list[Change]:
+    values = [point.value for point in points if isinstance(point.value, float)]
+    if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
+        return []
+    last = len(values) - CONFIRMING_VERSIONS
+    found = (place for place in _change_points(values) if CONFIRMING_VERSIONS <= place <= last)
+    bounds = [0, *found, len(values)]
+    segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
+    return [
+        Change(history, metric, points[place].version, points[place - 1].version, before, after)
+        for place, (before, after) in zip(bounds[1:-1], pairwise(segments), strict=True)
+    ]
+
+
+def _change_points(values: Sequence[float]) -> list[int]:
+    """Return the indices at which the values change.
+
+    The method is Hunter's (Fleming et al., ICPE 2023): E-divisive means with Student's test, here with more candidates
+    and a stricter test than Otava's defaults.
+
+    Raises:
+        UsageError: Otava is not installed.
+    """
+    import numpy as np  # other commands do without
+
+    try:
+        from otava.analysis import compute_change_points, merge  # an extra, and slow to import
+    except ImportError as error:
+        raise UsageError(f"history needs Apache Otava ({error}); run pip install 'pytest-aorta[history]'") from None
+    series = list(values)
+    # Otava also computes relative changes, which overflow where a value is nearly 0; they are not used.
+    with np.errstate(all="ignore"):
+        _, candidates = compute_change_points(series, max_pvalue=_CANDIDATES_P_VALUE)
+        points = merge(candidates, series, MAX_P_VALUE, 0.0)
+    return [int(point.index) for point in points]
+
+
+def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Change]:
+    """Return the change points that an earlier history does not show.
+
+    Args:
+        histories: The cases.
+        since: A commit; the earlier history contains the versions measured up to this commit. If None, the earlier
+            history contains all versions of each case but the newest.
+
+    Raises:
+        UsageError: The commit is not in the history.
+    """
+    moment = None if since is None else _moment_of(histories, since)
+    found = []
+    for history in histories:
+        before = history.until(moment) if moment else replace(history, versions=history.versions[:-1])
+        if len(before.versions) < len(history.versions):
+            now = find_changes(history)
+            # Most metrics have no change point, and looking for one in the earlier versions takes as long again.
+            known = [change for metric in {change.metric for change in now} for change in _changes(before, metric)]
+            found += [change for change in now if not any(map(change.is_same, known))]
+    return found
+
+
+def _moment_of(histories: Sequence[CaseHistory], commit: str) -> str:
+    moments = [
+        row.measured_at
+        for history in histories
+        for row in history.versions
+        if len(commit) >= _MIN_COMMIT and row.commit is not None and row.commit.startswith(commit.lower())
+    ]
+    if not moments:
+        raise UsageError(
+            f"--since: got {commit!r}, allowed is a commit of the history, or at least its first {_MIN_COMMIT} digits"
+        )
+    return max(moments)
+
+
+def change_lines(changes: Sequence[Change], histories: Sequence[CaseHistory], width: int) -> list[str]:
+    """Return a table of change points, and the total."""
+    rows = [
+        (
+            change.history.case,
+            change.metric,
+            change.last_before.name,
+            change.first_after.name,
+            *change.values,
+            ", ".join([change.verdict, *_other_reasons(change)]),
+        )
+        for change in changes
+    ]
+    num_series = sum(len(history.metrics) for history in histories)
+    total = f"{counted(len(changes), 'new change')} in {num_series} metrics of {counted(len(histories), 'case')}"
+    if short := sum(map(_num_too_short, histories)):
+        needed = 2 * CONFIRMING_VERSIONS
+        total += f"; not searched: {counted(short, 'metric')} with fewer than the {needed} versions that a change needs"
+    return [*(table([_COLUMNS, *rows], width) if rows else []), total]
+
+
+def _num_too_short(history: CaseHistory) -> int:
+    """Return the number of metrics that have too few versions to find a change, however large it is."""
+    lengths = [len(history.points(name)) for name in history.metrics if METRICS[name].direction is not Direction.EXACT]
+    return sum(length < 2 * CONFIRMING_VERSIONS for length in lengths)
+
+
+def _other_reasons(change: Change) -> list[str]:
+    """Return the differences between both versions besides the code."""
+    before, after = change.last_before, change.first_after
+    return [
+        f"{name} {old or 'unknown'} -> {new or 'unknown'}"
+        for name, old, new in (
+            ("torch", before.torch, after.torch),
+            ("accelerator", before.accelerator, after.accelerator),
+        )
+        if old != new
+    ]
+
+
+# Git's name for a head that is not on a branch.
+DETACHED = "HEAD"
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of the code: a commit, or the uncommitted changes of one run.
+
+    Attributes:
+        commit: The commit; None if unknown.
+        dirty: Whether a tracked file differed from the commit; uncommitted changes of two runs are two versions.
+        measured_at: UTC time of the first launch.
+        torch: Version of torch; None if unknown.
+        accelerator: Model of the devices; None on CPU ranks.
+        revision: Revision of the baseline that the version was last compared with; None without one.
+        launches: Metric -> value of each launch of the version, oldest first.
+        baselines: Metric -> baseline center that the version was last compared with.
+    """
+
+    commit: str | None
+    dirty: bool
+    measured_at: str
+    torch: str | None
+    accelerator: str | None
+    revision: int | None
+    launches: tuple[dict[str, float | str], ...]
+    baselines: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        """Return the short commit, and whether the code differed from the commit."""
+        return f"{self.commit[:12] if self.commit else 'unknown'}{' and changes' if self.dirty else ''}"
+
+    def numbers(self, metric: str) -> list[float]:
+        """Return the metric's value in each launch in which the value is a number."""
+        values = (launch.get(metric) for launch in self.launches)
+        return [float(value) for value in values if isinstance(value, float | int)]
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A metric at one version: the median over launches, or the text if the metric is a text.
+
+    ``version`` is the index of the version in its case.
+    """
+
+    version: int
+    value: float | str
+
+
+@dataclass(frozen=True)
+class CaseHistory:
+    """The history of one case on one platform; versions are in the order in which they were first measured."""
+
+    case: str
+    test: str
+    platform: str
+    versions: tuple[Version, ...]
+
+    @property
+    def metrics(self) -> list[str]:
+        """Return the metrics that any launch has, in the order of the table of metrics."""
+        found = {name for version in self.versions for launch in version.launches for name in launch}
+        return [name for name in METRICS if name in found]
+
+    @property
+    def revisions(self) -> list[tuple[int, int]]:
+        """Return, for each baseline revision after the first, the index of its first version and its number."""
+        known = [(index, row.revision) for index, row in enumerate(self.versions) if row.revision is not None]
+        return [here for before, here in pairwise(known) if here[1] != before[1]]
+
+    @property
+    def num_launches(self) -> int:
+        """Return the number of launches of all versions."""
+        return sum(len(version.launches) for version in self.versions)
+
+    def points(self, metric: str) -> list[_Point]:
+        """Return the metric at every version that has it."""
+        found = []
+        for index, version in enumerate(self.versions):
+            texts = [value for launch in version.launches if isinstance(value := launch.get(metric), str)]
+            if numbers := version.numbers(metric):
+                found.append(_Point(index, median(numbers)))
+            elif texts:
+                found.append(_Point(index, texts[-1]))
+        return found
+
+    def until(self, moment: str) -> CaseHistory:
+        """Return the history of the versions that were first measured at ``moment`` or before."""
+        return replace(self, versions=tuple(row for row in self.versions if row.measured_at <= moment))
+
+
+def of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[HistoryEntry]:
+    """Return the entries of one branch.
+
+    Args:
+        entries: Entries of any branch.
+        branch: Name of the branch, or :data:`DETACHED` for a detached head; None if there is only one branch.
+
+    Raises:
+        UsageError: The branch has no entry, or there are several branches and none was named.
+    """
+    found = sorted({_branch(entry) for entry in entries})
+    if branch is None and len(found) > 1:
+        raise UsageError(
+            f"--branch: the history is of {len(found)} branches, and values of two branches are not one series; "
+            f"give one of {found}"
+        )
+    if branch is not None and branch not in found:
+        raise UsageError(f"--branch: got {branch!r}, allowed is one of {found}")
+    return [entry for entry in entries if branch is None or _branch(entry) == branch]
+
+
+def _branch(entry: HistoryEntry) -> str:
+    return entry.launches[0].facts.branch or DETACHED
+
+
+def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
+    """Return the history of each case and platform.
+
+    Launches of an A/B reference and launches that a profiler slowed down are left out.
+    """
+    grouped: dict[tuple[str, str], list[HistoryEntry]] = defaultdict(list)
+    for entry in entries:
+        grouped[entry.case, entry.platform].append(entry)
+    histories = (
+        CaseHistory(case, group[0].test, platform, _versions(group))
+        for (case, platform), group in sorted(grouped.items())
+    )
+    return [history for history in histories if history.versions]
+
+
+def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
+    launches: dict[tuple[str, ...], list[LaunchFacts]] = defaultdict(list)
+    entry_of: dict[tuple[str, ...], list[HistoryEntry]] = defaultdict(list)
+    for entry in entries:
+        for launch in entry.launches:
+            if launch.side is Side.CANDIDATE and not launch.facts.profiler:
+                key = _version_key(launch.facts, entry.run)
+                launches[key].append(launch.facts)
+                entry_of[key].append(entry)
+    versions = (_version(group, entry_of[key]) for key, group in launches.items())
+    return tuple(sorted(versions, key=lambda version: version.measured_at))
+
+
+def _version_key(launch: LaunchFacts, run: str) -> tuple[str, ...]:
+    # Uncommitted changes of two runs may differ, as may two versions without a known commit.
+    if launch.commit is None or launch.dirty:
+        return launch.commit or "", run
+    return (launch.commit,)
+
+
+def _version(launches: Sequence[LaunchFacts], entries: Sequence[HistoryEntry]) -> Version:
+    revisions = [entry.revision for entry in entries if entry.revision is not None]
+    compared = (
+        verdict for entry in entries for verdict in entry.verdicts if verdict.reference.kind is ReferenceKind.BASELINE
+    )
+    ordered = sorted(launches, key=lambda launch: launch.recorded_at)
+    first, last = ordered[0], ordered[-1]
+    return Version(
+        commit=first.commit,
+        dirty=bool(first.dirty),
+        measured_at=first.recorded_at,
+        torch=_text(last.environment.get("torch")),
+        accelerator=_text(last.environment.get("device_name")),
+        revision=revisions[-1] if revisions else None,
+        launches=tuple(measured_values([launch]) for launch in ordered),
+        baselines={row.metric: float(row.baseline) for row in compared if isinstance(row.baseline, float | int)},
+    )
+
+
+def _text(fact: object) -> str | None:
+    return None if fact is None else str(fact)

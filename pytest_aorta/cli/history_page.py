@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_aorta.cli.history_changes import Change, find_changes
-from pytest_aorta.cli.history_series import CaseHistory
+from pytest_aorta.cli.history import CaseHistory, Change, find_changes
 from pytest_aorta.report.page.render import asset, html_template
 from pytest_aorta.verdict.metrics import METRICS
 
@@ -56,14 +55,14 @@ def render(histories: Sequence[CaseHistory]) -> str:
     return html_template("history", asset).render(
         cases=cases,
         metrics=METRICS,
-        data=[chart_data(case) for case in cases],
+        data=[_chart_data(case) for case in cases],
         style=asset("vendor/uPlot.min.css") + asset("page.css"),
         library=asset("vendor/uPlot.iife.min.js"),
         script=asset("shared.js") + asset("history.js"),
     )
 
 
-def chart_data(case: _Case) -> dict[str, Any]:
+def _chart_data(case: _Case) -> dict[str, Any]:
     """Return the values that the page's script draws; long lists are little-endian numbers in base64."""
     versions = case.history.versions
     at = [index for index, version in enumerate(versions) for _ in version.launches]
@@ -82,7 +81,7 @@ def _chart(case: _Case, name: str) -> dict[str, Any]:
     is_bytes = METRICS[name].unit == "B"
     unit = _MIB if is_bytes else 1.0
     medians = [float(np.median(numbers)) / unit if (numbers := row.numbers(name)) else np.nan for row in versions]
-    launches = (launch.values.get(name) for version in versions for launch in version.launches)
+    launches = (launch.get(name) for version in versions for launch in version.launches)
     values = [float(value) / unit if isinstance(value, float | int) else np.nan for value in launches]
     return {
         "unit": "MiB" if is_bytes else METRICS[name].unit,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.text import did_you_mean, emit
 from pytest_aorta.plan.accelerators import visible_devices
@@ -48,7 +48,7 @@ def test_{name}(workload):
 {note}    workload.check(result)
 '''
 _MEASURED = '''\
-"""Runs {script} unchanged and records its steps, from one step of the optimizer to the next."""
+"""Runs {what} unchanged and records its steps, from one step of the optimizer to the next."""
 
 import runpy
 import sys
@@ -56,27 +56,22 @@ from pathlib import Path
 
 from pytest_aorta.worker import record_optimizer_steps
 
-SCRIPT = Path(__file__).with_name({file!r})
+{before}
 
 {note}record_optimizer_steps(warmup=3, hash_weights={hash_weights})
-sys.argv[0] = str(SCRIPT)
-runpy.run_path(str(SCRIPT), run_name="__main__")
+{started}
 '''
-_MEASURED_MODULE = '''\
-"""Runs the module {module} unchanged and records its steps, from one step of the optimizer to the next."""
-
-import runpy
-import sys
-from pathlib import Path
-
-from pytest_aorta.worker import record_optimizer_steps
-
-# The package of this folder comes before an installed one.
-sys.path.insert(0, str(Path(__file__).parent / {top!r}))
-
-{note}record_optimizer_steps(warmup=3, hash_weights={hash_weights})
-runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
-'''
+_OF_SCRIPT = {
+    "what": "{script}",
+    "before": "SCRIPT = Path(__file__).with_name({script.name!r})",
+    "started": 'sys.argv[0] = str(SCRIPT)\nrunpy.run_path(str(SCRIPT), run_name="__main__")',
+}
+_OF_MODULE = {
+    "what": "the module {module}",
+    "before": "# The package of this folder comes before an installed one.\n"
+    "sys.path.insert(0, str(Path(__file__).parent / {top!r}))",
+    "started": 'runpy.run_module({module!r}, run_name="__main__", alter_sys=True)',
+}
 # Folders that contain packages, from the root.
 _TOPS = (".", "src")
 # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
@@ -201,11 +196,9 @@ def _measured(root: Path, measured: Path, script: Path, module: _Module | None, 
         if absent
         else ""
     )
-    values = {"hash_weights": not absent, "note": _comment(note)}
-    if module:
-        text = _MEASURED_MODULE.format(**values, module=module.name, top=module.top)
-    else:
-        text = _MEASURED.format(**values, script=script, file=script.name)
+    named = {"module": module.name, "top": module.top} if module else {"script": script}
+    parts = {key: text.format(**named) for key, text in (_OF_MODULE if module else _OF_SCRIPT).items()}
+    text = _MEASURED.format(**parts, hash_weights=not absent, note=_comment(note))
     return _NewFile(root / measured, text, note)
 
 

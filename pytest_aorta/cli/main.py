@@ -10,14 +10,25 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_aorta.cli.exit_codes import ExitCode
-from pytest_aorta.cli.run.migration import AORTA_OPTIONS
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
-from pytest_aorta.common.signals import Terminated
+from pytest_aorta.common.processes import Terminated
 from pytest_aorta.common.text import printable
 
+# Options of AORTA's ``aorta run`` and ``train.py`` that this command does not have, with their replacements.
+_AORTA_OPTIONS = {
+    "--results-dir": "--results DIR",
+    "--extra-env": "--set environment.KEY=VALUE, or a variable of your shell, which the ranks inherit",
+    "--mitigations": "--set environment.KEY=VALUE for each variable of the mitigation",
+    "--mitigations-file": "--config FILE with the variables under the key environment",
+    "--environment": "run the interpreter of that environment, or compare with it by pytest --aorta-ab=python:PATH",
+    "--collect": "--profiler rocprofv3 for traces, and workload.compare(..., steps=N) in a test for numerics",
+    "--override": "--set KEY=VALUE with a key of the workload, which `aorta workloads NAME` lists",
+    "--enable-rocm-metrics": "nothing, since GPUs are always read during the measured steps",
+}
 # Shells that shtab supports.
 SHELLS = ("bash", "zsh", "fish")
 _HOW = """\
@@ -53,6 +64,21 @@ def _of(module: str) -> Callable[[argparse.ArgumentParser], None]:
     return add_arguments
 
 
+def _add_agent(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``aorta agent``, which runs this node's part of a launch that node 0 has started."""
+    from pytest_aorta.launch.node_agent import node_rank, take_part  # other commands do without
+    from pytest_aorta.plan.options import integer_from
+
+    def run(arguments: argparse.Namespace) -> int:
+        take_part(arguments.folder, node_rank(arguments.node_rank))
+        return ExitCode.OK
+
+    parser.add_argument("folder", metavar="RUN_FOLDER", type=Path, help="run folder, which all nodes share")
+    where = "default: AORTA_NODE_RANK, or the number that Slurm or Kubernetes gives"
+    parser.add_argument("--node-rank", metavar="N", type=integer_from(0), help=f"number of this node, from 0 ({where})")
+    parser.set_defaults(run=run)
+
+
 def _add_completion(parser: argparse.ArgumentParser) -> None:
     """Declare the argument of ``aorta completion``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -80,17 +106,17 @@ COMMANDS = (
     Command(
         "run",
         "launch a workload or a training script and keep each trial's result",
-        _of("run.command"),
-        AORTA_OPTIONS,
+        _of("run"),
+        _AORTA_OPTIONS,
     ),
-    Command("bisect", "find the commit that changed a metric of a test", _of("bisect.command")),
+    Command("bisect", "find the commit that changed a metric of a test", _of("bisect")),
     Command("workloads", "list workloads, or the config keys of one workload", _of("workloads")),
-    Command("agent", "run this node's part of launches over several nodes", _of("agent")),
+    Command("agent", "run this node's part of launches over several nodes", _add_agent),
     Command("baselines", "list, compare and move stored baselines", _of("baselines")),
     Command("history", "find changes in what --aorta-history has kept over commits, and draw it", _of("history")),
     Command("devices", "list devices and leases of this host, clear bad marks", _of("devices")),
     Command("report", "write a page that compares two sets of kept results", _of("report")),
-    Command("doctor", "look for problems that would break a run", _of("doctor.command")),
+    Command("doctor", "look for problems that would break a run", _of("doctor")),
     Command("completion", "print the completion script of a shell", _add_completion),
 )
 

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.text import emit
 from pytest_aorta.report.from_results import dataset_report

@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec import structs
 
-from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
-from pytest_aorta.plan.workload.declaration import WorkloadSpec, find_workload, workload_places
+from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, workload_places
 
 # Folder of the user's own workloads that need not exist.
 DEFAULT_FOLDER = Path("workloads")

@@ -1,16 +1,18 @@
-"""Strict reading of files and of JSON documents that another process or a person has written."""
+"""Strict reading of files, JSON that a person or another process has written."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
+import stat
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.regular import read_regular
 
 # What a number that is larger than any float contains, in text that json.loads accepts.
 _HUGE = re.compile(r"[eE]\+?0*[0-9]{3}|[0-9]{300}")
@@ -91,6 +93,7 @@ def conflict(text: str) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, as ``object_pairs_hook``; raise ValueError if a key is given twice."""
     document = dict(pairs)
     if len(document) != len(pairs):
         counts = Counter(key for key, _ in pairs)
@@ -107,3 +110,37 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
     return number
+
+
+def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
+    """Open a regular file for reading.
+
+    A FIFO would wait forever for a writer, and a symbolic link could lead to any file of the user.
+
+    Raises:
+        OSError: The path can't be opened, is a symbolic link, or is not a regular file.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(errno.EINVAL, "a symbolic link, not a regular file", str(path)) from None
+        raise
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(fd, "rb")
+
+
+def read_regular(path: Path, max_bytes: int, *, follow_links: bool = False) -> bytes:
+    """Return at most ``max_bytes`` from the beginning of a regular file.
+
+    Raises:
+        OSError: As in :func:`open_regular`.
+    """
+    with open_regular(path, follow_links=follow_links) as file:
+        return file.read(max_bytes)

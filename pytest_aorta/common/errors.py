@@ -74,9 +74,10 @@ class ColdLaunchWarning(UserWarning):
 
 
 def hide_frames(error: BaseException) -> None:
-    """Let pytest leave the frames of an error out, except under ``--full-trace``.
+    """Let pytest leave the frames of this package out of an error's traceback, except under ``--full-trace``.
 
     The message of an :class:`AortaError` is complete, so a test's traceback ends in the test.
     """
     for frame, _ in walk_tb(error.__traceback__):
-        frame.f_locals["__tracebackhide__"] = True
+        if str(frame.f_globals.get("__name__", "")).startswith("pytest_aorta."):
+            frame.f_locals["__tracebackhide__"] = True

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.signals import uninterrupted
+from pytest_aorta.common.processes import uninterrupted
 
 # The package's folder, computed only here: programs are started from it, and versions compared by its files.
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
@@ -37,11 +37,21 @@ def write_json(path: Path, document: Any, *, durable: bool = True) -> None:
 
 
 def write_json_rows(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Write ``document`` as :func:`write_json` does, but with one line per key, which takes a tenth of the time."""
-    rows = [
-        f"{json.dumps(key)}: {json.dumps(document[key], allow_nan=False, sort_keys=True)}" for key in sorted(document)
-    ]
+    """Write ``document`` as :func:`write_json` does, but with one line per key, which takes a hundredth of the time.
+
+    Numbers have to be finite: the caller has checked them.
+    """
+    rows = [f"{json.dumps(key)}: {_row(document[key])}" for key in sorted(document)]
     write_text(path, "{\n" + ",\n".join(rows) + "\n}\n", durable=durable)
+
+
+def _row(value: Any) -> str:
+    import msgspec  # imported here, since programs that start ranks import this module and write no rows
+
+    try:
+        return msgspec.json.encode(value, order="sorted").decode()
+    except UnicodeEncodeError:  # a lone surrogate, of a name that is not UTF-8
+        return json.dumps(value, sort_keys=True)
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, read_bytes
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
+from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.text import brief, did_you_mean
 
 T = TypeVar("T")
@@ -22,6 +22,7 @@ Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,63}$")]
 Platform: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9+-]*$")]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+NotNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 # A number whose sums and squares have a float.
 Finite: TypeAlias = Annotated[float, Meta(ge=-1e100, le=1e100)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -33,6 +34,8 @@ Step: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{1,12}$")]
 WeightHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
 TensorHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 CommandLine: TypeAlias = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
+# A part of the fixed program that is timed before and after the steps.
+CanaryPart: TypeAlias = Annotated[str, Meta(pattern="^(gemm|all_reduce)_ms$")]
 # A fact of the environment that numbers depend on.
 Fact: TypeAlias = str | int | float | bool | None
 
@@ -48,29 +51,50 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, **changes)
 
 
-def decode(content: bytes | str, kind: type[T], name: str) -> T:
+def decode(content: bytes | str, kind: type[T], name: str, *, by_hand: bool = True) -> T:
     """Return the value of type ``kind`` that strict JSON describes; ``name`` is the source that an error names.
 
+    Files that people edit or git merges may repeat a key, which is refused; pass ``by_hand=False`` for files that only
+    programs write.
+
     Raises:
-        UnreadableFile: The content is not strict JSON (NaN and repeated keys are refused), or does not fit ``kind``.
-            The message names the source, the key, what was given and what is allowed.
+        UnreadableFile: The content is not strict JSON (NaN is refused), or does not fit ``kind``. The message names the
+            source, the key, what was given and what is allowed.
     """
     try:
-        document = json.loads(content, object_pairs_hook=_unique_keys)  # msgspec keeps the last of two equal keys
-        return msgspec.json.decode(content, type=kind)
+        value = msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), document, kind)}") from None
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
+        raise UnreadableFile(f"{name}: {_worded(str(error), parse_json(_text(content, name), name), kind)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Texts with bytes that are not UTF-8, such as names of files, have lone surrogates, which msgspec can't decode.
+        return convert(parse_json(_text(content, name), name), kind, name)
+    if by_hand:
+        parse_json(_text(content, name), name)  # msgspec keeps the last of two equal keys
+    return value
 
 
-def read_model(path: Path, kind: type[T], *, max_bytes: int, follow_links: bool = True) -> T:
+def read_model(path: Path, kind: type[T], *, max_bytes: int, follow_links: bool = True, by_hand: bool = True) -> T:
     """Return the value of type ``kind`` in a JSON file of at most ``max_bytes`` bytes.
 
     Raises:
         UnreadableFile: As in :func:`~pytest_aorta.common.documents.read_bytes` and :func:`decode`.
     """
-    return decode(read_bytes(path, max_bytes=max_bytes, follow_links=follow_links), kind, str(path))
+    content = read_bytes(path, max_bytes=max_bytes, follow_links=follow_links)
+    return decode(content, kind, str(path), by_hand=by_hand)
+
+
+def read_rank_file(path: Path, kind: type[T], *, max_bytes: int) -> T | None:
+    """Return the value of type ``kind`` that a rank wrote into a file; None if the rank left no such file.
+
+    Raises:
+        ResultError: The file is unreadable, too large or torn.
+    """
+    if not path.exists():
+        return None
+    try:
+        return read_model(path, kind, max_bytes=max_bytes, follow_links=False, by_hand=False)
+    except UnreadableFile as error:
+        raise ResultError(f"result invalid: {error}; run the workload again") from None
 
 
 def convert(value: Any, kind: type[T], name: str) -> T:
@@ -104,12 +128,13 @@ def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
     }
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"key {next(key for key, count in counts.items() if count > 1)!r} is given twice")
-    return document
+def _text(content: bytes | str, name: str) -> str:
+    if not content.strip():
+        raise UnreadableFile(f"{name}: empty")
+    try:
+        return content if isinstance(content, str) else content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f"{name}: not UTF-8: {error}") from None
 
 
 def _from_text(kind: type, value: Any) -> Any:

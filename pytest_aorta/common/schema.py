@@ -4,73 +4,72 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+from collections.abc import Iterator
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_aorta.common.text import brief
-
-if TYPE_CHECKING:
-    from jsonschema_rs import Draft202012Validator
 
 
 @functools.cache
 def load_schema(name: str) -> dict[str, Any]:
     """Return one of the package's schemas by file name."""
-    text = files("pytest_aorta.common.schemas").joinpath(name).read_text(encoding="utf-8")
+    text = files("pytest_aorta.common").joinpath("schemas", name).read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
 
 
 def violation(document: Any, schema_name: str, definition: str | None = None) -> str | None:
-    """Return the most relevant violation as "JSON path: got ..., allowed is ...", or None for a valid document.
-
-    jsonschema-rs decides, since it validates a rank file in a hundredth of the time that jsonschema takes; jsonschema
-    is imported only to word an error. The exception is a document with a lone surrogate in a string: jsonschema-rs
-    can't represent the document, so jsonschema decides.
+    """Return the most relevant violation as "JSON path: got ..., allowed is ..."; None for a valid document.
 
     Args:
-        document: A parsed JSON document.
-        schema_name: File name of a schema in ``pytest_aorta.common.schemas``.
+        document: A JSON document, whose arrays may be tuples.
+        schema_name: File name of a schema in ``pytest_aorta/common/schemas``.
         definition: Name of one of the schema's ``$defs``; None for the whole schema.
     """
-    fast = fast_validator(schema_name, definition)
-    refusal = None
-    try:
-        if fast.is_valid(document):
-            return None
-        refusal = next(fast.iter_errors(document)).message
-    except ValueError:  # the document can't be represented
-        pass
-    return _worded_violation(document, schema_name, definition) or (refusal and f"$: {refusal}")
+    from jsonschema.exceptions import best_match  # takes 100 ms, which test collection doesn't need
 
-
-@functools.cache
-def fast_validator(schema_name: str, definition: str | None = None) -> Draft202012Validator:
-    """Return jsonschema-rs's validator of a schema, or of one of the schema's definitions."""
-    from jsonschema_rs import Draft202012Validator, Registry  # takes 25 ms, which test collection doesn't need
-
-    schema = load_schema(schema_name)
-    if definition is None:
-        return Draft202012Validator(schema)
-    # The definition refers to other parts of its file, so the registry needs the whole file.
-    registry = Registry([(schema["$id"], schema)])
-    return Draft202012Validator({"$ref": f"{schema['$id']}#/$defs/{definition}"}, registry=registry)
-
-
-def _worded_violation(document: Any, schema_name: str, definition: str | None) -> str | None:
-    from jsonschema import Draft202012Validator  # takes 100 ms, and a valid document doesn't need it
-    from jsonschema.exceptions import best_match
-
-    whole = Draft202012Validator(load_schema(schema_name))
+    whole = _validator(schema_name)
     # An evolved validator still resolves "$ref" in the whole file.
     part = whole.evolve(schema={"$ref": f"#/$defs/{definition}"}) if definition else whole
     error = best_match(part.iter_errors(document))
-    if error is None:
-        return None
+    return None if error is None else _words(error)
+
+
+@functools.cache
+def _validator(schema_name: str) -> Any:
+    """Return jsonschema's validator of a schema, which checks a list of numbers at once."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    each = Draft202012Validator.VALIDATORS["items"]
+
+    def items(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if not _all_numbers_fit(instance, rule):
+            yield from each(validator, rule, instance, schema)
+
+    types = Draft202012Validator.TYPE_CHECKER.redefine("array", lambda _, value: isinstance(value, list | tuple))
+    kind: Any = extend(Draft202012Validator, {"items": items}, type_checker=types)  # type: ignore[no-untyped-call]
+    return kind(load_schema(schema_name))
+
+
+def _all_numbers_fit(values: Any, rule: Any) -> bool:
+    """Return whether all values are floats within the limits of a rule that has no other keywords."""
+    if not isinstance(values, list) or not isinstance(rule, dict) or rule.keys() - {"type", "minimum", "maximum"}:
+        return False
+    kinds = {float} if rule.get("type") == "number" else {int} if rule.get("type") == "integer" else set()
+    if not values or not set(map(type, values)) <= kinds:
+        return False
+    return bool(min(values) >= rule.get("minimum", -math.inf) and max(values) <= rule.get("maximum", math.inf))
+
+
+def _words(error: Any) -> str:
     if error.validator in ("additionalProperties", "required"):
         return f"{error.json_path}: {error.message}"
-    found = f"got {brief(json.dumps(error.instance))}"
-    return f"{error.json_path}: {found}, {allowed(error.validator, error.validator_value)}"
+    return (
+        f"{error.json_path}: got {brief(json.dumps(error.instance))}, {allowed(error.validator, error.validator_value)}"
+    )
 
 
 def allowed(rule: object, value: object) -> str:

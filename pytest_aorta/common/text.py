@@ -1,12 +1,15 @@
-"""Plain text for a terminal: tables that fit the width, and lines without control characters."""
+"""Plain text for a terminal: tables that fit the width, lines without control characters, and tracebacks."""
 
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _UNLIMITED = 1 << 20
 _MIN_FLEXIBLE = 16
@@ -16,6 +19,7 @@ _MIN_PART = 3
 _MAX_SUGGESTED = 3
 # Similarity, as difflib measures it, of a name with one wrong or missing character.
 _NEARLY = 0.85
+_NAME_TO_FILL = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 # Control characters (C0, DEL and C1) other than tab and newline. A terminal interprets them as commands.
 _ESCAPES = {code: rf"\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
@@ -118,8 +122,74 @@ def printable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Return text with every control character other than tab and newline as an escape such as ``\\x1b``.
+    r"""Return text with every control character other than tab and newline as an escape such as ``\x1b``.
 
     Surrogates, which UTF-8 can't encode, are escaped too: with one in a report, a pytest-xdist worker would crash.
     """
     return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def filled(text: str, values: Mapping[str, Any]) -> str:
+    """Replace each ``{name}`` in ``text`` with its value: a string as it is, any other value as JSON."""
+
+    def value_of(match: re.Match[str]) -> str:
+        value = values[match[1]]
+        return value if isinstance(value, str) else json.dumps(value)
+
+    return _NAME_TO_FILL.sub(value_of, text)
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in braces that :func:`filled` replaces."""
+    return list(map(str, _NAME_TO_FILL.findall(text)))
+
+
+# Files of the programs that start a rank's script or workload, and of Python's import system.
+_HARNESS = re.compile(
+    r"/pytest_aorta/(?:common|launch|plan|result|worker)/|^<frozen (?:runpy|importlib)|/importlib/__init__\.py$"
+    r"|/torch/distributed/(?:run\.py|launch\.py|launcher/|elastic/)"
+)
+_LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3\.\d+/|/torch/")
+# A frame of a traceback in a text: its first line, then its source, which is indented further.
+_FRAME = re.compile(r'^  File "(?P<file>[^"\n]*)", line \d+.*\n(?:    .*(?:\n|\Z))*', re.MULTILINE)
+
+
+def is_harness(file: str) -> bool:
+    """Return whether the file starts, imports or watches the code of ranks."""
+    return _HARNESS.search(file) is not None
+
+
+def is_library(file: str) -> bool:
+    """Return whether the file belongs to the harness, to Python or to an installed package."""
+    return is_harness(file) or _LIBRARY.search(file) is not None
+
+
+def without_harness(text: str) -> str:
+    """Return ``text`` without the harness's frames in its tracebacks."""
+    return _FRAME.sub(lambda match: "" if is_harness(match["file"]) else match[0], text)
+
+
+def traceback_lines(text: str, error_type: str, message: str, limit: int, file: str) -> list[str]:
+    """Return about ``limit`` lines of a traceback, without the last error's message, which a headline already shows.
+
+    If the traceback is longer, one line, which names ``file``, replaces the lines between the outermost and the
+    innermost frames.
+    """
+    lines = text.rstrip().splitlines()
+    named = re.compile(rf"(?:[\w.]+\.)?{re.escape(error_type)}(?::|$)")
+    starts = [number for number, line in enumerate(lines) if named.match(line)]
+    # The message of a DataLoader's error ends with the worker's traceback, which can name the same type.
+    whole = [number for number in starts if lines[number].endswith(message.partition("\n")[0])]
+    start = max(whole or starts, default=len(lines))
+    # Notes of the error follow its message.
+    lines = lines[:start] + lines[start + max(1, len(message.splitlines())) :]
+    return _without_middle(lines, limit, file)
+
+
+def _without_middle(lines: Sequence[str], limit: int, file: str) -> list[str]:
+    if len(lines) <= limit:
+        return list(lines)
+    places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    head = max((place for place in places if place <= limit // 3), default=limit // 3)
+    tail = min((place for place in places if place >= len(lines) - 2 * limit // 3), default=len(lines) - limit // 2)
+    return [*lines[:head], f"  ... {tail - head} lines left out, see {file}", *lines[tail:]]

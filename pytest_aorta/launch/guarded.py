@@ -1,12 +1,14 @@
-"""A guarded launch of a plan: the guard starts the torchrun agent, which starts the ranks.
+"""A guarded launch of a plan, with the command line and the environment of its torchrun agent and ranks.
 
-The guard is a program of its own that runs torchrun. In a warm launch it is a fork of the fork server (warm.py), and
-over several nodes it is the coordinator (nodes). A launch is over when none of its processes is left.
+The guard starts the torchrun agent, which starts the ranks. The guard is a program of its own that runs torchrun. In a
+warm launch it is a fork of the fork server (warm.py), and over several nodes it is the coordinator (nodes). A launch is
+over when none of its processes is left.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import shutil
@@ -20,16 +22,20 @@ from typing import IO, Any, Protocol
 
 from msgspec.structs import replace
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, remove_scratch, write_json
 from pytest_aorta.common.model import decode, to_builtins
-from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.leases import record_end, record_launch
-from pytest_aorta.launch.readiness import is_readable
-from pytest_aorta.launch.sweep import end_processes, is_stopped
+from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids
+from pytest_aorta.launch.watch import is_readable
+from pytest_aorta.plan.accelerators import show_devices
+from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.profiler import wrapper_command
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result.folder import (
     AGENT_LOG,
     ELASTIC_FOLDER,
@@ -37,12 +43,22 @@ from pytest_aorta.result.folder import (
     OUTCOME_FILE,
     PLAN_FILE,
     RANKS_FOLDER,
+    flight_prefix,
     node_folder,
     rank_folder,
     rank_folders,
 )
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 
+# torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
+_SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
+_SCRUBBED = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
+}  # fmt: skip
+# Enough records for a few hundred steps of a dozen layers.
+_FLIGHT_RECORDS = "20000"
+# Collectives time out before the launch does, so that the flight recorder can be dumped.
+_COLLECTIVE_FRACTION = 0.8
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
 # The guard itself stops a launch within 0.5 + 3 + 2 + 10 seconds: Python's stacks, py-spy, SIGTERM and SIGKILL.
 STOP_S = 20.0
@@ -54,7 +70,114 @@ LOOK_S = 1.0
 NODES_END_S = 120.0
 
 
-class GuardProcess(Protocol):
+def require_torch() -> None:
+    """Check that this interpreter, which starts the ranks, has torch; torch is not imported.
+
+    Raises:
+        LaunchError: torch is not installed.
+    """
+    try:
+        found = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise LaunchError(
+            f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
+            f"https://pytorch.org/get-started says for this machine, or use an environment that has it"
+        )
+
+
+def agent_command(plan: LaunchPlan) -> list[str]:
+    """Return the command line of the torchrun agent, for one node or for this node's part of several."""
+    python = python_command(plan)
+    torchrun = [f"--nnodes={plan.world.nodes}", f"--node-rank={plan.node or 0}"]
+    torchrun.append(f"--nproc-per-node={plan.world.ranks_per_node}")
+    # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
+    torchrun.append(f"--log-dir={plan.run_dir / ELASTIC_FOLDER}")
+    # torchrun's own option to start a module can't pass options to Python.
+    rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
+    run_dir = str(plan.run_dir)
+    agent = [*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir]
+    return [
+        *wrapper_command(plan.profiler, plan.run_dir),
+        *agent,
+        *torchrun,
+        *rank,
+        "pytest_aorta.launch.process.rank",
+        run_dir,
+    ]
+
+
+def python_command(plan: LaunchPlan) -> list[str]:
+    """Return the interpreter, with its options, of this plan's torchrun agent and ranks."""
+    if plan.reference is None:
+        return [sys.executable]
+    # Without -P the working folder would come first on the path, even if it contains other versions of our modules.
+    return [plan.reference.python, "-P"]
+
+
+def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the torchrun agent and the ranks.
+
+    It contains the caller's variables except those of another launch, then the config's variables, then ours.
+    """
+    # The user can name node 0's address in the network of the nodes; torchrun sets the variable anew for its ranks.
+    scrubbed = _SCRUBBED if plan.world.nodes == 1 else _SCRUBBED - {"MASTER_ADDR"}
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in scrubbed and not name.startswith(_SCRUBBED_PREFIXES)
+    }
+    kept |= plan.config.get(ENVIRONMENT_KEY, {})
+    show_devices(plan.world.devices, kept)
+    kept[variables.DEVICE] = plan.world.device
+    kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
+    for name, value in ((variables.PROFILER, plan.profiler), (variables.PROFILER_SCHEDULE, plan.profiler_schedule)):
+        kept.pop(name, None)
+        if value is not None:
+            kept[name] = str(value)
+    # torchrun would set the variable with a warning; measured times depend on its value.
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    if plan.world.device == DeviceKind.CPU:
+        kept = pinned_cpu_kernels() | kept
+    if program := plan.program():
+        kept |= program.environment
+    # Set after all that a config can set: without the id, processes could be left when the guard is killed.
+    kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
+    if plan.world.device == "cuda":
+        kept |= _flight_recorder(plan, kept)
+    else:
+        # gloo records when each rank arrives at its collectives, which identifies the straggler.
+        kept.setdefault("TORCH_FR_BUFFER_SIZE", _FLIGHT_RECORDS)
+    if plan.reference is not None:
+        return plan.reference.environment(kept)
+    return with_own_code(kept)
+
+
+def with_own_code(environ: dict[str, str]) -> dict[str, str]:
+    """Return ``environ`` changed so that programs import the same pytest-aorta as pytest, installed or not."""
+    package_parent = PACKAGE_ROOT.parent
+    if package_parent.name not in ("site-packages", "dist-packages"):
+        environ["PYTHONPATH"] = ":".join(filter(None, [str(package_parent), environ.get("PYTHONPATH")]))
+    return environ
+
+
+def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables, under torch's old and new names, that record NCCL's collectives and dump them on a timeout."""
+    size = environ.get("TORCH_FR_BUFFER_SIZE") or environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") or _FLIGHT_RECORDS
+    prefix = str(flight_prefix(plan.run_dir))
+    return {
+        "TORCH_FR_BUFFER_SIZE": size,
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": size,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        # The time that each rank spends in its collectives identifies the straggler.
+        "TORCH_NCCL_ENABLE_TIMING": environ.get("TORCH_NCCL_ENABLE_TIMING", "1"),
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
+    }
+
+
+class _GuardProcess(Protocol):
     """A running guard, with the attribute and the methods of ``subprocess.Popen`` that a launch uses."""
 
     pid: int
@@ -70,10 +193,12 @@ class GuardProcess(Protocol):
         """Send SIGKILL."""
 
 
-class GuardStarter(Protocol):
+class _GuardStarter(Protocol):
     """Callable that starts a plan's guard with the guard's ends of the lifeline pipe and the verdict pipe."""
 
-    def __call__(self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int) -> GuardProcess:
+    def __call__(
+        self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+    ) -> _GuardProcess:
         """Start the guard.
 
         Raises:
@@ -84,7 +209,7 @@ class GuardStarter(Protocol):
 def launch(
     plan: LaunchPlan,
     environ: Mapping[str, str] = os.environ,
-    start_guard: GuardStarter | None = None,
+    start_guard: _GuardStarter | None = None,
     launcher: LauncherKind = LauncherKind.TORCHRUN,
 ) -> LaunchOutcome:
     """Run ``plan`` and wait until every process of the launch is gone, even when interrupted.
@@ -113,7 +238,7 @@ class GuardedLaunch:
         LaunchError: The run folder can't be written, or the guard can't be started.
     """
 
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: GuardStarter | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: _GuardStarter | None = None) -> None:
         self._plan = plan
         self._verdict = b""
         self._has_ended = False
@@ -147,7 +272,9 @@ class GuardedLaunch:
         with self._pipes:
             self._lifeline.close()
             self._problem = _wait_bounded(self._guard) or self._problem
-            self._read_rest()
+            # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
+            while not self._has_ended and is_readable(self._pipe, 0):
+                self.has_ended()
         reported = self.outcome()
         if reported.reason == EndReason.GUARD_LOST:
             ended, survivors = end_processes([self._plan.run_dir])
@@ -192,11 +319,6 @@ class GuardedLaunch:
     def outcome(self) -> LaunchOutcome:
         """Return the outcome that the guard reported; without a report, the outcome that pytest found."""
         return self._lost or _outcome(self._plan, self._verdict)
-
-    def _read_rest(self) -> None:
-        # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
-        while not self._has_ended and is_readable(self._pipe, 0):
-            self.has_ended()
 
 
 def prepare_folder(plan: LaunchPlan) -> None:
@@ -298,7 +420,7 @@ def _limit_s(plan: LaunchPlan) -> float:
     return 2 * plan.timeout_s + STOP_S + NODES_END_S
 
 
-def _wait_bounded(guard: GuardProcess) -> str:
+def _wait_bounded(guard: _GuardProcess) -> str:
     """Wait for the guard's end, kill the guard after ``STOP_S``, and return the problem; "" if it ended by itself."""
     try:
         guard.wait(STOP_S)

@@ -26,10 +26,10 @@ from pathlib import Path
 from msgspec import structs
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
+from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.common.files import write_json
-from pytest_aorta.common.model import Model, convert, to_builtins
+from pytest_aorta.common.model import Model, convert, read_model, to_builtins
 from pytest_aorta.launch.sweep import end_processes, is_alive, pid_namespace, processes_of, start_ticks
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.world import World
@@ -108,7 +108,7 @@ def lease(
             free within ``wait_s``, and the message names the holders; or the lease folder can't be used.
     """
     pid = os.getpid()
-    claim = Claim(
+    claim = _Claim(
         owner[:MAX_TEXT],
         pid,
         tuple(pool),
@@ -164,7 +164,7 @@ class _Orphans:
         self._look_s = time.monotonic() + LOOK_S
 
 
-def holders(folder: Path | None = None) -> list[Claim]:
+def holders(folder: Path | None = None) -> list[_Claim]:
     """Return the claims that hold resources."""
     with ClaimFolder.opened(folder) as opened, opened.gate():
         return [claim for claim in opened.claims().values() if claim.resources]
@@ -217,7 +217,7 @@ def _wait_for_change(others: Mapping[int, int], until_s: float) -> None:
             os.close(fd)
 
 
-def _ahead(name: str, mine: Claim, claims: Mapping[str, Claim]) -> dict[str, Claim]:
+def _ahead(name: str, mine: _Claim, claims: Mapping[str, _Claim]) -> dict[str, _Claim]:
     return {
         other: claim
         for other, claim in claims.items()
@@ -225,7 +225,7 @@ def _ahead(name: str, mine: Claim, claims: Mapping[str, Claim]) -> dict[str, Cla
     }
 
 
-def _choice(claim: Claim, held: Sequence[Claim], bad: Collection[str]) -> tuple[str, ...]:
+def _choice(claim: _Claim, held: Sequence[_Claim], bad: Collection[str]) -> tuple[str, ...]:
     """Return the resources that ``claim`` can take now: all that it asks for, or none."""
     if any(other.exclusive or claim.exclusive for other in held):
         return ()
@@ -234,7 +234,7 @@ def _choice(claim: Claim, held: Sequence[Claim], bad: Collection[str]) -> tuple[
     return tuple(free[: claim.count]) if len(free) >= claim.count else ()
 
 
-def _refuse_impossible(claim: Claim) -> None:
+def _refuse_impossible(claim: _Claim) -> None:
     pool = _listed(claim.pool)
     if len(set(claim.pool)) != len(claim.pool):
         raise LeaseError(f"{claim.owner}: a resource is repeated in the pool {pool}; name each resource once")
@@ -244,7 +244,7 @@ def _refuse_impossible(claim: Claim) -> None:
         )
 
 
-def _refuse_bad(claim: Claim, bad: Mapping[str, str]) -> None:
+def _refuse_bad(claim: _Claim, bad: Mapping[str, str]) -> None:
     reasons = [f"{_listed([name])} ({bad[name]})" for name in claim.pool if name in bad]
     if len(claim.pool) - len(reasons) < claim.count:
         raise LeaseError(
@@ -253,7 +253,7 @@ def _refuse_bad(claim: Claim, bad: Mapping[str, str]) -> None:
         )
 
 
-def _waited_text(name: str, claims: dict[str, Claim], wait_s: float) -> str:
+def _waited_text(name: str, claims: dict[str, _Claim], wait_s: float) -> str:
     mine = claims.pop(name)
     held = [claim for claim in claims.values() if claim.resources and claim.competes_with(mine)]
     asked = f"{mine.count} of {len(mine.pool)} resources" + (" and the host alone" if mine.exclusive else "")
@@ -265,7 +265,7 @@ def _waited_text(name: str, claims: dict[str, Claim], wait_s: float) -> str:
     return "\n  ".join([f"{mine.owner}: waited {wait_s:g} s for {asked}", *lines])
 
 
-def _holder_text(claim: Claim) -> str:
+def _holder_text(claim: _Claim) -> str:
     since = time.strftime("%H:%M:%S", time.localtime(claim.since_s))
     alone = ", with the host alone" if claim.exclusive else ""
     dead = ""
@@ -341,7 +341,7 @@ def cpu_slots() -> tuple[str, ...]:
     return tuple(f"cpu-{number}" for number in range(CPU_SLOTS_PER_CORE * (os.cpu_count() or 1)))
 
 
-class Claim(Model, frozen=True):
+class _Claim(Model, frozen=True):
     """A request and the resources that it holds.
 
     Attributes:
@@ -391,7 +391,7 @@ class Claim(Model, frozen=True):
         """Run folders as paths."""
         return [Path(run_dir) for run_dir in self.run_dirs]
 
-    def competes_with(self, other: Claim) -> bool:
+    def competes_with(self, other: _Claim) -> bool:
         """Return whether either claim could keep the other waiting."""
         return self.exclusive or other.exclusive or not set(self.pool).isdisjoint(other.pool)
 
@@ -471,7 +471,7 @@ class ClaimFolder:
         """Return the names of the claims' files, in order of arrival; files of other names are not claims."""
         return sorted(name for name in os.listdir(self.fd) if _CLAIM_NAME.fullmatch(name))  # noqa: PTH208 - takes no fd
 
-    def enter(self, claim: Claim, undo: ExitStack) -> tuple[str, int]:
+    def enter(self, claim: _Claim, undo: ExitStack) -> tuple[str, int]:
         """Queue ``claim`` behind all others; return its file's name and the descriptor that holds the lock."""
         last = max((int(name.removesuffix(".claim")) for name in self.claim_names()), default=0)
         name = f"{last + 1:012d}.claim"
@@ -497,7 +497,7 @@ class ClaimFolder:
             finally:
                 os.close(fd)
 
-    def claims(self) -> dict[str, Claim]:
+    def claims(self) -> dict[str, _Claim]:
         """Return the claims by file name, in order of arrival.
 
         A claim is deleted once all processes that hold it and all processes of its launches are dead.
@@ -516,7 +516,7 @@ class ClaimFolder:
                     others[fd] = os.fstat(fd).st_size
         return others
 
-    def _read(self, name: str) -> Claim | None:
+    def _read(self, name: str) -> _Claim | None:
         try:
             fd = self.open(name)
         except FileNotFoundError:
@@ -544,7 +544,7 @@ class ClaimFolder:
         if not os.path.lexists(path):
             return {}
         try:
-            marks = convert(read_json(path, max_bytes=MAX_FILE_BYTES), _BadMarks, str(path))
+            marks = read_model(path, _BadMarks, max_bytes=MAX_FILE_BYTES)
         except UnreadableFile as error:
             raise _unusable(self.path, f"{error}; repair the file, or delete it with its marks") from None
         return marks.reasons if marks.boot == _boot_id() else {}
@@ -576,7 +576,7 @@ def _unusable(path: Path, why: str) -> LeaseError:
     )
 
 
-def _parse(data: bytes, name: str) -> Claim | None:
+def _parse(data: bytes, name: str) -> _Claim | None:
     """Return the claim in a file's content; None before its first line is whole.
 
     Raises:
@@ -595,7 +595,7 @@ def _parse(data: bytes, name: str) -> Claim | None:
         elif line == OVERTAKEN:
             overtaken += 1
         else:
-            claim = convert(parse_json(line, name), Claim, name)
+            claim = convert(parse_json(line, name), _Claim, name)
     if claim is None:
         raise UnreadableFile(f"{name}: there is no claim in it")
     return structs.replace(claim, overtaken=overtaken, run_dirs=tuple(run_dirs))

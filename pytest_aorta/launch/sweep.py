@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.launch.readiness import is_readable
+from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.result.folder import AGENT_LOG, RANKS_FOLDER
 
 KILL_S = 10.0

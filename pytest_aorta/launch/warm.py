@@ -16,15 +16,14 @@ from typing import IO, Any, TypeAlias
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
-from pytest_aorta.launch.command import launch_environment, python_command, require_torch
-from pytest_aorta.launch.guarded import guard_spec, launch
-from pytest_aorta.launch.nodes.coordinator import start_coordinator
+from pytest_aorta.launch.guarded import guard_spec, launch, launch_environment, python_command, require_torch
+from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
-from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import unmarked
+from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.outcome import LaunchOutcome
@@ -43,7 +42,7 @@ _SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 Key: TypeAlias = tuple[object, ...]
 
 
-class ServerUnfit(Exception):
+class _ServerUnfit(Exception):
     """The fork server can't be used; the message gives the reason."""
 
 
@@ -75,7 +74,7 @@ class ForkServers:
             return launch(plan, self._environ)
         try:
             server = self._fit_server(plan)
-        except ServerUnfit as error:
+        except _ServerUnfit as error:
             message = f"{plan.name}: launched with torchrun, since the fork server is unfit: {error}"
             warnings.warn(ColdLaunchWarning(message), stacklevel=2)
             return launch(plan, self._environ)
@@ -88,7 +87,7 @@ class ForkServers:
 
     def _fit_server(self, plan: LaunchPlan) -> ForkServer:
         if plan.profiler in WRAPPERS:
-            raise ServerUnfit(f"{plan.profiler} profiles only processes that it has started")
+            raise _ServerUnfit(f"{plan.profiler} profiles only processes that it has started")
         # Launches of two versions alternate, and a launch must not end the other version's server.
         slot, key = (
             (plan.world.device, plan.reference.name if plan.reference else None),
@@ -116,7 +115,7 @@ class ForkServer:
         limit_s: The time limit of the current launch, within which every request has to be answered.
 
     Raises:
-        ServerUnfit: The server does not start. Every method raises this error if the server does not answer.
+        _ServerUnfit: The server does not start. Every method raises this error if the server does not answer.
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], key: Key) -> None:
@@ -144,7 +143,7 @@ class ForkServer:
             return False
         try:
             self.prepare()
-        except ServerUnfit:
+        except _ServerUnfit:
             return False
         return True
 
@@ -156,12 +155,12 @@ class ForkServer:
             environ: Environment of ranks that use CUDA; None on CPU ranks.
 
         Raises:
-            ServerUnfit: The server must not be forked, or can't import the modules, or a child can't use the device.
+            _ServerUnfit: The server must not be forked, or can't import the modules, or a child can't use the device.
         """
         message = {"request": "prepare", "modules": list(modules), "environ": environ and dict(environ)}
         reply, _ = self._ask(message, START_S)
         if problem := reply["problem"]:
-            raise ServerUnfit(problem)
+            raise _ServerUnfit(problem)
 
     def start_guard(
         self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
@@ -181,7 +180,7 @@ class ForkServer:
             try:
                 fds = (lifeline_fd, verdict_fd, log.fileno(), *plan.lease_fds)
                 reply, [pidfd] = self._ask(message, REPLY_S, fds)
-            except ServerUnfit as error:
+            except _ServerUnfit as error:
                 self.close()
                 raise LaunchError(f"{plan.name}: the fork server was lost: {error}") from None
         return ForkedGuard(reply["guard_pid"], pidfd)
@@ -203,7 +202,7 @@ class ForkServer:
             send(self._channel, message, fds)
             return self._reply(limit_s)
         except OSError as error:
-            raise ServerUnfit(f"the request can't be sent: {error}") from None
+            raise _ServerUnfit(f"the request can't be sent: {error}") from None
         except BaseException:
             # After an interrupt such as Ctrl-C, the answer to this request would be read as the answer to the next.
             self._channel.close()
@@ -216,9 +215,9 @@ class ForkServer:
         try:
             return receive(self._channel)
         except TimeoutError:
-            raise ServerUnfit(f"no answer within {limit_s:g} s") from None
+            raise _ServerUnfit(f"no answer within {limit_s:g} s") from None
         except (OSError, EOFError, ValueError) as error:
-            raise ServerUnfit(f"{error}; last lines of its log: {self._last_lines()}") from None
+            raise _ServerUnfit(f"{error}; last lines of its log: {self._last_lines()}") from None
 
     def _last_lines(self) -> str:
         self._log.seek(0)
@@ -283,4 +282,4 @@ def _start_server(
             start_new_session=True,
         )
     except OSError as error:
-        raise ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None
+        raise _ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None

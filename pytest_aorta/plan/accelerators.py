@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable
+from pytest_aorta.common.model import Model
 from pytest_aorta.plan.device_kind import (
     AMD,
     CUDA_VARIABLE,
@@ -57,8 +58,7 @@ _AMD_REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Model, frozen=True):
     """The sensors of one device at one moment; None for a sensor that the device lacks.
 
     Attributes:
@@ -93,11 +93,9 @@ class Sensors(Protocol):
     """Opened sensors of some devices.
 
     Attributes:
-        source: Name of the library that is read.
         capabilities: Capabilities of each device.
     """
 
-    source: str
     capabilities: tuple[Capability, ...]
 
     def read(self) -> tuple[Reading, ...]:
@@ -261,8 +259,6 @@ def _nvidia_handles(mig: bool) -> Iterator[Any]:
 
 class _NvidiaSensors:
     """Sensors read by NVML; a MIG device has the readings of its GPU."""
-
-    source = "NVML"
 
     def __init__(self, devices: Sequence[Device]) -> None:
         import pynvml  # imported only when devices are read
@@ -433,8 +429,6 @@ def _amd_gpu(number: int, model: str, serial: str) -> Device:
 class _AmdSensors:
     """Sensors read from amdsmi's table of metrics."""
 
-    source = "amdsmi"
-
     def __init__(self, devices: Sequence[Device]) -> None:
         try:
             self._amdsmi: Any = importlib.import_module("amdsmi")
@@ -534,4 +528,4 @@ def _unknown(variable: str, token: str, why: str) -> DevicesUnavailable:
 
 
 def _no_answer(source: str, error: Exception) -> DevicesUnavailable:
-    return DevicesUnavailable(f"{source} can't list the GPUs: {error}; repair the driver, or give --aorta-device=cpu")
+    return DevicesUnavailable(f"{source} can't list the GPUs: {error}; repair the driver, or give --aorta-gpus=0")

@@ -10,12 +10,18 @@ from msgspec.structs import replace
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model, convert
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.adapter import Adapter
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
 from pytest_aorta.plan.reference import AnyReference
-from pytest_aorta.plan.workload.adapter import Adapter
-from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, CommandLine, command_line
-from pytest_aorta.plan.workload.declaration import WorkloadSpec, filled_adapter, resolve_config
+from pytest_aorta.plan.workloads import (
+    ENVIRONMENT_KEY,
+    CommandLine,
+    WorkloadSpec,
+    command_line,
+    filled_adapter,
+    resolve_config,
+)
 from pytest_aorta.plan.world import World
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import ACCELERATED, BACKENDS, VISIBLE_VARIABLES, Backend, Device, DeviceKind
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 
 CPU_WORLD_SIZE = 2
 # With more gloo ranks per core than this, step times measure only the scheduler.
@@ -87,13 +87,11 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     Raises:
         DevicesUnavailable: The test asks for devices that this run may not use or does not have.
     """
-    wanted = {spec.device, options.device} & ACCELERATED
+    wanted = {spec.device} & ACCELERATED
     devices = [device for device in devices if wanted <= {device.kind}]
     budget = num_usable_gpus(options, devices)
     given = f"{budget} given" + (f" (--aorta-gpus={options.gpus})" if options.gpus is not None else "")
-    if options.device == DeviceKind.CPU:
-        given += " (--aorta-device=cpu)"
-    takes_gpu = spec.device == ANY_DEVICE and (budget > 0 or options.device in ACCELERATED)
+    takes_gpu = spec.device == ANY_DEVICE and budget > 0
     _refuse_nodes(spec.nodes, options)
     if not takes_gpu and spec.device not in ACCELERATED:
         return _cpu_world(spec, options, given)
@@ -108,8 +106,6 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
 
 def num_usable_gpus(options: Options, devices: Sequence[Device]) -> int:
     """Return the number of GPUs that this run may use on this node."""
-    if options.device == DeviceKind.CPU:
-        return 0
     return len(devices) if options.gpus is None else options.gpus
 
 
@@ -119,8 +115,7 @@ def check_budget(options: Options, devices: list[Device], environ: Mapping[str, 
     Raises:
         DevicesUnavailable: ``--aorta-gpus`` is larger than the number of visible GPUs.
     """
-    # A run on CPU ranks ignores the GPUs that its ini file names.
-    if options.device != DeviceKind.CPU and options.gpus is not None and options.gpus > len(devices):
+    if options.gpus is not None and options.gpus > len(devices):
         given = [f"{name}={environ[name]!r}" for name in VISIBLE_VARIABLES if name in environ]
         limited = f" with {' and '.join(given)}" if given else ""
         visible = f"{counted(len(devices), 'GPU')} {'is' if len(devices) == 1 else 'are'}"
@@ -146,8 +141,6 @@ def _refuse_nodes(nodes: int, options: Options) -> None:
 def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
     if options.require_gpus and spec.device == ANY_DEVICE:
         raise DevicesUnavailable(f"needs GPUs, {given}; CPU ranks are not allowed instead")
-    if options.device in ACCELERATED:
-        raise DevicesUnavailable(f"runs on CPU ranks only, and --aorta-device={options.device} was given")
     size = CPU_WORLD_SIZE * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
     world = World(size, DeviceKind.CPU, nodes=spec.nodes)
     limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)

@@ -5,7 +5,6 @@ It is loaded by name (``-p pytest_aorta.plugin.bisecting``), so other runs of py
 
 from __future__ import annotations
 
-import functools
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import locked
 from pytest_aorta.plugin.hooks import RUN
-from pytest_aorta.session.search.bisection import Bisection, BisectionRunner
-from pytest_aorta.session.search.log import SearchLog
+from pytest_aorta.session.search import Bisection, SearchLog
 
 BISECTION = pytest.StashKey[Bisection]()
 LOCK_FILE = "pytest.lock"
@@ -48,7 +46,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(str(error)) from None
     config.add_cleanup(held.close)
     config.stash[BISECTION] = bisection
-    run.session.runner = functools.partial(BisectionRunner, bisection)
+    run.session.bisection = bisection
 
 
 @pytest.hookimpl(trylast=True)

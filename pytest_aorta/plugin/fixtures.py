@@ -1,61 +1,191 @@
-"""The fixture ``distributed_world``. Fixtures return handles, so every failed launch is raised in the test body."""
+"""The tests that launch, in each process that runs them: their fixtures, and the records on their reports.
+
+Fixtures return handles, so every failed launch is raised in the test body.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator, Sequence
 from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.common.errors import DevicesUnavailable, SpecError, hide_frames
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable, hide_frames
 from pytest_aorta.common.files import slug
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import resolve_world
-from pytest_aorta.plugin.read_markers import check_unchanged, read_spec
-from pytest_aorta.session.record import TestRecord
-from pytest_aorta.session.session import Session
-from pytest_aorta.session.spec import TestSpec
+from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
+from pytest_aorta.plugin.run import Run, record_of
+from pytest_aorta.session.baselines import drop_unfinished
+from pytest_aorta.session.launcher import TestSpec
+from pytest_aorta.session.record import RunningTest, properties
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 
+# The node id at collection, with the path of the file relative to pytest's root folder.
+NODE_ID = pytest.StashKey[str]()
+TEST = pytest.StashKey["LaunchingTest"]()
+# The record as JSON, as the last report of the test carries it.
+SENT = pytest.StashKey[str]()
 
-def make_spec(item: pytest.Item) -> TestSpec:
-    """Return the markers that a test has when its world is made, with those that hooks and fixtures have added.
 
-    Raises:
-        SpecError: A marker is wrong.
+class LaunchingTest(RunningTest):
+    """A test of pytest while it runs; ``spec`` is read from its markers when its fixtures are set up."""
+
+    spec: TestSpec
+
+    def __init__(self, item: pytest.Item, options: Options, *, can_launch: bool) -> None:
+        former = item.stash.get(TEST, None)
+        # pytest-rerunfailures counts attempts across all xdist workers.
+        attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
+        super().__init__(item.stash.setdefault(NODE_ID, _full_id(item)), attempt, can_launch=can_launch)
+        self._item = item
+        self._options = options
+
+    def check(self) -> None:
+        """Raise SpecError if the test's markers have changed since its world was made."""
+        check_unchanged(self._item, self.spec)
+
+    def planned(self, plan: LaunchPlan) -> None:
+        """Call the hook of a launch."""
+        self._item.ihook.pytest_aorta_launch(plan=plan)
+
+    def lacks(self, reason: str) -> NoReturn:
+        """Skip the test, or fail it under ``--aorta-require-gpus``."""
+        self.lacked_devices = reason
+        if self._options.require_gpus:
+            raise pytest.fail.Exception(f"--aorta-require-gpus: {reason}", pytrace=False) from None
+        pytest.skip(reason)
+
+
+class LaunchingTests:
+    """The hooks and fixtures of tests that launch, registered when the first such test is found."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.hiding: set[pytest.Item] = set()
+
+    def collect(self, items: Sequence[pytest.Item], hiding: Sequence[pytest.Item]) -> None:
+        """Keep the node ids of collected tests, and those tests whose fixture ``workload`` hides that of this plugin.
+
+        The node id is kept now, because xdist's loadgroup mode later appends the group to it.
+        """
+        for item in items:
+            item.stash[NODE_ID] = _full_id(item)
+            self.run.collected.add(item.stash[NODE_ID])
+        self.hiding |= set(hiding)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send the node ids that a worker of xdist has collected to the controller."""
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["aorta_collected"] = sorted(self.run.collected)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Give the test a new record each time pytest, or a plugin such as pytest-rerunfailures, runs the test.
+
+        A test without a fixture that launches gets its record when it asks for such a fixture by name.
+        """
+        can_launch = FIXTURE in getattr(item, "fixturenames", ())
+        if can_launch or TEST in item.stash:
+            self._add_test(item, can_launch=can_launch)
+        if item in self.hiding:
+            text = "a fixture named workload hides that of pytest-aorta: this test launches and compares nothing, "
+            item.warn(pytest.PytestWarning(text + "and its markers are not checked; rename the fixture"))
+
+    def _add_test(self, item: pytest.Item, *, can_launch: bool) -> None:
+        item.stash[TEST] = LaunchingTest(item, self.run.options, can_launch=can_launch)
+        item.stash[SENT] = ""
+
+    def world(self, request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
+        """Yield the world of a test and release its lease at the end.
+
+        Skips or fails the test if devices are missing.
+        """
+        __tracebackhide__ = True
+        item = request.node
+        if TEST not in item.stash:
+            self._add_test(item, can_launch=False)
+        test = item.stash[TEST]
+        # Hooks and other fixtures may have added markers since collection.
+        spec = test.spec = read_spec(item)
+        options, session = self.run.options, self.run.session
+        session.line = self.run.line
+        base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
+        timed = spec.measures_overlap or any(METRICS[name].kind is MetricKind.TIMING for name in spec.tolerances)
+        # Outside of the try: a driver that does not answer is an error, not a reason to skip the test.
+        devices = session.devices
+        try:
+            world = resolve_world(spec.world, options, devices)
+        except DevicesUnavailable as error:
+            test.lacks(str(error))
+        with session.launcher(world, spec, test, base / slug(test.nodeid), timed=timed) as launcher:
+            yield DistributedWorld(launcher)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Attach the test's record to its report, which xdist sends to the controller.
+
+        A subtest's report carries the record so far, which nobody reads: see :func:`record_of`.
+        """
+        if call.excinfo is not None and isinstance(call.excinfo.value, AortaError):
+            hide_frames(call.excinfo.value)
+        report = yield
+        if NODE_ID in item.stash:
+            vars(report)["aorta_nodeid"] = item.stash[NODE_ID]
+        test = item.stash.get(TEST, None)
+        if test is None:
+            return report
+        is_end = report.when == "call" or (report.when == "setup" and not report.passed)
+        if is_end or report.failed:
+            test.ended(report, _failure_text(report, call))
+        # A teardown can change the record. The attempts of plugins such as pytest-retry have no report of their own.
+        record = test.record()
+        text = record.to_text()  # xdist transfers only plain values
+        if is_end or (report.when == "teardown" and text != item.stash[SENT]):
+            others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
+            item.user_properties[:] = others + properties(record)
+            report.user_properties = list(item.user_properties)
+            vars(report)["aorta"] = item.stash[SENT] = text
+        if report.when == "teardown":
+            for comparison in record.comparisons:
+                if comparison.new:  # kept in case the test was interrupted; its report contains them now
+                    drop_unfinished(self.run.options, comparison.new.baseline)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(
+        self, report: pytest.CollectReport | pytest.TestReport
+    ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+        """Give a test that passed without a decision a letter and a count of its own: neither skipped nor passed."""
+        if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
+            return None
+        record = record_of(report)
+        if record is None or not record.is_undecided or record.has_failed:  # by a subtest
+            return None
+        return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
+
+
+def _full_id(item: pytest.Item) -> str:
+    """Return the node id of a test, with the path of its file relative to pytest's root folder.
+
+    For a file outside of the root folder, such as ``tests/test_a.py`` under ``-c ci/pytest.ini``, pytest's node id
+    depends on the command line, and tests of several files can have the same one.
     """
-    __tracebackhide__ = True
-    try:
-        return read_spec(item)
-    except SpecError as error:
-        hide_frames(error)
-        raise
+    file, *names = item.nodeid.split("::")
+    root = item.config.rootpath
+    if not item.path.is_relative_to(root):
+        file = os.path.relpath(item.path.resolve(), root.resolve())
+    return "::".join([file, *names])
 
 
-def make_world(
-    request: pytest.FixtureRequest, session: Session, spec: TestSpec, record: TestRecord
-) -> Iterator[DistributedWorld]:
-    """Yield the world of a test and release its lease at the end; skip or fail the test if devices are missing."""
-    options = session.options
-    base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
-    timed = spec.measures_overlap or any(METRICS[name].kind is MetricKind.TIMING for name in spec.tolerances)
-    # Outside of the try: a driver that does not answer is an error, not a reason to skip the test.
-    devices = session.devices
-    try:
-        world = resolve_world(spec.world, options, devices)
-    except DevicesUnavailable as error:
-        _refuse(record, options, str(error))
-    record.platform = world.platform
-    with session.leased(world, spec, record, base / slug(record.nodeid), timed=timed) as leased:
-        leased.lack_devices = functools.partial(_refuse, record, options)
-        leased.check_markers = functools.partial(check_unchanged, request.node, spec)
-        yield leased
-
-
-def _refuse(record: TestRecord, options: Options, reason: str) -> NoReturn:
-    record.lacked_devices = reason
-    if options.require_gpus:
-        raise pytest.fail.Exception(f"--aorta-require-gpus: {reason}", pytrace=False) from None
-    pytest.skip(reason)
+def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
+    if report.passed or call.excinfo is None:
+        return ""
+    # The message of an AortaError is complete; for any other error the traceback helps.
+    return str(call.excinfo.value) if isinstance(call.excinfo.value, AortaError) else report.longreprtext

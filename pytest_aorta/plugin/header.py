@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pytest_aorta.plan.device_kind import Device, DeviceKind
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import CPU_WORLD_SIZE, World, num_usable_gpus
 
 

@@ -1,16 +1,174 @@
-"""The plugin's markers, and the fixture that identifies a test that launches ranks."""
+"""The markers: each is one row, from which pytest's help, the docs and the typed values of a test are made."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.world import ALL_DEVICES, ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
+
+if TYPE_CHECKING:
+    from pytest_aorta.session.launcher import TestSpec
+
 # Tests that use this fixture, directly or through ``workload``, launch ranks.
 FIXTURE = "distributed_world"
+MAX_TIMEOUT_S = 7 * 86400
+# The names of pytest-timeout: that of its entry point, and that of its module, which -p can load.
+_PYTEST_TIMEOUT = ("timeout", "pytest_timeout")
+
+
+@dataclass(frozen=True)
+class _Marker:
+    """A marker of tests that launch.
+
+    Attributes:
+        usage: Name and arguments.
+        help: Meaning.
+        read: Takes the marker's arguments and returns their value; raises SpecError for one that is not allowed.
+        field: Field of :class:`~pytest_aorta.session.launcher.TestSpec` that the marker sets; None: it only selects
+            tests.
+        merge: Makes the field's value of those of all the test's markers of this name, the closest first.
+    """
+
+    usage: str
+    help: str
+    read: Callable[..., Any]
+    field: str | None = None
+    merge: Callable[[Sequence[Any]], Any] = bool
+
+    def value(self, mark: pytest.Mark) -> Any:
+        """Return the value of one mark.
+
+        Raises:
+            SpecError: An argument is unknown or not allowed.
+        """
+        try:
+            inspect.signature(self.read).bind(*mark.args, **mark.kwargs)
+        except TypeError as error:
+            raise SpecError(f"marker {self.usage}: {error}, in {_arguments(mark)}") from None
+        return self.read(*mark.args, **mark.kwargs)
+
+
+def _arguments(mark: pytest.Mark) -> str:
+    parts = [repr(value) for value in mark.args] + [f"{key}={value!r}" for key, value in mark.kwargs.items()]
+    return f"({', '.join(parts)})"
+
+
+def _nothing() -> bool:
+    return True
+
+
+def _is_count(given: object, most: int) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= most
+
+
+def _world(size: Any = 2, device: Any = ANY_DEVICE, nodes: Any = 1, warm: Any = None) -> WorldSpec:
+    if not _is_count(size, MAX_WORLD_SIZE) and size != ALL_DEVICES:
+        raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")
+    if device not in DEVICES:
+        raise SpecError(f"marker world: device={device!r}, allowed is one of {', '.join(DEVICES)}")
+    if not _is_count(nodes, MAX_NODES):
+        raise SpecError(f"marker world: nodes={nodes!r}, allowed is an integer from 1 to {MAX_NODES}")
+    if warm is not None and not isinstance(warm, bool):
+        raise SpecError(f"marker world: warm={warm!r}, allowed is True or False")
+    if size != ALL_DEVICES and size % nodes:
+        raise SpecError(f"marker world: size={size} ranks can't be distributed evenly over nodes={nodes}")
+    if warm and nodes > 1:
+        raise SpecError(
+            f"marker world: warm=True and nodes={nodes} contradict each other: a fork server starts ranks of one host"
+        )
+    return WorldSpec(size, device, warm, nodes)
+
+
+def _tolerances(**metrics: Any) -> dict[str, Any]:
+    from pytest_aorta.verdict.metrics import parse_tolerances  # only a test with a launch needs the table of metrics
+
+    if not metrics:
+        raise SpecError("marker tolerance: names no metric; write e.g. tolerance(step_time_p50='2%')")
+    return parse_tolerances(metrics, "marker tolerance")
+
+
+def _launch_timeout(seconds: Any) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIMEOUT_S:
+        raise SpecError(
+            f"marker launch_timeout: {seconds!r}, allowed is a number of seconds above 0 and up to {MAX_TIMEOUT_S}"
+        )
+    return float(seconds)
+
+
+def _merged(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for value in reversed(values):
+        merged |= value
+    return merged
+
+
 MARKERS = {
-    "overlap": "overlap: the test measures how communication overlaps with compute.",
-    "numerics": "numerics: the test compares weights, losses or gradients bit for bit.",
-    "world": "world(size=2, device='any'): ranks to launch, one per device; size is an integer, or 'all' for all "
-    "devices of this run; device is 'any', 'cuda' or 'cpu'; nodes=2 distributes the ranks evenly over several nodes; "
-    "warm=True starts ranks from the fork server, False by torchrun.",
-    "tolerance": "tolerance(METRIC='5%'): the change against the baseline that is allowed, by metric; 'exact' allows "
-    "no change.",
-    "launch_timeout": "launch_timeout(SECONDS): time limit of each launch of the test.",
+    "overlap": _Marker(
+        "overlap", "the test measures how communication overlaps with compute", _nothing, "measures_overlap"
+    ),
+    "numerics": _Marker("numerics", "the test compares weights, losses or gradients bit for bit", _nothing),
+    "world": _Marker(
+        "world(size=2, device='any', nodes=1, warm=None)",
+        "ranks to launch, one per device; size is an integer, or 'all' for all devices of this run; device is 'any', "
+        "'cuda' or 'cpu'; nodes=2 distributes the ranks evenly over several nodes; warm=True starts ranks from the "
+        "fork server, False by torchrun",
+        _world,
+        "world",
+        lambda values: values[0] if values else WorldSpec(),
+    ),
+    "tolerance": _Marker(
+        "tolerance(METRIC='5%')",
+        "the change against the baseline that is allowed, by metric; 'exact' allows no change",
+        _tolerances,
+        "tolerances",
+        _merged,
+    ),
+    "launch_timeout": _Marker(
+        "launch_timeout(SECONDS)",
+        "time limit of each launch of the test",
+        _launch_timeout,
+        "timeout_s",
+        lambda values: values[0] if values else None,
+    ),
 }
+
+
+def read_spec(item: pytest.Item) -> TestSpec:
+    """Return the values of the markers that a test has now. The closest marker wins, as in ``get_closest_marker``.
+
+    Raises:
+        SpecError: An argument of a marker is unknown or not allowed, or the test has the marker of pytest-timeout
+            without that plugin.
+    """
+    from pytest_aorta.session.launcher import TestSpec  # only a test with a launch needs the table of metrics
+
+    plugins = item.config.pluginmanager
+    has_pytest_timeout = any(plugins.has_plugin(name) or plugins.is_blocked(name) for name in _PYTEST_TIMEOUT)
+    if not has_pytest_timeout and item.get_closest_marker("timeout"):
+        raise SpecError(
+            "marker timeout: belongs to pytest-timeout, which is not installed; the time limit of each launch is "
+            "the marker launch_timeout(SECONDS)"
+        )
+    read = {name: [row.value(mark) for mark in item.iter_markers(name)] for name, row in MARKERS.items()}
+    return TestSpec(**{row.field: row.merge(read[name]) for name, row in MARKERS.items() if row.field is not None})
+
+
+def check_unchanged(item: pytest.Item, spec: TestSpec) -> None:
+    """Check that a test still has the markers that its world was made from.
+
+    Raises:
+        SpecError: A marker was added or removed since, or is wrong.
+    """
+    now = read_spec(item)
+    for name, row in MARKERS.items():
+        if row.field is not None and getattr(now, row.field) != getattr(spec, row.field):
+            raise SpecError(
+                f"marker {name}: added or removed after the fixture {FIXTURE} was set up, so the change can't apply; "
+                f"add it in pytest_collection_modifyitems, or in a fixture that is set up before {FIXTURE}"
+            )

@@ -80,25 +80,25 @@ class ProgressLine:
             self._is_shown = False
 
 
-def wanted(choice: str, config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
+def wanted(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process shows the progress line.
 
-    ``on`` shows the line in CI too; ``auto`` does not. The line is never shown without a terminal or pytest's own
-    reporter, in a worker of xdist, or with ``-s``, where tests write to the terminal themselves.
+    The line is not shown in CI, without a terminal or pytest's own reporter, in a worker of xdist, or with ``-s``,
+    where tests write to the terminal themselves.
     """
-    if choice == "off" or hasattr(config, "workerinput") or config.getoption("capture", "no") == "no":
+    if hasattr(config, "workerinput") or config.getoption("capture", "no") == "no":
         return False
     # A reporter of another plugin, such as pytest-sugar's, draws the current line itself.
     if type(config.pluginmanager.get_plugin("terminalreporter")).__module__ != "_pytest.terminal":
         return False
     if not sys.stdout.isatty() or environ.get("TERM", "") in ("", "dumb"):
         return False
-    return choice == "on" or not any(environ.get(name) for name in _CI)
+    return not any(environ.get(name) for name in _CI)
 
 
-def open_line(choice: str, config: pytest.Config) -> ProgressLine | None:
+def open_line(config: pytest.Config) -> ProgressLine | None:
     """Return the progress line, or None if it is not wanted; call this function while pytest captures nothing."""
-    if not wanted(choice, config):
+    if not wanted(config):
         return None
     writer = config.get_terminal_writer()
     return ProgressLine(os.dup(sys.stdout.fileno()), lambda: writer.width_of_current_line)

@@ -5,22 +5,22 @@ pytest loads this module with the plugin, so packages that only tests with a lau
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.signals import terminable
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.common.processes import terminable
+from pytest_aorta.plan.options import Options
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
     from pytest_aorta.plugin.progress_line import ProgressLine
+    from pytest_aorta.session.launcher import Session
     from pytest_aorta.session.record import TestRecord
-    from pytest_aorta.session.session import Session
 
 # xdist gives the report of a test whose worker crashed none of these.
 _PHASES = ("setup", "call", "teardown")
@@ -35,7 +35,6 @@ class Run:
         options: Options of the run.
         line: Progress line on the terminal; None where it is not wanted.
         collected: Node ids of collected tests.
-        incomplete: Files of which some tests could not be collected, as the first part of node ids.
         records: Records of tests that ended, in order.
         lost: Records of tests whose worker of xdist crashed, and of files that could not be collected. Nothing is known
             of their launches, but a run with one of them is not a success.
@@ -48,16 +47,10 @@ class Run:
         self.options = options
         self.line: ProgressLine | None = None
         self.collected: set[str] = set()
-        self.incomplete: set[str] = set()
         self.records: list[TestRecord] = []
         self.lost: list[TestRecord] = []
         self.passed: dict[str, set[str]] = {}
         self.notes: list[str] = []
-
-    @property
-    def completely_collected(self) -> set[str]:
-        """The node ids of the collected tests in files without an error of collection."""
-        return {nodeid for nodeid in self.collected if nodeid.split("::")[0] not in self.incomplete}
 
     @property
     def passed_ids(self) -> set[str]:
@@ -69,15 +62,14 @@ class Run:
         """The visible GPUs; the driver is asked once, on first use."""
         from pytest_aorta.plan.accelerators import visible_devices  # only a run that needs devices asks the driver
 
-        return visible_devices() if self.options.device != "cpu" else []
+        return visible_devices() if self.options.gpus != 0 else []
 
     @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
-        from pytest_aorta.session.session import Session  # imports everything that a launch needs
+        from pytest_aorta.session.launcher import Session  # imports everything that a launch needs
 
         session = Session(self.options)
-        session.line = self.line
         if "devices" in vars(self):  # otherwise the test asks the driver, and reports its error
             session.devices = self.devices
         return session
@@ -93,13 +85,18 @@ class Run:
 
 
 def record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | None:
-    """Return the record attached to a report, or None."""
+    """Return the record attached to the report of a test, and not of one of its subtests; None if there is none."""
     text: str | None = getattr(report, "aorta", None)
-    if text is None:
+    if text is None or _is_subtest(report):
         return None
     from pytest_aorta.session.record import TestRecord  # not needed to collect tests
 
-    return TestRecord.from_json(json.loads(text))
+    return TestRecord.from_text(text)
+
+
+def _is_subtest(report: pytest.CollectReport | pytest.TestReport) -> bool:
+    """Return whether a report is of a subtest, by pytest's attribute or that of the plugin pytest-subtests."""
+    return hasattr(report, "context")
 
 
 def _lost(report: pytest.CollectReport | pytest.TestReport) -> TestRecord:
@@ -134,28 +131,28 @@ class Controller:
         self.latest: dict[tuple[str, str], int] = {}
         self.failed: set[str] = set()
         self.is_interrupted = False
+        self.has_collection_error = False
+        if run.options.markdown is not None:
+            # It can't be taken for that of this run if the process is killed. An error is reported when it is written.
+            with suppress(OSError):
+                run.options.markdown.unlink(missing_ok=True)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Note Ctrl-C or ``pytest.exit``, which can give the run any exit status."""
         self.is_interrupted = True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep a record of each test that does not run because its markers are wrong, and of files with errors."""
-        text: str | None = getattr(report, "aorta_problems", None)
-        if text is None:
-            self.run.lost += [_lost(report)] if report.failed else []
-            return
-        from pytest_aorta.session.record import TestRecord  # not needed to collect tests
-
-        for nodeid, problem in json.loads(text).items():
-            self.run.records.append(TestRecord(nodeid, outcome="error", failure=problem, can_launch=True))
+        """Keep a record of a file with an error."""
+        if report.failed:
+            self.has_collection_error = True
+            self.run.lost.append(_lost(report))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the id of each test that passed, in this process or in a worker, and the records of tests."""
         if (record := record_of(report)) is not None:
             self._keep(report, record)
         collected: str | None = getattr(report, "aorta_nodeid", None)
-        is_pass = report.when == "call" and report.passed and not hasattr(report, "wasxfail")
+        is_pass = report.when == "call" and report.passed and not (_is_subtest(report) or hasattr(report, "wasxfail"))
         if is_pass and collected is not None and report.nodeid not in self.failed:
             self.run.passed.setdefault(report.nodeid, set()).add(collected)
         if report.failed:  # includes a subtest, and a teardown after a call that passed
@@ -169,7 +166,7 @@ class Controller:
 
             self.run.passed.pop(report.nodeid, None)
             ended = self.run.records[index]
-            ended.outcome, ended.failure = RETRIED, ended.failure or report.longreprtext
+            self.run.records[index] = ended.ending(RETRIED, ended.failure or report.longreprtext)
 
     def _keep(self, report: pytest.TestReport, record: TestRecord) -> None:
         """Add the record of a test; the record of its teardown replaces that of its call."""
@@ -177,7 +174,7 @@ class Controller:
         former = self.run.records[self.latest[key]] if key in self.latest else None
         if report.when == "teardown" and former is not None:
             if not record.outcome:
-                record.outcome, record.failure = former.outcome, former.failure
+                record = record.ending(former.outcome, former.failure)
             self.run.records[self.latest[key]] = record
             return
         if former is not None and former.is_retried and former.attempt == record.attempt:
@@ -192,7 +189,8 @@ class Controller:
             self.run.lost.append(_lost(report))
             return
         ended = self.run.records[known[-1]]
-        ended.outcome, ended.failure = "error", "\n".join(filter(None, [ended.failure, report.longreprtext]))
+        failure = "\n".join(filter(None, [ended.failure, report.longreprtext]))
+        self.run.records[known[-1]] = ended.ending("error", failure)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -217,16 +215,20 @@ class Controller:
         if run.options.baselines_dir.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
-            # Where the command line names single tests, the other tests of their files were not collected.
-            whole = set() if any("::" in arg for arg in session.config.args) else run.completely_collected
+            # Tests were left out if the command line names single tests or --lf, or if a file has an error.
+            is_named = session.config.getoption("lf", False) or any("::" in arg for arg in session.config.args)
+            is_partial = self.has_collection_error or is_named
+            whole = set() if is_partial else run.collected
             run.notes += unused_baselines(run.records, run.passed_ids, whole, run.options)
 
     def _write_results(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         from pytest_aorta.report.write import write_session_reports  # only for a run that can launch
         from pytest_aorta.session.baselines import write_new_baselines
-        from pytest_aorta.session.history.keep import keep_history
+        from pytest_aorta.session.history import keep_history
 
         run = self.run
+        for comparison in (one for record in run.records for one in record.comparisons):
+            session.config.hook.pytest_aorta_comparison(comparison=comparison)
         # Before baselines are written: the report shows the baselines that the run was compared with.
         is_cut_short = self.is_interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR
         reported, has_reports = write_session_reports(

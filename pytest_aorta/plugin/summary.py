@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 from pytest_aorta.common.text import aligned, counted
 from pytest_aorta.result.outcome import PHASES
-from pytest_aorta.session.record import TestRecord
-from pytest_aorta.session.text import finding_groups, totals
+from pytest_aorta.session.record import TestRecord, finding_groups, totals
 from pytest_aorta.verdict.metrics import METRICS, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
@@ -102,7 +101,7 @@ def _measured_rows(record: TestRecord) -> list[_Row]:
             ),
             "",
         )
-        for one in record.compared
+        for one in record.comparisons
         for name, value in one.measured.items()
         if (one.case, name) not in compared
     ]
@@ -131,17 +130,18 @@ def durations_lines(records: Sequence[TestRecord], most: int = 0, at_least_s: fl
     ``most`` is the largest number of launches to list, 0 for all, and ``at_least_s`` is the shortest time to list.
     """
     launches = [
-        (short_nodeid(record.nodeid) + record.attempt_label, launch)
+        (short_nodeid(record.nodeid) + record.attempt_label, number, launch)
         for record in records
-        for launch in record.launch_times
+        for number, launch in enumerate(record.launches, 1)
+        if launch.times_s
     ]
     if not launches:
         return []
-    launches.sort(key=lambda entry: -entry[1].times_s["wall"])
-    shown = [entry for entry in launches[: most or None] if entry[1].times_s["wall"] >= at_least_s]
-    rows = [(name, str(launch.number), launch.launcher, *_seconds(launch.times_s)) for name, launch in shown]
+    launches.sort(key=lambda entry: -entry[2].times_s["wall"])
+    shown = [entry for entry in launches[: most or None] if entry[2].times_s["wall"] >= at_least_s]
+    rows = [(name, str(number), launch.launcher, *_seconds(launch.times_s)) for name, number, launch in shown]
     sums: Counter[str] = Counter()
-    for _, launch in launches:
+    for _, _, launch in launches:
         sums.update(launch.times_s)
     table = [_DURATION_COLUMNS, *rows, ("total", str(len(launches)), "", *_seconds(sums))]
     cut = "" if len(shown) == len(launches) else f" ({len(shown)} of {len(launches)})"

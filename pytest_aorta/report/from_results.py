@@ -20,7 +20,7 @@ from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
 from pytest_aorta.result.provenance import UTC_FORMAT
-from pytest_aorta.session.text import failed_checks_text
+from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.verdict.applicability import changed_settings, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison

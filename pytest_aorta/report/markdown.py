@@ -14,10 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.common.text import brief, counted, printable
-from pytest_aorta.report.provenance import provenance_pairs
-from pytest_aorta.session.history.entries import Side
-from pytest_aorta.session.record import TestRecord
-from pytest_aorta.session.text import finding_groups, totals
+from pytest_aorta.report.data import provenance_pairs
+from pytest_aorta.session.record import Side, TestRecord, finding_groups, totals
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
@@ -146,8 +144,8 @@ def _failure(record: TestRecord, repeated: Sequence[str], limit: int) -> str:
 
 def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> str:
     """Return the provenance of the candidate's launches as a folded list; values that differ are listed in order."""
-    measured = [launch for record in records for compared in record.compared for launch in compared.launches]
-    pairs = [provenance_pairs(launch, command) for launch in measured if launch.side is Side.CANDIDATE]
+    comparisons = [comparison for record in records for comparison in record.comparisons]
+    pairs = [provenance_pairs(facts, command) for one in comparisons for facts in one.facts(Side.CANDIDATE)]
     if not pairs:
         return ""
     values = {column[0][0]: list(dict.fromkeys(value for _, value in column)) for column in zip(*pairs, strict=True)}

@@ -1,22 +1,33 @@
-"""Draws ``{label}_timeline.png``, the profiled step of each case, with matplotlib and without a display."""
+"""Timelines of a report: what each rank's streams did in a step, and each step of a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, cast
 
-from pytest_aorta.report.data import Launch, Report
-from pytest_aorta.report.lanes import drawn_lanes
-from pytest_aorta.result.trace.overlap import Lane
-from pytest_aorta.result.trace.profiled_steps import Collective
+from pytest_aorta.common.files import write_text
+from pytest_aorta.report.data import Case, Launch, Report
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, union
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime, StepOverlap
+from pytest_aorta.result.trace.rank_files import Iteration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_NS_PER_MS = 1_000_000
+TABLE_FILE = "overlap.csv"
 # A picture is viewed as a whole and can't be zoomed, so larger timelines are left to the HTML page.
 MAX_PANELS = 4
 MAX_RANKS = 8
+# The times of a step in the telemetry that reports show.
+_ITERATION_TIMES = ("compute_ms", "hidden_comm_ms", "exposed_comm_ms")
+_COLUMNS = ("step", "step_time_ms", *_ITERATION_TIMES, "overlap_ratio", "loss")
 _COLORS: dict[str, str] = {
     Lane.COMPUTE: "#0072b2",
     Lane.COPY: "#8c959f",
@@ -30,49 +41,81 @@ _COLORS: dict[str, str] = {
     Collective.SEND_RECV: "#7c5a34",
     Collective.OTHER: "#6e7781",
 }
+_LINE_COLORS = dict(zip(_ITERATION_TIMES, ("#0072b2", "#00875f", "#c4162a"), strict=True))
 # Top and height of a lane's bar, as fractions of the rank's row.
 _BARS: dict[str, tuple[float, float]] = {Lane.COMPUTE: (0.0, 0.36), Lane.EXPOSED: (0.38, 0.12), Lane.COPY: (0.86, 0.1)}
 _COMMUNICATION_BAR = (0.5, 0.34)
 _PANEL_INCHES, _RANK_INCHES, _LEGEND_INCHES, _WIDTH_INCHES = 0.85, 0.32, 0.3, 11.0
+_STEPS_PANEL_INCHES = 2.4
 
 
 def draw_timelines(report: Report, folder: Path) -> list[Path]:
-    """Draw one file per side that has a profiled launch, with a panel per case up to ``MAX_PANELS``."""
-    written = []
+    """Draw ``{label}_timeline.png``, a panel per case, of each side that has a profiled launch."""
+    panels = _panels(report, lambda launch: any(launch.result.timeline) and launch.result.timeline[:MAX_RANKS])
+    return [_draw_lanes(found, folder / f"{label}_timeline.png") for label, found in panels]
+
+
+def write_iterations(report: Report, folder: Path) -> list[Path]:
+    """Write ``overlap.csv`` and ``{label}_overlap.png``; write nothing if no launch has telemetry with overlap."""
+    steps = list(_steps(report))
+    if not steps:
+        return []
+    kinds = _kinds(step for _, step in steps)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    times = [f"{kind}_{part}_ms" for kind in kinds for part in ("hidden", "exposed")]
+    table.writerow(("test", "case", "label", "launch", *_COLUMNS, *times))
+    for place, step in steps:
+        table.writerow([*place, *(getattr(step, name) for name in _COLUMNS), *_times(step, kinds)])
+    path = folder / TABLE_FILE
+    write_text(path, text.getvalue())
+    panels = _panels(report, lambda launch: launch.iterations)
+    return [path, *(_draw_steps(found, folder / f"{label}_overlap.png") for label, found in panels)]
+
+
+def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
+    """Yield each step with the test, case, label and launch that it belongs to."""
+    for test in report.tests:
+        for case in test.cases:
+            for label, launches in ((report.candidate, case.candidate), (report.reference, case.reference)):
+                for launch in launches:
+                    for step in launch.iterations:
+                        yield (test.nodeid, case.name, label, launch.number), step
+
+
+def _times(step: Iteration, kinds: Sequence[str]) -> Iterator[float | None]:
+    """Yield the hidden and the exposed time of each kind, None where the step did not run the kind."""
+    for kind in kinds:
+        time = (step.collectives or {}).get(kind)
+        yield from (None, None) if time is None else (time.hidden_ms, time.exposed_ms)
+
+
+def _panels(report: Report, drawn: Callable[[Launch], Any]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Yield each side's label with the title and what is drawn of the first fitting launch of each case."""
     for label, side in ((report.candidate, "candidate"), (report.reference, "reference")):
-        panels = [
-            (f"{test.nodeid} {case.name}", launch)
+        found = [
+            (f"{test.nodeid} {case.name}", value)
             for test in report.tests
             for case in test.cases
-            if (launch := _profiled(getattr(case, side)))
+            if (value := next(filter(None, map(drawn, getattr(case, side))), None))
         ]
-        if panels:
-            written.append(_draw(panels[:MAX_PANELS], folder / f"{label}_timeline.png"))
-    return written
+        if found:
+            yield label, found[:MAX_PANELS]
 
 
-def _profiled(launches: Sequence[Launch]) -> Launch | None:
-    return next((launch for launch in launches if any(launch.result.timeline)), None)
-
-
-def _draw(panels: Sequence[tuple[str, Launch]], path: Path) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def _draw_lanes(panels: Sequence[tuple[str, Any]], path: Path) -> Path:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    ranks = [launch.result.timeline[:MAX_RANKS] for _, launch in panels]
-    heights = [_PANEL_INCHES + _RANK_INCHES * len(lanes) for lanes in ranks]
-    height = sum(heights) + _LEGEND_INCHES
+    heights = [_PANEL_INCHES + _RANK_INCHES * len(ranks) for _, ranks in panels]
+    height = top = sum(heights) + _LEGEND_INCHES
     figure = Figure(figsize=(_WIDTH_INCHES, height))
-    FigureCanvasAgg(figure)
     names: dict[str, None] = {}
-    top = height
     # Axes are placed by hand, because a layout engine draws everything a second time.
-    for (title, _), lanes, panel in zip(panels, ranks, heights, strict=True):
-        inside = (0.07, (top - panel + 0.45) / height, 0.91, (panel - 0.75) / height)
-        axes = figure.add_axes(inside)
+    for (title, ranks), panel in zip(panels, heights, strict=True):
+        axes = figure.add_axes((0.07, (top - panel + 0.45) / height, 0.91, (panel - 0.75) / height))
         axes.set_title(title, fontsize=9, loc="left")
-        names |= dict.fromkeys(_draw_panel(axes, lanes))
+        names |= dict.fromkeys(_draw_ranks(axes, ranks))
         top -= panel
     handles = [Patch(color=_COLORS[name], label=name.replace("_", " ")) for name in names]
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
@@ -80,7 +123,7 @@ def _draw(panels: Sequence[tuple[str, Launch]], path: Path) -> Path:
     return path
 
 
-def _draw_panel(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) -> list[str]:
+def _draw_ranks(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) -> list[str]:
     """Draw two bars per rank, compute above communication with the exposed time between, and return the lanes drawn."""
     from matplotlib.collections import PolyCollection
 
@@ -100,3 +143,167 @@ def _draw_panel(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) ->
     axes.set_ylim(len(ranks), 0)
     axes.set_xlim(0, max((box[2][0] for name in drawn for box in boxes[name]), default=1.0))
     return drawn
+
+
+def _draw_steps(panels: Sequence[tuple[str, Sequence[Iteration]]], path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, _STEPS_PANEL_INCHES * len(panels)), layout="constrained")
+    for number, (title, steps) in enumerate(panels, 1):
+        _draw_times(figure.add_subplot(len(panels), 1, number), title, steps)
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def _draw_times(axes: Axes, title: str, steps: Sequence[Iteration]) -> None:
+    for name, color in _LINE_COLORS.items():
+        values = [getattr(step, name) for step in steps]
+        label = name.removesuffix("_ms").replace("_", " ").replace("comm", "communication")
+        axes.plot([step.step for step in steps], values, color=color, label=label, marker=".", linewidth=1)
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("ms", fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8, frameon=False)
+
+
+@dataclass(frozen=True)
+class _RankOverlap:
+    """Means over the profiled steps of one rank, in milliseconds; ``ratio`` is None without communication.
+
+    ``device_idle_ms`` is the idle time of the median step without a head start; None where no such step was profiled.
+    """
+
+    rank: int
+    compute_ms: float
+    comm_ms: float
+    exposed_ms: float
+    exposed_wait_ms: float
+    copy_ms: float
+    idle_ms: float
+    ratio: float | None
+    device_idle_ms: float | None
+
+
+@dataclass(frozen=True)
+class _CollectiveOverlap:
+    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
+
+    name: str
+    total_ms: float
+    hidden_ms: float
+    worst_rank: int
+    worst_exposed_ms: float
+
+    @property
+    def exposed_ms(self) -> float:
+        """Return the time that compute does not hide."""
+        return self.total_ms - self.hidden_ms
+
+
+def rank_overlaps(result: WorkloadResult) -> list[_RankOverlap]:
+    """Return one row per profiled rank."""
+    as_run = dict(enumerate(result.overlap_as_run))
+    return [_rank(rank, steps, as_run.get(rank, [])) for rank, steps in enumerate(result.overlap) if steps]
+
+
+def _rank(rank: int, steps: Sequence[StepOverlap], as_run: Sequence[StepOverlap]) -> _RankOverlap:
+    names = ("compute_ms", "comm_ms", "exposed_wait_ms", "copy_ms", "idle_ms")
+    means = {name: fmean(getattr(step, name) for step in steps) for name in names}
+    hidden, comm = fmean(step.hidden_comm_ms for step in steps), means["comm_ms"]
+    return _RankOverlap(
+        rank,
+        exposed_ms=comm - hidden,
+        ratio=hidden / comm if comm else None,
+        device_idle_ms=median(step.idle_ms for step in as_run) if as_run else None,
+        **means,
+    )
+
+
+def collective_overlaps(result: WorkloadResult) -> list[_CollectiveOverlap]:
+    """Return one row per kind of collective, the most exposed kind first."""
+    ranks = [(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
+    names = {name for _, steps in ranks for step in steps for name in step.collectives}
+    rows = [_collective(name, ranks) for name in sorted(names)]
+    return sorted(rows, key=lambda row: -row.exposed_ms)
+
+
+def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -> _CollectiveOverlap:
+    by_rank = {}
+    for rank, steps in ranks:
+        times = [step.collectives[name] for step in steps if name in step.collectives]
+        total, hidden = sum(time.total_ms for time in times), sum(time.hidden_ms for time in times)
+        by_rank[rank] = (total / len(steps), hidden / len(steps))
+    worst = max(by_rank, key=lambda rank: by_rank[rank][0] - by_rank[rank][1])
+    return _CollectiveOverlap(
+        name,
+        fmean(total for total, _ in by_rank.values()),
+        fmean(hidden for _, hidden in by_rank.values()),
+        worst,
+        by_rank[worst][0] - by_rank[worst][1],
+    )
+
+
+def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
+    """Return a rank's lanes with the lane ``exposed`` added: communication that compute does not hide.
+
+    Gaps in lanes may be closed, so use lanes for drawing only, not for computing values.
+    """
+    sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
+    others = (Lane.COMPUTE, Lane.COPY, Lane.WAIT)
+    comm = union(*(moments for name, moments in sets.items() if name not in others))
+    sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
+    return {name: cast("list[list[float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
+
+
+def _to_ns(intervals: list[list[float]]) -> Intervals:
+    return union([(round(begin * _NS_PER_MS), round(end * _NS_PER_MS)) for begin, end in intervals])
+
+
+def compared_iterations(case: Case) -> dict[str, Any] | None:
+    """Return the means of both sides and the difference of their overlap; None where no launch has telemetry."""
+    here, there = (_means(launches) for launches in (case.candidate, case.reference))
+    if here is None and there is None:
+        return None
+    ratios = [side["overlap_ratio"] for side in (here, there) if side and side["overlap_ratio"] is not None]
+    delta = ratios[0] - ratios[1] if len(ratios) == 2 else None
+    return {"candidate": here, "reference": there, "overlap_ratio_delta": delta}
+
+
+def _means(launches: Sequence[Launch]) -> dict[str, Any] | None:
+    steps = [step for launch in launches for step in launch.iterations]
+    if not steps:
+        return None
+    means = {name: fmean(getattr(step, name) for step in steps) for name in _ITERATION_TIMES}
+    losses = [step.loss for step in steps if step.loss is not None]
+    comm_ms = means["hidden_comm_ms"] + means["exposed_comm_ms"]
+    return {
+        "count": len(steps),
+        "mean_loss": fmean(losses) if losses else None,
+        **{f"mean_{name}": value for name, value in means.items()},
+        "overlap_ratio": means["hidden_comm_ms"] / comm_ms if comm_ms else None,
+        "collectives": _mean_times(steps),
+    }
+
+
+def _mean_times(steps: Sequence[Iteration]) -> dict[str, dict[str, float]] | None:
+    """Return the means of each collective; None if a step's are unknown."""
+    known = [step.collectives for step in steps if step.collectives is not None]
+    if len(known) < len(steps):
+        return None
+    absent = CollectiveTime(0.0, 0.0)
+    times = {kind: [step.get(kind, absent) for step in known] for kind in _kinds(steps)}
+    return {
+        kind: {
+            "mean_hidden_ms": fmean(time.hidden_ms for time in found),
+            "mean_exposed_ms": fmean(time.exposed_ms for time in found),
+        }
+        for kind, found in times.items()
+    }
+
+
+def _kinds(steps: Iterable[Iteration]) -> list[str]:
+    """Return the kinds of collectives that any of the steps ran, in the order in which reports list them."""
+    found = {kind for step in steps for kind in step.collectives or ()}
+    return [str(kind) for kind in Collective if kind in found]

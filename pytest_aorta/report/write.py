@@ -1,22 +1,25 @@
-"""Writes the reports of a session: the page with its files, and Markdown for comments and GitHub's page of a job."""
+"""Writes what a run or a comparison of results reports: the page, summary.json, timelines and Markdown."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
-from pytest_aorta.plan.options.run import Options
-from pytest_aorta.report.data import Report
-from pytest_aorta.report.from_session import reported, session_report
+from pytest_aorta.plan.options import Options
+from pytest_aorta.report.data import Case, Report, Test, reported, run_pairs, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, RunFacts, markdown
-from pytest_aorta.report.provenance import run_pairs
-from pytest_aorta.result.provenance import code_version
+from pytest_aorta.report.timeline import compared_iterations
+from pytest_aorta.result.provenance import provenance
 from pytest_aorta.session.record import TestRecord
+from pytest_aorta.verdict.metrics import METRICS, measured_values
 
 SUMMARY_FILE = "summary.json"
 # Set by GitHub Actions: the file that a job's step appends its Markdown summary to.
@@ -65,7 +68,9 @@ def write_session_reports(
         lines += _append_step_summary(markdown(shown, run), Path(environ[STEP_SUMMARY]))
     if options.markdown is not None:
         try:
-            lines += _write_markdown(markdown(shown, run, MAX_COMMENT_BYTES), options.markdown)
+            options.markdown.parent.mkdir(parents=True, exist_ok=True)
+            write_text(options.markdown, markdown(shown, run, MAX_COMMENT_BYTES))
+            lines.append(f"markdown: {options.markdown}")
         except OSError as error:
             errors.append(f"ERROR {options.markdown}: no Markdown was written: {error.strerror or error}")
     if options.report is not None:
@@ -85,10 +90,9 @@ def write_report(report: Report, file: Path) -> list[Path]:
         OSError: A file can't be written.
     """
     # Sessions without a report need neither jinja2 nor matplotlib.
-    from pytest_aorta.report.iterations import write_iterations
     from pytest_aorta.report.page.render import render
-    from pytest_aorta.report.summary import summary
-    from pytest_aorta.report.timeline import draw_timelines
+    from pytest_aorta.report.timeline import draw_timelines, write_iterations
+    from pytest_aorta.report.write import summary
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(report))
@@ -106,14 +110,90 @@ def _append_step_summary(text: str, file: Path) -> list[str]:
     return []
 
 
-def _write_markdown(text: str, file: Path) -> list[str]:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, text)
-    return [f"markdown: {file}"]
-
-
 def _write_page(report: Report, file: Path, options: Options) -> list[str]:
     if not report.has_result:
-        report = replace(report, run=tuple(run_pairs(code_version(options.rootdir), options.command)))
+        report = replace(report, run=tuple(run_pairs(provenance(options.rootdir), options.command)))
     written = write_report(report, file)
     return [*(f"WARNING: {warning}" for warning in report.warnings), f"report: {', '.join(map(str, written))}"]
+
+
+SCHEMA = "report_summary.schema.json"
+SCHEMA_VERSION = 1
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """Return the document, whose schema is ``common/schemas/report_summary.schema.json``."""
+    cases = [_case(test, case) for test in report.tests for case in test.cases]
+    final = [_case(test, case) for test in report.final for case in test.cases]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "title": report.title,
+        "created_at": report.created_at,
+        "candidate": report.candidate,
+        "reference": report.reference,
+        "tests": dict(Counter(test.outcome for test in report.final)),
+        "verdicts": dict(Counter(row.label for test in report.final for row in test.verdicts)),
+        "cases": cases,
+        "ratios": _ratios(final),
+    }
+
+
+def _case(test: Test, case: Case) -> dict[str, Any]:
+    first = case.candidate[0].result if case.candidate else None
+    return {
+        "test": test.nodeid,
+        "attempt": test.attempt,
+        "case": case.name,
+        "outcome": test.outcome,
+        "workload": first and first.workload,
+        "platform": first and first.platform,
+        "num_launches": {"candidate": len(case.candidate), "reference": len(case.others)},
+        "metrics": _metrics(case),
+        "iterations": compared_iterations(case),
+    }
+
+
+def _metrics(case: Case) -> dict[str, Any]:
+    here = measured_values([launch.facts for launch in case.candidate]) if case.candidate else {}
+    there = measured_values(case.others) if case.others else {}
+    verdicts = {row.metric: row.label for row in case.verdicts}
+    return {
+        name: {
+            "unit": METRICS[name].unit,
+            "candidate": here.get(name),
+            "reference": there.get(name),
+            "ratio": ratio(here.get(name), there.get(name)),
+            "verdict": verdicts.get(name),
+        }
+        for name in METRICS
+        if name in here or name in there
+    }
+
+
+def ratio(candidate: float | str | None, reference: float | str | None) -> float | None:
+    """Return candidate divided by reference; None where either is missing or not a number, or the reference is 0."""
+    if not isinstance(candidate, float | int) or not isinstance(reference, float | int) or not reference:
+        return None
+    quotient = candidate / reference
+    return quotient if math.isfinite(quotient) else None
+
+
+def _ratios(cases: list[dict[str, Any]]) -> dict[str, Mapping[str, float]]:
+    """Return each metric's ratio over all cases.
+
+    The mean is geometric, because swapping the sides then inverts the mean.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for case in cases:
+        for name, row in case["metrics"].items():
+            if row["ratio"] is not None and row["ratio"] > 0:
+                found[name].append(row["ratio"])
+    return {
+        name: {
+            "geometric_mean": math.exp(math.fsum(map(math.log, values)) / len(values)),
+            "lowest": min(values),
+            "highest": max(values),
+            "cases": len(values),
+        }
+        for name, values in found.items()
+    }

@@ -1,25 +1,33 @@
-"""Reads what a launch left in its run folder, rank by rank, as plain data. Any file may be absent or damaged."""
+"""Evidence that the ranks of a failed launch left: files, stacks, ends of logs, dumps of NCCL's flight recorder."""
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import re
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NoReturn, TypeVar
 
-from pytest_aorta.common.documents import UnreadableFile, read_json
-from pytest_aorta.common.frames import is_harness, without_harness
-from pytest_aorta.common.regular import open_regular
-from pytest_aorta.common.schema import violation
+from msgspec import Meta, field
+
+from pytest_aorta.common.documents import UnreadableFile, open_regular, read_bytes
+from pytest_aorta.common.files import write_text
+from pytest_aorta.common.model import Count, Model, read_model
+from pytest_aorta.common.text import brief, is_harness, without_harness
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
+from pytest_aorta.result.folder import FLIGHT_FOLDER, FLIGHT_PREFIX, FLIGHT_REPORT
 from pytest_aorta.result.outcome import RAN, read_marks
 
-_SCHEMA = "rank_files.schema.json"
+T = TypeVar("T")
 _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
@@ -34,6 +42,42 @@ _FATAL_SIGNALS = {
     "Illegal instruction": signal.SIGILL,
 }
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}),? in (?P<function>.*)$')
+
+
+class _RankError(Model, frozen=True, forbid_unknown_fields=False):
+    """The exception that ended a rank; the traceback begins with the first frame that is not of the harness."""
+
+    type: str
+    message: str
+    traceback: str
+    time_ns: Count
+
+
+class _AgentFailure(Model, frozen=True, forbid_unknown_fields=False):
+    """The exit code of a rank that the torchrun agent has seen."""
+
+    rank: Count
+    exit_code: Annotated[int, Meta(ge=-255, le=(1 << 32) - 1)]
+
+
+class _AgentReport(Model, frozen=True, forbid_unknown_fields=False):
+    """What the torchrun agent has seen; ``running`` are the ranks that ran on when it found a failure."""
+
+    failures: list[_AgentFailure]
+    running: list[Count] = field(default_factory=list)
+
+
+class _InFlight(Model, frozen=True, forbid_unknown_fields=False):
+    """A collective in flight when a rank was stopped."""
+
+    profiling_name: str
+    collective_seq_id: int
+
+
+class _InFlightReport(Model, frozen=True, forbid_unknown_fields=False):
+    """NCCL's collectives in flight when a rank was stopped."""
+
+    entries: list[_InFlight] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -57,8 +101,7 @@ class RankEvidence:
         started: the rank left its process id or its result.
         returned: the workload's run(), or the script, has returned.
         has_result: the rank left its result.
-        error: type, message, traceback and time_ns of the exception that ended the rank; the traceback begins with
-            the first frame that is not of the harness.
+        error: the exception that ended the rank.
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None if neither the torchrun
             agent nor the rank's stack reports one.
         suspended: a signal such as SIGSTOP had suspended the rank when the launch ended.
@@ -77,7 +120,7 @@ class RankEvidence:
     started: bool
     returned: bool
     has_result: bool
-    error: dict[str, Any] | None
+    error: _RankError | None
     exit_code: int | None
     frames: tuple[Frame, ...]
     steps: int
@@ -98,9 +141,9 @@ class RankEvidence:
 def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankEvidence]:
     """Return every rank's evidence, in order of rank; ``stopped`` are ids of processes that the guard has stopped."""
     damaged: list[str] = []
-    agent = _json(plan.run_dir / names.AGENT_FILE, "agent", damaged) or {}
-    exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
-    running = set(agent.get("running", ()))
+    agent = _read(plan.run_dir / names.AGENT_FILE, _AgentReport, damaged) or _AgentReport([])
+    exit_codes = {failure.rank: failure.exit_code for failure in agent.failures}
+    running = set(agent.running)
     if stopped:
         running |= {rank for rank, pid in names.rank_pids(plan.run_dir).items() if pid in stopped}
     ranks = [
@@ -120,7 +163,7 @@ def log_tail(path: Path, known: Collection[str] = ()) -> tuple[str, ...]:
 def traceback_frames(rank: RankEvidence) -> tuple[Frame, ...]:
     """Return the frames of the error that ended a rank, innermost first and without those of the harness."""
     # An error that led to this error comes before it.
-    traceback = rank.error["traceback"].rpartition("Traceback (most recent call last):")[2] if rank.error else ""
+    traceback = rank.error.traceback.rpartition("Traceback (most recent call last):")[2] if rank.error else ""
     return _own_frames(_frames(reversed(traceback.splitlines())))
 
 
@@ -128,7 +171,7 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
     folder = names.rank_folder(plan.run_dir, rank)
     log = folder / names.OUTPUT_LOG
     damaged: list[str] = []
-    error, stacks = _json(folder / names.ERROR_FILE, "error", damaged), _text(folder / names.STACKS_FILE)
+    error, stacks = _read(folder / names.ERROR_FILE, _RankError, damaged), _text(folder / names.STACKS_FILE)
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
@@ -139,9 +182,9 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
         exit_code=_fatal_signal(stacks) if exit_code is None else exit_code,
         frames=_main_frames(stacks),
         steps=names.steps_entered(folder),
-        log_tail=log_tail(log, set(f"{error['traceback']}\n{error['message']}".splitlines()) if error else ()),
+        log_tail=log_tail(log, set(f"{error.traceback}\n{error.message}".splitlines()) if error else ()),
         log_bytes=_size(log),
-        in_flight=_in_flight(_json(folder / names.IN_FLIGHT_FILE, "collectives", damaged)),
+        in_flight=_in_flight(_read(folder / names.IN_FLIGHT_FILE, _InFlightReport, damaged)),
         timed_out=_timed_out(_text(log)),
         suspended=(folder / names.SUSPENDED_FILE).exists(),
         damaged=tuple(damaged),
@@ -183,12 +226,9 @@ def _own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return tuple(reversed(list(dropwhile(lambda frame: is_harness(frame.file), reversed(inner)))))
 
 
-def _in_flight(record: dict[str, Any] | None) -> str | None:
-    entries = (record or {}).get("entries") or []
-    if not entries:
-        return None
-    first = entries[0]
-    return f"{first.get('profiling_name')} number {first.get('collective_seq_id')}"
+def _in_flight(report: _InFlightReport | None) -> str | None:
+    first = next(iter(report.entries if report else ()), None)
+    return None if first is None else f"{first.profiling_name} number {first.collective_seq_id}"
 
 
 def _timed_out(log: str) -> str | None:
@@ -212,19 +252,93 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _json(path: Path, definition: str, damaged: list[str]) -> dict[str, Any] | None:
-    """Return a document that fits the schema's ``definition``; None if the file is absent or damaged.
+def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
+    """Return what a file holds; None if it is absent or damaged.
 
     A damaged file is added to ``damaged`` and reported with the diagnosis, for which the other files can be enough.
     """
     if not os.path.lexists(path):
         return None
     try:
-        document: dict[str, Any] = read_json(path, max_bytes=_MAX_BYTES, follow_links=False)
+        return read_model(path, kind, max_bytes=_MAX_BYTES, follow_links=False, by_hand=False)
     except UnreadableFile as error:
         damaged.append(str(error))
         return None
-    if problem := violation(document, _SCHEMA, definition):
-        damaged.append(f"{path}: {problem}")
+
+
+ANALYZER = "torch.distributed.flight_recorder.fr_trace"
+# The analyzer imports torch, which takes minutes from a cold network disk or on a busy machine.
+_LIMIT_S = 300.0
+# A rank dumps its last 2,000 collectives: about 4 MB if every collective has a deep stack.
+MAX_DUMP_BYTES = 64 << 20
+# What pickle raises for a file that is torn.
+_TORN = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, MemoryError)
+_MAX_REPORT = 1 << 20
+_DUMP = re.compile(rf"{FLIGHT_PREFIX}[0-9]{{1,6}}")
+_SEQUENCE = re.compile(r"Not all ranks joining collective, sequence number: (\d+)")
+_COLLECTIVE = re.compile(r"collective: (\S+)")
+_MISSING = re.compile(r"missing ranks: \{([\d, ]+)\}")
+
+
+@dataclass(frozen=True)
+class FlightVerdict:
+    """The first collective that not all ranks joined, and the ranks that are missing from it."""
+
+    collective: str
+    sequence: int
+    missing_ranks: tuple[int, ...]
+
+
+def flight_verdict(run_dir: Path) -> FlightVerdict | None:
+    """Analyze the dumps of a launch and write the analyzer's report to the run folder; None without a finding."""
+    dumps = [path for path in sorted((run_dir / FLIGHT_FOLDER).glob(f"{FLIGHT_PREFIX}*")) if _DUMP.fullmatch(path.name)]
+    if not dumps:
         return None
-    return document
+    with tempfile.TemporaryDirectory(prefix="aorta-flight-") as folder:
+        refused = [reason for path in dumps if (reason := _copy(path, Path(folder)))]
+        report = _analyze(folder) if len(refused) < len(dumps) else ""
+    write_text(run_dir / FLIGHT_REPORT, "\n".join([*refused, report])[:_MAX_REPORT])
+    return read_report(report)
+
+
+class _BuiltinsOnly(pickle.Unpickler):
+    """Reads numbers, texts, lists, tuples and dictionaries, and refuses to import or call anything."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, allowed are built-in values")
+
+
+def _copy(path: Path, folder: Path) -> str:
+    """Write a dump of built-in values into ``folder``; return why it was refused, or nothing."""
+    try:
+        dump = _BuiltinsOnly(io.BytesIO(read_bytes(path, max_bytes=MAX_DUMP_BYTES))).load()
+    except UnreadableFile as error:
+        return f"refused {error}"
+    except _TORN as error:
+        return f"refused {path}: not a whole pickle of built-in values: {brief(str(error), 200)}"
+    (folder / path.name).write_bytes(pickle.dumps(dump))
+    return ""
+
+
+def _analyze(folder: str) -> str:
+    # -P: a module in the working folder must not take the place of torch or of the standard library.
+    command = [sys.executable, "-P", "-m", ANALYZER, folder, "--prefix", FLIGHT_PREFIX, "--allow-incomplete-ranks"]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False, cwd=folder
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{ANALYZER} did not finish: {error}"
+    return ended.stdout + ended.stderr
+
+
+def read_report(report: str) -> FlightVerdict | None:
+    """Return the first finding in the analyzer's text; None without a finding."""
+    sequence = _SEQUENCE.search(report)
+    if sequence is None:
+        return None
+    collective, missing = (pattern.search(report, sequence.end()) for pattern in (_COLLECTIVE, _MISSING))
+    if collective is None or missing is None:
+        return None
+    ranks = tuple(sorted(int(rank) for rank in missing[1].split(",")))
+    return FlightVerdict(collective[1], int(sequence[1]), ranks)

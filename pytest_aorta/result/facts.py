@@ -1,19 +1,20 @@
-"""Condenses a result into the compact facts that a baseline stores and verdicts are computed from.
-
-The facts include two estimates that need the steps themselves: how far each rank lags behind its peers, and by how much
-a quantity grows from the first step to the last.
-"""
+"""Condenses a result into the compact facts that a baseline stores and verdicts are computed from."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import combinations, pairwise
+from statistics import NormalDist, median
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import (
     Block,
+    CanaryPart,
     CommandLine,
     Commit,
     Count,
@@ -28,14 +29,12 @@ from pytest_aorta.common.model import (
     UtcTime,
     WeightHash,
 )  # fmt: skip
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
-from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
-from pytest_aorta.result.growth import DEPENDENT_STEPS, growth
-from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, over_ranks
-from pytest_aorta.result.provenance import UNKNOWN, version_text
-from pytest_aorta.result.trace.breakdown import Breakdown, PartName, break_down
+from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
+from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.trace.families import mean_over_ranks
+from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
     CollectiveKind,
@@ -45,6 +44,46 @@ from pytest_aorta.result.trace.profiled_steps import (
     StepOverlap,
 )
 from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
+
+# Medians of at most 16 groups of values; fewer values or groups show no growth.
+_MAX_GROUPS = 16
+_MIN_VALUES = 10
+_MIN_GROUPS = 7
+# Neighboring steps are correlated, often with a lag-1 autocorrelation of 0.6, so a group has at least this many steps.
+DEPENDENT_STEPS = 5
+_CONFIDENCE = 0.99
+
+
+def growth(values: Sequence[float], dependent: int = 1) -> float:
+    """Return the relative growth from the first value to the last that is certain at 99% confidence, else 0.
+
+    The slope is estimated from the medians of up to 16 groups of consecutive values, each of at least ``dependent``
+    values because neighboring values are correlated. The bound of its confidence interval that is closer to 0 counts. A
+    decline is negative. Fewer than 10 values or 7 groups show no growth.
+    """
+    groups = min(_MAX_GROUPS, len(values) // dependent)
+    if len(values) < _MIN_VALUES or groups < _MIN_GROUPS or min(values) <= 0:
+        return 0.0
+    bounds = [len(values) * number // groups for number in range(groups + 1)]
+    medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
+    low, high = slope_bounds(medians, _CONFIDENCE)
+    certain = low if low > 0 else high if high < 0 else 0.0
+    return certain * (groups - 1) / median(medians)
+
+
+def slope_bounds(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Return the confidence interval of the Theil-Sen slope per value (Sen, J. Am. Stat. Assoc. 63, 1968, eq. 2.6).
+
+    ``scipy.stats.theilslopes`` computes the same bits, and importing it takes longer than a warm launch.
+    """
+    numbered = combinations(enumerate(values), 2)
+    slopes = sorted((later - earlier) / (after - before) for (before, earlier), (after, later) in numbered)
+    size, ties = len(values), Counter(values).values()
+    pairs = size * (size - 1) * (2 * size + 5) - sum(count * (count - 1) * (2 * count + 5) for count in ties)
+    reach = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(pairs / 18)
+    low, high = round((len(slopes) - reach) / 2) - 1, round((len(slopes) + reach) / 2)
+    return slopes[max(low, 0)], slopes[min(high, len(slopes) - 1)]
+
 
 SAMPLE_SIZE = 20
 # Facts of the environment that the code under test can set by itself and that bitwise numerics depend on. Another value
@@ -70,7 +109,6 @@ _MOST_IN_TURN = 2
 
 Launcher: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(LauncherKind)})$")]
 StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p50|p99|tail5)$")]
-CanaryPart: TypeAlias = Annotated[str, Meta(pattern="^(gemm|all_reduce)_ms$")]
 
 
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,10 +133,10 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         canary_ms: the times of the canary's parts on the slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         most_exposed_rank: the rank with the most exposed communication; None if no step was profiled.
-        breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.breakdown.Part`; empty if no
+        breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.overlap.Part`; empty if no
             step was profiled.
         critical_rank: the rank that the parts of ``breakdown_ms`` belong to; None with one rank.
-        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.CodeVersion`.
+        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.Provenance`.
         command: the command line of the launch, as in :class:`~pytest_aorta.result.provenance.Provenance`.
         kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
         collectives: transfers and waits of a profiled step by collective.
@@ -175,11 +213,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
-    """Return the facts of a result. The time of a step is its maximum over ranks.
-
-    A result without provenance was stored by an older version; its facts have the time and the block of
-    :data:`~pytest_aorta.result.provenance.UNKNOWN`.
-    """
+    """Return the facts of a result. The time of a step is its maximum over ranks."""
     import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
 
     steps = np.asarray(result.step_times_ms)
@@ -193,7 +227,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         "max": steps.max(),
     }
     stride = -(-len(steps) // SAMPLE_SIZE)
-    measured = result.provenance or UNKNOWN
+    measured = result.provenance
     broken_down = _breakdown(result, float(quantities["p50"]))
     return LaunchFacts(
         recorded_at=measured.measured_at,

@@ -1,37 +1,207 @@
-"""Measurements of a launch: one :class:`RankResult` per rank, merged into one :class:`WorkloadResult`.
+"""Measurements of a launch: a :class:`RankResult` per rank in one :class:`WorkloadResult`, and facts about the devices.
 
 Results contain raw facts only; ``facts.py`` condenses them into statistics.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import mean, median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pytest_aorta.common.model import to_builtins
-from pytest_aorta.result.gpu_facts import PlatformFacts
+from msgspec import Meta, field
+
+from pytest_aorta.common.model import (
+    CanaryPart,
+    Count,
+    Fact,
+    Milliseconds,
+    Model,
+    Name,
+    NotNegative,
+    Platform,
+    Positive,
+    Step,
+    TensorHash,
+    Text,
+    WeightHash,
+    to_builtins,
+)  # fmt: skip
+from pytest_aorta.plan.accelerators import Capability, Reading
+from pytest_aorta.plan.device_kind import Backend, DeviceKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.provenance import Provenance
-from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, FamilyTime, HeadStart, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, HeadStart, Kernels, Profile, StepOverlap, Timeline
 
-if TYPE_CHECKING:  # ranks import this module, and need no plan
-    from pytest_aorta.plan.launch_plan import LaunchRequest
-    from pytest_aorta.plan.reference import AnyReference
+# Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
+PROTECTIVE = (
+    "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown",
+    "prochot", "socket_thermal", "vr_thermal", "hbm_thermal",
+)  # fmt: skip
+# Power caps. A healthy GPU reports them too in every launch that computes dense matrix products at full power.
+POWER_CAPS = ("sw_power_cap", "package_power")
+# Fraction of the highest SM clock. The default power limit never holds a healthy GPU below this fraction.
+LOW_CLOCK_FRACTION = 0.6
+# Fraction of the samples that must report a reason before the launch counts as throttled.
+MIN_FRACTION = 0.05
 
-SCHEMA_VERSION = 3
+
+@dataclass(frozen=True)
+class Sample:
+    """The readings of all devices at one moment; ``in_steps`` shows if all ranks were in their measured steps."""
+
+    readings: tuple[Reading, ...]
+    in_steps: bool
+
+
+# ``min``, ``median`` and ``max`` of the samples; empty if nothing is known.
+Span: TypeAlias = dict[Annotated[str, Meta(pattern="^(min|median|max)$")], float]
+
+
+class DeviceFacts(Model, frozen=True):
+    """The facts of one device during one launch.
+
+    Attributes:
+        device: the device's name in pytest's process, e.g. its number.
+        num_samples: number of samples that the facts summarize.
+        in_steps: whether the samples are those of the measured steps; if no sample fell into the steps, the samples
+            are those of the whole launch.
+        sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: ``min``, ``median`` and ``max``; empty if not known.
+        throttle_reasons: reason -> fraction of the samples that report the reason.
+        max_sm_clock_mhz: the highest SM clock of the device; None if unknown.
+        power_limit_w: the power limit in watts; None if unknown.
+        default_power_limit_w: the default power limit in watts; None if unknown.
+        before: the first reading of the launch.
+        after: the last reading of the launch.
+    """
+
+    device: Text
+    num_samples: Positive
+    in_steps: bool
+    sm_clock_mhz: Span
+    memory_clock_mhz: Span
+    power_w: Span
+    temperature_c: Span
+    throttle_reasons: dict[Name, Annotated[float, Meta(ge=0, le=1)]]
+    max_sm_clock_mhz: NotNegative | None
+    power_limit_w: NotNegative | None
+    default_power_limit_w: NotNegative | None
+    before: Reading
+    after: Reading
+
+
+class PlatformFacts(Model, frozen=True):
+    """The sensor readings of a launch's devices.
+
+    Attributes:
+        source: ``NVML`` or ``amdsmi``.
+        problem: the reason why readings are missing or ended early; None if there is none.
+        devices: clocks, power, temperature and throttling of each device, one entry per rank of this host.
+    """
+
+    source: Annotated[str, Meta(pattern="^(NVML|amdsmi)$")]
+    problem: str | None = None
+    devices: tuple[DeviceFacts, ...] = ()
+
+
+def summarize(
+    names: Sequence[str], capabilities: Sequence[Capability], samples: Sequence[Sample]
+) -> tuple[DeviceFacts, ...]:
+    """Return the facts of each device, from samples in order of time; empty without samples."""
+    if not samples:
+        return ()
+    counted = [sample for sample in samples if sample.in_steps] or samples
+    return tuple(
+        DeviceFacts(
+            device=name,
+            num_samples=len(counted),
+            in_steps=any(sample.in_steps for sample in samples),
+            sm_clock_mhz=_span([sample.readings[number].sm_clock_mhz for sample in counted]),
+            memory_clock_mhz=_span([sample.readings[number].memory_clock_mhz for sample in counted]),
+            power_w=_span([sample.readings[number].power_w for sample in counted]),
+            temperature_c=_span([sample.readings[number].temperature_c for sample in counted]),
+            throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
+            max_sm_clock_mhz=capability.max_sm_clock_mhz,
+            power_limit_w=capability.power_limit_w,
+            default_power_limit_w=capability.default_power_limit_w,
+            before=samples[0].readings[number],
+            after=samples[-1].readings[number],
+        )
+        for number, (name, capability) in enumerate(zip(names, capabilities, strict=True))
+    )
+
+
+def throttled(facts: PlatformFacts | None) -> list[str]:
+    """Return one line per throttled device, with the reasons and the device's clock."""
+    found = []
+    for device in facts.devices if facts else ():
+        reasons = [
+            f"{name} in {fraction:.0%} of samples"
+            for name, fraction in sorted(device.throttle_reasons.items())
+            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name in POWER_CAPS and _is_held_down(device)))
+        ]
+        if reasons:
+            found.append(f"GPU {device.device} throttled ({', '.join(reasons)}{_clock(device)})")
+    return found
+
+
+def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
+    """Return the lowest of the devices' median SM clocks in the measured steps; None if no clock is known."""
+    clocks = [device.sm_clock_mhz.get("median") for device in facts.devices if device.in_steps] if facts else []
+    known = [clock for clock in clocks if clock is not None]
+    return min(known) if known else None
+
+
+def _is_held_down(device: DeviceFacts) -> bool:
+    """Return whether a power cap is unusual: the power limit is below the default, or the clock is very low."""
+    limit, default = device.power_limit_w, device.default_power_limit_w
+    if limit is not None and default is not None and limit < default:
+        return True
+    clock, highest = device.sm_clock_mhz.get("median"), device.max_sm_clock_mhz
+    # Outside the steps the device may be idle, which lowers its clock too.
+    return bool(device.in_steps and clock and highest and clock < LOW_CLOCK_FRACTION * highest)
+
+
+def _clock(device: DeviceFacts) -> str:
+    if not device.sm_clock_mhz or device.max_sm_clock_mhz is None:
+        return ""
+    return f", SM clock {device.sm_clock_mhz['median']:,.0f} of {device.max_sm_clock_mhz:,.0f} MHz"
+
+
+def _span(values: Sequence[float | None]) -> dict[str, float]:
+    known = [value for value in values if value is not None]
+    return {"min": min(known), "median": median(known), "max": max(known)} if known else {}
+
+
+def _fractions(reasons: Sequence[tuple[str, ...]]) -> dict[str, float]:
+    counts = Counter(name for names in reasons for name in names)
+    return {name: count / len(reasons) for name, count in sorted(counts.items())}
+
+
+SCHEMA_VERSION: Final = 4
+MAX_FAILURE_DETAILS = 100
 # With fewer steps the 99th percentile is the largest or second-largest value.
 MIN_STEPS_P99 = 100
 # Prefix of metrics whose value over ranks is the maximum; for every other metric it is the mean.
 _PEAK = "peak_"
 # The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
 PYTHON_TRACER = "python_tracer"
+# Properties of a result that its file contains beside the ranks' values, under AORTA's names or as one value of ranks
+# that agree.
+DERIVED = (
+    "passed", "failure_count", "first_failure_iteration", "failure_details", "configured_iterations",
+    "total_iterations", "executed_iterations", "main_work_started", "elapsed_sec", "step_times_ms", "metrics",
+    "weight_hashes", "loss", "grad_norm", "environment",
+)  # fmt: skip
+T = TypeVar("T")
+TensorKind: TypeAlias = Annotated[str, Meta(pattern="^(weights|gradients|optimizer)$")]
+BoundaryKind: TypeAlias = Annotated[str, Meta(pattern="^(forward|backward)$")]
 
 
-@dataclass(frozen=True)
-class FailureDetail:
+class FailureDetail(Model, frozen=True):
     """A located wrong value, found by a workload's own checks.
 
     Attributes:
@@ -48,14 +218,14 @@ class FailureDetail:
         cause: the likely fault.
     """
 
-    kind: str
-    iteration: int
-    rank: int
-    layer: int | None = None
-    source_rank: int | None = None
-    index: int | None = None
-    count: int = 1
-    total: int | None = None
+    kind: Text
+    iteration: Count
+    rank: Count
+    layer: Count | None = None
+    source_rank: Count | None = None
+    index: Count | None = None
+    count: Positive = 1
+    total: Positive | None = None
     expected: float | None = None
     actual: float | None = None
     cause: str | None = None
@@ -79,8 +249,7 @@ class FailureDetail:
         return text + (f" ({self.cause})" if self.cause else "")
 
 
-@dataclass(frozen=True)
-class TensorHashes:
+class TensorHashes(Model, frozen=True):
     """Hashes of named tensors in chosen steps, each of 128 bits and written in hex.
 
     Attributes:
@@ -90,12 +259,18 @@ class TensorHashes:
     """
 
     names: list[str]
-    shapes: list[list[int]]
-    steps: dict[str, list[str]]
+    shapes: list[list[Count]]
+    steps: dict[Step, list[TensorHash]]
+
+    def problem(self) -> str | None:
+        """Return which lists differ in length from the list of names; None if every name has a shape and hashes."""
+        counts = {"shapes": len(self.shapes)} | {f"step {step}": len(row) for step, row in self.steps.items()}
+        wrong = ((what, count) for what, count in counts.items() if count != len(self.names))
+        found = next(wrong, None)
+        return found and f"{len(self.names)} names, {found[1]} entries of {found[0]}; they have to be equal"
 
 
-@dataclass(frozen=True)
-class RankResult:
+class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     """The measurements of one rank.
 
     Attributes:
@@ -106,6 +281,7 @@ class RankResult:
         step_times_ms: this rank's duration of each measured step, in order.
         elapsed_sec: wall time of the measured loop, in seconds.
         main_work_started: whether the measured loop was entered.
+        failures: details of the first failed checks.
         metrics: raw facts of this rank, with the unit in each name.
         weight_hashes: step -> hash of the logical weights (the same on every rank).
         loss: the loss of each measured step, if the workload trains.
@@ -119,70 +295,70 @@ class RankResult:
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
             same on every rank.
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
-        overlap: one entry per profiled step; empty if no step was profiled.
-        head_start: lead of the host in the profiled steps; None on CPU ranks and if no step was profiled.
-        overlap_as_run: one entry per step that was profiled on a device without a head start.
-        kernels: time and calls per profiled step of each kernel family, or on CPU ranks of each operator without the
-            operators that it calls; at most 64 entries: if there are more, the last one sums the shortest.
-        collectives: the calls of collectives in the profiled steps.
-        overlap_problem: the reason why steps were profiled without a result; empty if ``overlap`` has entries or no
-            step was profiled.
-        timeline: lanes of the last profiled step, ``compute``, ``copy`` and the collectives' names, as
-            ``[begin_ms, end_ms]`` from the beginning of the step; if a lane has too many intervals to draw, the
-            shortest gaps are closed.
+        profile: the profiled steps; empty if no step was profiled.
     """
 
     passed: bool
-    failure_count: int
-    configured_iterations: int
-    total_iterations: int
-    step_times_ms: list[float]
-    elapsed_sec: float
+    failure_count: Count
+    configured_iterations: Positive
+    total_iterations: Count
+    step_times_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
+    elapsed_sec: NotNegative
     main_work_started: bool = True
-    failures: list[FailureDetail] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    weight_hashes: dict[str, str] = field(default_factory=dict)
+    failures: Annotated[list[FailureDetail], Meta(max_length=MAX_FAILURE_DETAILS)] = field(default_factory=list)
+    metrics: dict[Name, float] = field(default_factory=dict)
+    weight_hashes: dict[Step, WeightHash] = field(default_factory=dict)
     loss: list[float] = field(default_factory=list)
-    grad_norm: list[float] = field(default_factory=list)
-    environment: dict[str, str | int | float | bool | None] = field(default_factory=dict)
-    wait_ms: list[float] = field(default_factory=list)
-    memory_bytes: list[int] = field(default_factory=list)
-    canary_before: dict[str, float] = field(default_factory=dict)
-    canary_after: dict[str, float] = field(default_factory=dict)
-    tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
-    boundary_hashes: dict[str, TensorHashes] = field(default_factory=dict)
-    overlap: list[StepOverlap] = field(default_factory=list)
-    timeline: dict[str, list[list[float]]] = field(default_factory=dict)
-    head_start: HeadStart | None = None
-    overlap_as_run: list[StepOverlap] = field(default_factory=list)
-    kernels: dict[str, FamilyTime] = field(default_factory=dict)
-    collectives: list[CollectiveCalls] = field(default_factory=list)
-    overlap_problem: str = ""
+    grad_norm: list[NotNegative] = field(default_factory=list)
+    environment: dict[str, Fact] = field(default_factory=dict)
+    wait_ms: list[Milliseconds] = field(default_factory=list)
+    memory_bytes: list[Count] = field(default_factory=list)
+    canary_before: dict[CanaryPart, Milliseconds] = field(default_factory=dict)
+    canary_after: dict[CanaryPart, Milliseconds] = field(default_factory=dict)
+    tensor_hashes: dict[TensorKind, TensorHashes] = field(default_factory=dict)
+    boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
+    profile: Profile = field(default_factory=Profile)
+
+    def with_profile(self, profile: Profile) -> RankResult:
+        """Return the result with profiled steps and their metrics."""
+        return self.replace(profile=profile, metrics=self.metrics | profile.metrics())
+
+    def problem(self) -> str | None:
+        """Return which of this rank's values contradict each other, or None."""
+        steps = self.total_iterations
+        if self.passed != (self.failure_count == 0):
+            return f"passed is {self.passed} with failure_count {self.failure_count}"
+        if not steps == self.configured_iterations == len(self.step_times_ms):
+            return (
+                f"{self.configured_iterations} iterations configured, {steps} done, {len(self.step_times_ms)} step "
+                f"times; they have to be equal"
+            )
+        if len(self.wait_ms) > steps:
+            return f"wait_ms has {len(self.wait_ms)} entries for {steps} steps; allowed is at most one per step"
+        for name, values in {"loss": self.loss, "grad_norm": self.grad_norm}.items():
+            if len(values) not in (0, steps):
+                return (
+                    f"{name} has {len(values)} values for {steps} measured steps; record it after every step, as "
+                    f"recorder.{name}(value) does, or never"
+                )
+        for kind, hashes in (*self.tensor_hashes.items(), *self.boundary_hashes.items()):
+            if problem := hashes.problem():
+                return f"hashes of {kind}: {problem}"
+        for number, step in enumerate(self.profile.steps):
+            if rule := step.broken_rule():
+                return f"profiled step {number}: {rule}"
+        return None
 
 
-@dataclass(frozen=True)
-class LaunchRecord:
-    """The launch that a result came from, with everything needed to repeat the launch.
-
-    Attributes:
-        request: the workload or script with its config, as requested for the version under test.
-        reference: the A/B reference whose version of the request ran; None for the version under test.
-        run_dir: the launch's run folder.
-    """
-
-    request: LaunchRequest
-    reference: AnyReference | None
-    run_dir: Path
-
-
-@dataclass(frozen=True)
-class WorkloadResult:
+class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=False):
     """The result of one launch over all ranks.
 
     Lists by rank contain one entry per rank, or the entry of rank 0 alone if an adapter reads a log that only rank 0
-    writes. Attributes without a description are those of :class:`RankResult`, over all ranks.
+    writes. Properties are computed from ``ranks``; the result's file also contains the properties that are named in
+    ``DERIVED``.
 
     Attributes:
+        schema_version: version of this schema.
         workload: name of the workload or script.
         config: value of every config key; for a script, its arguments and environment variables.
         world_size: number of ranks.
@@ -190,73 +366,90 @@ class WorkloadResult:
         backend: backend of the process group.
         platform: the platform's name, which is part of the key of baselines.
         launcher: the program that started the ranks, torchrun or forkserver.
-        failure_details: the first failures of all ranks, at most 100, by iteration, layer and rank.
-        first_failure_iteration: iteration of the first of ``failure_details``; None without failures.
-        launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
-        rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
-        rank_metrics: ``rank_metrics[name][rank]``.
-        wait_ms, memory_bytes: one list per rank.
-        canary_before: ``canary_before[name][rank]``, milliseconds that the parts of a fixed program took before the
-            steps; empty if the workload has no process group at that time.
-        canary_after: the same after the steps.
-        head_start: one entry per rank that has one.
-        boundary_hashes, overlap, overlap_as_run, timeline, kernels, collectives: ``boundary_hashes[rank]``,
-            ``overlap[rank][profiled step]``, ``overlap_as_run[rank][profiled step]``, ``timeline[rank]``,
-            ``kernels[rank][family]`` and ``collectives[rank][number]``; empty if every rank's entry is empty.
         profiler: the profiler that the ranks ran under; None if there was none.
-        elapsed_sec: the largest of the ranks' wall times of the measured loop, in seconds.
+        launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
+        provenance: time, host and code version of the launch.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
-        provenance: time, host and code version of the launch; None for a result that was stored before results had a
-            provenance.
-        launch: the launch that the result came from; None for a result that was read from a file or built by hand,
-            which includes copies made by ``dataclasses.replace``. Not part of the document.
+        wait_ms: time in collectives in each of the last steps, ``wait_ms[rank][step]``: measured by the ranks, or on
+            CPU ranks computed from their arrivals at collectives.
+        ranks: the measurements of each rank.
     """
 
-    schema_version: int
-    workload: str
+    schema_version: Literal[4]
+    workload: Text
     config: dict[str, Any]
-    world_size: int
-    device: str
-    backend: str
-    platform: str
-    launcher: str
-    passed: bool
-    failure_count: int
-    first_failure_iteration: int | None
-    failure_details: list[FailureDetail]
-    configured_iterations: int
-    total_iterations: int
-    main_work_started: bool
-    elapsed_sec: float
-    rank_step_times_ms: list[list[float]]
-    rank_metrics: dict[str, list[float]]
-    weight_hashes: dict[str, str]
-    loss: list[float]
-    environment: dict[str, Any]
-    launch_times_s: dict[str, float]
-    wait_ms: list[list[float]]
-    memory_bytes: list[list[int]]
-    canary_before: dict[str, list[float]]
-    canary_after: dict[str, list[float]]
-    grad_norm: list[float] = field(default_factory=list)
-    tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
-    boundary_hashes: list[dict[str, TensorHashes]] = field(default_factory=list)
-    profiler: str | None = None
+    world_size: Positive
+    device: DeviceKind
+    backend: Backend
+    platform: Platform
+    launcher: LauncherKind
+    profiler: Annotated[str, Meta(pattern="^(torch|nsys|rocprofv3)$")] | None = None
+    launch_times_s: dict[str, NotNegative]
+    provenance: Provenance
     platform_facts: PlatformFacts | None = None
-    overlap: list[list[StepOverlap]] = field(default_factory=list)
-    timeline: list[dict[str, list[list[float]]]] = field(default_factory=list)
-    head_start: list[HeadStart] = field(default_factory=list)
-    overlap_as_run: list[list[StepOverlap]] = field(default_factory=list)
-    kernels: list[dict[str, FamilyTime]] = field(default_factory=list)
-    collectives: list[list[CollectiveCalls]] = field(default_factory=list)
-    overlap_problem: str = ""
-    provenance: Provenance | None = None
-    launch: LaunchRecord | None = field(init=False, default=None, repr=False, compare=False)
+    wait_ms: list[list[Milliseconds]] = field(default_factory=list)
+    ranks: Annotated[list[RankResult], Meta(min_length=1)]
 
     @property
+    def passed(self) -> bool:
+        """Return whether the workload's own checks held on all ranks."""
+        return all(rank.passed for rank in self.ranks)
+
+    @property
+    def failure_count(self) -> int:
+        """Return the number of failed checks of all ranks."""
+        return sum(rank.failure_count for rank in self.ranks)
+
+    @property
+    def failure_details(self) -> list[FailureDetail]:
+        """Return the first failures of all ranks, at most 100, by iteration, layer and rank."""
+        found = [detail for rank in self.ranks for detail in rank.failures]
+        return sorted(found, key=_location)[:MAX_FAILURE_DETAILS]
+
+    @property
+    def first_failure_iteration(self) -> int | None:
+        """Return the iteration of the first of ``failure_details``; None without failures."""
+        return next((detail.iteration for detail in self.failure_details), None)
+
+    @property
+    def configured_iterations(self) -> int:
+        """Return the number of measured steps that were requested."""
+        return self.ranks[0].configured_iterations
+
+    @property
+    def total_iterations(self) -> int:
+        """Return the number of measured steps that were done."""
+        return self.ranks[0].total_iterations
+
+    @property
+    def executed_iterations(self) -> int:
+        """Return ``total_iterations``, under the name that AORTA gives it."""
+        return self.total_iterations
+
+    @property
+    def main_work_started(self) -> bool:
+        """Return whether every rank entered the measured loop."""
+        return all(rank.main_work_started for rank in self.ranks)
+
+    @property
+    def elapsed_sec(self) -> float:
+        """Return the largest of the ranks' wall times of the measured loop, in seconds."""
+        return max(rank.elapsed_sec for rank in self.ranks)
+
+    @property
+    def rank_step_times_ms(self) -> list[list[float]]:
+        """Return ``rank_step_times_ms[rank][step]``, in milliseconds."""
+        return [rank.step_times_ms for rank in self.ranks]
+
+    @cached_property
     def step_times_ms(self) -> list[float]:
         """Return the time of each step in milliseconds, its maximum over ranks."""
-        return _slowest_rank_ms(self.rank_step_times_ms)
+        return list(map(max, zip(*self.rank_step_times_ms, strict=True)))
+
+    @property
+    def rank_metrics(self) -> dict[str, list[float]]:
+        """Return ``rank_metrics[name][rank]``; the unit is part of the name."""
+        return {name: [rank.metrics[name] for rank in self.ranks] for name in self.ranks[0].metrics}
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -266,75 +459,111 @@ class WorkloadResult:
         from 100 steps on, ``step_time_p99`` are quantiles of :attr:`step_times_ms`. ``gemm_throughput`` is another name
         of ``gemm_throughput_tflops``, for workloads that have this metric.
         """
-        return _metrics(self.step_times_ms, self.rank_metrics)
+        found = {name: over_ranks(name, values) for name, values in self.rank_metrics.items()}
+        if "gemm_throughput_tflops" in found:
+            found["gemm_throughput"] = found["gemm_throughput_tflops"]
+        found["step_time_p50"] = float(median(self.step_times_ms))
+        if len(self.step_times_ms) >= MIN_STEPS_P99:
+            found["step_time_p99"] = quantiles(map(float, self.step_times_ms), n=100, method="inclusive")[98]
+        return found
 
     @property
-    def executed_iterations(self) -> int:
-        """Return ``total_iterations``, under the name that AORTA gives it."""
-        return self.total_iterations
+    def weight_hashes(self) -> dict[str, str]:
+        """Return step -> hash of the logical weights, on which all ranks agree."""
+        return self.ranks[0].weight_hashes
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> WorkloadResult:
-        """Build the result from a document that was validated against the schema; properties are computed again."""
-        values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
-        values["tensor_hashes"] = _hashes_from_json(data.get("tensor_hashes", {}))
-        values["boundary_hashes"] = [_hashes_from_json(rank) for rank in data.get("boundary_hashes", [])]
-        if values.get("platform_facts") is not None:
-            values["platform_facts"] = PlatformFacts.from_json(values["platform_facts"])
-        for name in ("overlap", "overlap_as_run"):
-            values[name] = [[StepOverlap.from_json(step) for step in rank] for rank in data.get(name, [])]
-        values["head_start"] = [HeadStart(**entry) for entry in data.get("head_start", [])]
-        values["kernels"] = [
-            {family: FamilyTime(**time) for family, time in rank.items()} for rank in data.get("kernels", [])
-        ]
-        values["collectives"] = [[CollectiveCalls(**calls) for calls in rank] for rank in data.get("collectives", [])]
-        if values.get("provenance") is not None:
-            values["provenance"] = Provenance(**values["provenance"])
-        return cls(**values)
+    @property
+    def loss(self) -> list[float]:
+        """Return the loss of each measured step, on which all ranks agree; empty if nothing was trained."""
+        return self.ranks[0].loss
 
-    def launched_by(self, launch: LaunchRecord) -> WorkloadResult:
-        """Return a copy that carries its launch."""
-        copy = replace(self)
-        # The class is frozen. The field is not an argument of the constructor, so that an edited copy has no launch.
-        object.__setattr__(copy, "launch", launch)
-        return copy
+    @property
+    def grad_norm(self) -> list[float]:
+        """Return the norm of each measured step's gradients before clipping, on which all ranks agree."""
+        return self.ranks[0].grad_norm
+
+    @property
+    def environment(self) -> dict[str, Fact]:
+        """Return the versions and devices of rank 0, and the Python tracer of the first rank that ran under one."""
+        found = dict(self.ranks[0].environment)
+        for rank in self.ranks:
+            if PYTHON_TRACER not in found and rank.environment.get(PYTHON_TRACER):
+                found[PYTHON_TRACER] = rank.environment[PYTHON_TRACER]
+        return found
+
+    @property
+    def tensor_hashes(self) -> dict[str, TensorHashes]:
+        """Return the hashes of logical tensors, on which all ranks agree."""
+        return self.ranks[0].tensor_hashes
+
+    @property
+    def boundary_hashes(self) -> list[dict[str, TensorHashes]]:
+        """Return ``boundary_hashes[rank]``; empty if no rank has any."""
+        return _unless_all_empty([rank.boundary_hashes for rank in self.ranks])
+
+    @property
+    def memory_bytes(self) -> list[list[int]]:
+        """Return ``memory_bytes[rank]``: memory in use before every tenth step."""
+        return [rank.memory_bytes for rank in self.ranks]
+
+    @property
+    def canary_before(self) -> dict[str, list[float]]:
+        """Return ``canary_before[name][rank]`` in ms; empty if there was no process group before the steps."""
+        return {name: [rank.canary_before[name] for rank in self.ranks] for name in self.ranks[0].canary_before}
+
+    @property
+    def canary_after(self) -> dict[str, list[float]]:
+        """Return the same after the steps."""
+        return {name: [rank.canary_after[name] for rank in self.ranks] for name in self.ranks[0].canary_after}
+
+    @property
+    def overlap(self) -> list[list[StepOverlap]]:
+        """Return ``overlap[rank][profiled step]``; empty if no step was profiled."""
+        return _unless_all_empty([rank.profile.steps for rank in self.ranks])
+
+    @property
+    def overlap_as_run(self) -> list[list[StepOverlap]]:
+        """Return ``overlap_as_run[rank][profiled step]``, without a head start; empty on CPU ranks."""
+        return _unless_all_empty([rank.profile.as_run for rank in self.ranks])
+
+    @property
+    def head_start(self) -> list[HeadStart]:
+        """Return the lead of each host that has one."""
+        return [rank.profile.head_start for rank in self.ranks if rank.profile.head_start]
+
+    @property
+    def timeline(self) -> list[Timeline]:
+        """Return ``timeline[rank]`` of the last profiled step; empty if no step was profiled."""
+        return _unless_all_empty([rank.profile.timeline for rank in self.ranks])
+
+    @property
+    def kernels(self) -> list[Kernels]:
+        """Return ``kernels[rank][family]``; empty if no step was profiled."""
+        return _unless_all_empty([rank.profile.kernels for rank in self.ranks])
+
+    @property
+    def collectives(self) -> list[list[CollectiveCalls]]:
+        """Return ``collectives[rank]``: the calls in the profiled steps; empty if there were none."""
+        return _unless_all_empty([rank.profile.collectives for rank in self.ranks])
+
+    @property
+    def overlap_problem(self) -> str:
+        """Return the reason why steps were profiled without a result; empty if there is none."""
+        return self.ranks[0].profile.problem
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that the schema describes, with lists in place of tuples."""
-        values = {item.name: to_builtins(getattr(self, item.name)) for item in fields(self) if item.name != "launch"}
-        document: dict[str, Any] = json.loads(json.dumps(values | derived(values)))
-        return document
+        """Return the document of the result's file, which contains the properties in ``DERIVED`` too."""
+        return {**to_builtins(self), **{name: to_builtins(getattr(self, name)) for name in DERIVED}}
 
 
-def _hashes_from_json(data: Mapping[str, Any]) -> dict[str, TensorHashes]:
-    return {kind: TensorHashes(**hashes) for kind, hashes in data.items()}
+def _unless_all_empty(values: list[T]) -> list[T]:
+    return values if any(values) else []
 
 
-def derived(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a result's document that follow from its other keys."""
-    steps_ms = _slowest_rank_ms(document["rank_step_times_ms"])
-    return {
-        "executed_iterations": document["total_iterations"],
-        "step_times_ms": steps_ms,
-        "metrics": _metrics(steps_ms, document["rank_metrics"]),
-    }
-
-
-def _slowest_rank_ms(rank_step_times_ms: Sequence[Sequence[float]]) -> list[float]:
-    return [max(times) for times in zip(*rank_step_times_ms, strict=True)]
+def _location(detail: FailureDetail) -> tuple[int, int, int]:
+    return detail.iteration, -1 if detail.layer is None else detail.layer, detail.rank
 
 
 def over_ranks(name: str, values: Sequence[float]) -> float:
     """Return a metric over ranks: the largest value if the name starts with ``peak_``, else the mean."""
     return float(max(values) if name.startswith(_PEAK) else mean(values))
-
-
-def _metrics(step_times_ms: Sequence[float], rank_metrics: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    found = {name: over_ranks(name, values) for name, values in rank_metrics.items()}
-    if "gemm_throughput_tflops" in found:
-        found["gemm_throughput"] = found["gemm_throughput_tflops"]
-    found["step_time_p50"] = float(median(step_times_ms))
-    if len(step_times_ms) >= MIN_STEPS_P99:
-        found["step_time_p99"] = quantiles(map(float, step_times_ms), n=100, method="inclusive")[98]
-    return found

@@ -8,16 +8,18 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import field
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.model import Block, CommandLine, Commit, Model, UtcTime
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.worktree import git
+from pytest_aorta.plan.reference import git
 
 if TYPE_CHECKING:  # ranks import this module, and need no plan
-    from pytest_aorta.plan.launch_plan import LaunchPlan
+    from pytest_aorta.plan.reference import AnyReference
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # `git status` of a large repository on a cold network disk takes seconds; the launch must not wait for longer.
@@ -25,63 +27,49 @@ _GIT_S = 5.0
 # A command line may name thousands of tests, and a baseline stores up to 100 launches in 4 MiB.
 MAX_WORDS = 32
 MAX_WORD = 256
+# Commit, branch, and whether a tracked file differs from the commit, as in :class:`Provenance`.
+Version: TypeAlias = tuple[str | None, str | None, bool | None]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HOSTNAME = Path("/etc/hostname")
 
 
-@dataclass(frozen=True)
-class CodeVersion:
-    """The version of a folder's code, as reported by git; a field is None if git gives no answer.
-
-    Attributes:
-        commit: the full hash of the commit that is checked out.
-        branch: the branch that is checked out; None for a detached head.
-        dirty: whether a tracked file differs from the commit.
-    """
-
-    commit: str | None = None
-    branch: str | None = None
-    dirty: bool | None = None
-
-
-@dataclass(frozen=True)
-class Provenance:
+class Provenance(Model, frozen=True):
     """The time, the host and the code version of a launch.
 
     Attributes:
         measured_at: UTC time at which the launch had ended, ISO 8601, to the second.
         host: the name of the host that pytest ran on.
         block: the session block, 12 hex digits: this host since it was booted.
-        commit, branch, dirty: as in :class:`~pytest_aorta.result.provenance.CodeVersion`, of the folder that the ranks
-            ran in.
+        commit: the full hash of the commit that is checked out in the folder that the ranks ran in; None if git gives
+            no answer.
+        branch: the branch that is checked out; None for a detached head.
+        dirty: whether a tracked file differs from the commit; None if git gives no answer.
         command: the words of the launching command line, cut to 32 words of 256 characters; empty if unknown.
     """
 
-    measured_at: str
+    measured_at: UtcTime
     host: str
-    block: str
-    commit: str | None = None
+    block: Block
+    commit: Commit | None = None
     branch: str | None = None
     dirty: bool | None = None
-    command: list[str] = field(default_factory=list)
+    command: CommandLine = field(default_factory=list)
+
+    @property
+    def version(self) -> str:
+        """Return the version of the code as text, as in :func:`version_text`."""
+        return version_text(self.commit, self.dirty)
 
 
-# Stands for the provenance of results that were stored before results had one.
-UNKNOWN = Provenance(measured_at="1970-01-01T00:00:00Z", host="", block="0" * 12)
+def provenance(folder: Path, command: Sequence[str] = (), reference: AnyReference | None = None) -> Provenance:
+    """Return the provenance of a launch that has just ended on this host, whose ranks ran in ``folder``.
 
-
-def provenance(plan: LaunchPlan) -> Provenance:
-    """Return the provenance of a launch that has just ended on this host."""
-    version = launched_version(plan)
-    return Provenance(
-        measured_at=time.strftime(UTC_FORMAT, time.gmtime()),
-        host=socket.gethostname(),
-        block=block_id(),
-        commit=version.commit,
-        branch=version.branch,
-        dirty=version.dirty,
-        command=stored_command(plan.command),
-    )
+    An A/B reference at a commit is a clean checkout of this commit. The packages of another environment belong to no
+    known commit.
+    """
+    now = time.strftime(UTC_FORMAT, time.gmtime())
+    version = code_version(folder) if reference is None else _version_of(reference)
+    return Provenance(now, socket.gethostname(), block_id(), *version, stored_command(command))
 
 
 def stored_command(words: Sequence[str]) -> list[str]:
@@ -99,21 +87,14 @@ def version_text(commit: str | None, dirty: bool | None) -> str:
     return f"{commit[:12]}{' and changes' if dirty else ''}" if commit else ""
 
 
-def launched_version(plan: LaunchPlan) -> CodeVersion:
-    """Return the version of the code that a plan's ranks ran.
-
-    The A/B reference at a commit is a clean checkout of that commit. The packages of another environment belong to no
-    known commit, so every field is None.
-    """
-    if plan.reference is None:
-        return code_version(plan.cwd)
-    commit = plan.reference.commit
-    return CodeVersion(commit, None, None if commit is None else False)
+def _version_of(reference: AnyReference) -> Version:
+    commit = reference.commit
+    return commit, None, None if commit is None else False
 
 
 @functools.cache
-def code_version(folder: Path) -> CodeVersion:
-    """Return the version of the code in ``folder``, asking git once per process.
+def code_version(folder: Path) -> Version:
+    """Return commit, branch and ``dirty`` of the code in ``folder``, asking git once per process.
 
     Git only reads: it takes no lock and does not refresh the index. A launch does not fail if git is missing or slow:
     every field is then None.
@@ -130,7 +111,7 @@ def code_version(folder: Path) -> CodeVersion:
             limit_s=_GIT_S,
         )
     except (SpecError, OSError):
-        return CodeVersion()
+        return None, None, None
     return parse_status(status)
 
 
@@ -152,15 +133,15 @@ def code_digest(folder: Path, without: Path) -> str | None:
     return hashlib.sha256(f"{commit}\n{changes}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def parse_status(status: str) -> CodeVersion:
+def parse_status(status: str) -> Version:
     """Return the version that the output of ``git status --porcelain=v2 --branch`` describes."""
     heads = dict(line[2:].split(" ", 1) for line in status.splitlines() if line.startswith("# branch."))
     commit, branch = heads.get("branch.oid"), heads.get("branch.head")
     # Git writes "(initial)" for a repository without a commit, and "(detached)" for a head that is on no branch.
-    return CodeVersion(
-        commit=None if commit == "(initial)" else commit,
-        branch=None if branch == "(detached)" else branch,
-        dirty=any(not line.startswith("#") for line in status.splitlines()),
+    return (
+        None if commit == "(initial)" else commit,
+        None if branch == "(detached)" else branch,
+        any(not line.startswith("#") for line in status.splitlines()),
     )
 
 

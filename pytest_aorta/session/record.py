@@ -1,97 +1,158 @@
-"""The record of a test for the summary: plain data that pytest sends with the test's report, even under xdist."""
+"""What a test leaves: its launches and comparisons while it runs, then one frozen record.
+
+pytest sends the record with the test's report, even under xdist. The summary, the Markdown, JUnit's properties, the
+page and the history are functions of records.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import json
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NoReturn
 
 import msgspec
 import pytest
 
-from pytest_aorta.common.model import to_builtins
-from pytest_aorta.session.history.entries import MeasuredLaunch
+from pytest_aorta.common.errors import DevicesUnavailable
+from pytest_aorta.common.model import Model
+from pytest_aorta.common.text import counted
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewLaunches
+from pytest_aorta.verdict.metrics import measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS, ReferenceKind, Verdict
 
 # pytest-rerunfailures' word for the outcome of an attempt that is followed by another attempt.
 RETRIED = "rerun"
 _FAILED = ("failed", "error")
 
 
-@dataclass(frozen=True)
-class LaunchTimes:
-    """Durations of a test's launch ``number``, in seconds: ``wall``, and the phases that are known."""
+class Side(StrEnum):
+    """A side of a comparison."""
 
-    number: int
-    launcher: str
-    times_s: dict[str, float]
+    CANDIDATE = "candidate"
+    REFERENCE = "reference"
 
 
-@dataclass
-class Compared:
-    """One comparison: the folders of its launches, and the measured values.
+class ComparedLaunch(Model, frozen=True):
+    """A launch of a comparison.
+
+    Attributes:
+        side: The side that was launched.
+        facts: The measurements and the provenance.
+        folder: Run folder with the ``result.json``; empty for a result of another test.
+    """
+
+    side: Side
+    facts: LaunchFacts
+    folder: str = ""
+
+
+class Comparison(Model, frozen=True):
+    """One comparison of a test, as far as it came.
 
     Attributes:
         case: The test's node id and the comparison's label.
-        candidate, reference: Folders of the launches in order, each with a ``result.json``.
-        baseline: File of the stored baseline, which may not exist; None for a comparison of two variants.
-        measured: Metric -> median over the candidate's launches, including metrics that were not compared.
+        kind: What the candidate is compared with.
         platform, workload: Platform and workload of the candidate.
-        launches: All launches of both sides in order, as the history keeps them.
+        launches: The launches of both sides, in order.
+        rows: One verdict per compared metric; empty if a baseline was recorded, or a launch failed.
+        notes: Explanations of the verdicts.
+        baseline: File of the stored baseline, which may not exist; empty for a comparison of two variants.
+        new: The launches to store as a baseline if the test passes.
+        detection: Lines on an interrupted recording, and on the changes that the new baseline detects.
     """
 
     case: str
-    candidate: list[str] = field(default_factory=list)
-    reference: list[str] = field(default_factory=list)
-    baseline: str | None = None
-    measured: dict[str, float | str] = field(default_factory=dict)
+    kind: ReferenceKind = ReferenceKind.BASELINE
     platform: str = ""
     workload: str = ""
-    launches: list[MeasuredLaunch] = field(default_factory=list)
+    launches: tuple[ComparedLaunch, ...] = ()
+    rows: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    baseline: str = ""
+    new: NewLaunches | None = None
+    detection: tuple[str, ...] = ()
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Compared:
-        """Build a comparison from the values of :func:`dataclasses.asdict`."""
-        return cls(**data | {"launches": [MeasuredLaunch.from_json(launch) for launch in data["launches"]]})
+    def facts(self, side: Side) -> list[LaunchFacts]:
+        """Return the facts of one side's launches, in order."""
+        return [launch.facts for launch in self.launches if launch.side is side]
+
+    def folders(self, side: Side) -> list[str]:
+        """Return the run folders of one side's launches, in order."""
+        return [launch.folder for launch in self.launches if launch.side is side and launch.folder]
+
+    @property
+    def measured(self) -> dict[str, float | str]:
+        """Return metric -> median over the candidate's launches, including metrics that were not compared."""
+        launches = self.facts(Side.CANDIDATE)
+        return measured_values(launches) if launches else {}
 
 
-@dataclass
-class TestRecord:
-    """One attempt of a test: its verdicts, launches to store, and durations of launches.
+class LaunchNote(Model, frozen=True):
+    """A launch of a test.
 
     Attributes:
-        notes: Explanations of the verdicts.
-        detection: Case -> lines on an interrupted recording, and on the changes that the new baseline detects.
-        lacked_devices: The reason why the host has too few devices for the test; None if it has enough.
+        launcher: The program that started the ranks; empty if the launch did not end.
+        times_s: Duration in seconds as ``wall``, and the phases that are known; empty if the launch did not end.
+        has_result: Whether the launch left a valid result.
+        traces: Notes on the files that a profiler left.
+    """
+
+    launcher: str = ""
+    times_s: dict[str, float] = msgspec.field(default_factory=dict)
+    has_result: bool = False
+    traces: tuple[str, ...] = ()
+
+
+class TestRecord(Model, frozen=True):
+    """One attempt of a test.
+
+    Attributes:
+        attempt: Number of the attempt, counted from 1.
         outcome: pytest's word for the outcome.
         failure: The text of the failure.
-        attempt: Number of the attempt, counted from 1.
+        comparisons: The comparisons, in order.
+        launches: All launches, in order.
+        lacked_devices: The reason why the host has too few devices for the test; None if it has enough.
         can_launch: Whether the test has a fixture that launches.
-        traces: Notes on the files that a profiler left.
-        num_failed_launches: Number of launches that left no valid result.
         platform: Platform of the test's world; empty if the test has no world.
     """
 
     __test__ = False
 
     nodeid: str
-    verdicts: list[Verdict] = field(default_factory=list)
-    new_launches: list[NewLaunches] = field(default_factory=list)
-    used_cases: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    detection: dict[str, list[str]] = field(default_factory=dict)
-    lacked_devices: str | None = None
-    num_launches: int = 0
-    launch_times: list[LaunchTimes] = field(default_factory=list)
-    compared: list[Compared] = field(default_factory=list)
+    attempt: int = 1
     outcome: str = ""
     failure: str = ""
-    attempt: int = 1
+    comparisons: tuple[Comparison, ...] = ()
+    launches: tuple[LaunchNote, ...] = ()
+    lacked_devices: str | None = None
     can_launch: bool = False
-    traces: list[str] = field(default_factory=list)
-    num_failed_launches: int = 0
     platform: str = ""
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Return the verdicts of all comparisons."""
+        return [row for comparison in self.comparisons for row in comparison.rows]
+
+    @property
+    def notes(self) -> list[str]:
+        """Return the explanations of the verdicts."""
+        return [note for comparison in self.comparisons for note in comparison.notes]
+
+    @property
+    def traces(self) -> list[str]:
+        """Return the notes on the files that a profiler left."""
+        return [note for launch in self.launches for note in launch.traces]
+
+    @property
+    def num_failed_launches(self) -> int:
+        """Return the number of launches that left no valid result."""
+        return sum(not launch.has_result for launch in self.launches)
 
     @property
     def is_retried(self) -> bool:
@@ -111,17 +172,18 @@ class TestRecord:
     @property
     def failed_before_launch(self) -> bool:
         """Return True if the test failed and launched nothing, e.g. because of an unknown workload."""
-        return self.has_failed and not self.num_launches and (self.can_launch or self.lacked_devices is not None)
+        return self.has_failed and not self.launches and (self.can_launch or self.lacked_devices is not None)
 
     @property
     def failed_without_verdict(self) -> bool:
         """Return True if the test launched something and failed before a comparison ended, e.g. by a rank's error."""
-        return self.has_failed and bool(self.num_launches) and not self.verdicts
+        return self.has_failed and bool(self.launches) and not self.verdicts
 
     @property
     def compared_nothing(self) -> bool:
         """Return True if the test launched something and did not fail, without a comparison or a new baseline."""
-        return not self.has_failed and bool(self.num_launches) and not self.verdicts and not self.new_launches
+        has_compared = any(comparison.rows or comparison.new for comparison in self.comparisons)
+        return not self.has_failed and bool(self.launches) and not has_compared
 
     @property
     def is_skipped(self) -> bool:
@@ -131,62 +193,77 @@ class TestRecord:
     @property
     def is_reported(self) -> bool:
         """Return True if the test launched something, lacked devices, or failed before it could launch."""
-        return bool(self.num_launches or self.lacked_devices or self.failed_before_launch)
+        return bool(self.launches or self.lacked_devices or self.failed_before_launch)
 
     @property
     def is_undecided(self) -> bool:
         """Return True if a verdict of the test is inconclusive."""
         return any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in self.verdicts)
 
-    def note_end(self, report: pytest.TestReport, failure: str) -> None:
+    def ending(self, outcome: str, failure: str) -> TestRecord:
+        """Return the record with another outcome and text of the failure."""
+        return msgspec.structs.replace(self, outcome=outcome, failure=failure)
+
+    def to_text(self) -> str:
+        """Return the record as JSON that keeps infinite changes, for :meth:`from_text`."""
+        return json.dumps(msgspec.to_builtins(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> TestRecord:
+        """Return the record that :meth:`to_text` wrote."""
+        return msgspec.convert(json.loads(text), cls)
+
+
+class RunningTest:
+    """A test while it runs: launches and comparisons are added, and hooks of its owner are called.
+
+    pytest's plugin has a subclass whose methods check markers, skip the test and call pytest's hooks. For the command
+    ``aorta``, a run stands for a test.
+    """
+
+    def __init__(self, nodeid: str, attempt: int = 1, *, can_launch: bool = False) -> None:
+        self.nodeid = nodeid
+        self.attempt = attempt
+        self.can_launch = can_launch
+        self.platform = ""
+        self.outcome = ""
+        self.failure = ""
+        self.lacked_devices: str | None = None
+        self.launches: list[LaunchNote] = []
+        self.comparisons: list[Comparison] = []
+
+    def check(self) -> None:
+        """Raise an error if the test may not launch or compare any more."""
+
+    def planned(self, plan: LaunchPlan) -> None:
+        """Take note of a launch before it starts."""
+
+    def compared(self, comparison: Comparison) -> None:
+        """Add a comparison, which is final."""
+        self.comparisons.append(comparison)
+
+    def lacks(self, reason: str) -> NoReturn:
+        """End the test because the host has too few devices."""
+        raise DevicesUnavailable(reason)
+
+    def ended(self, report: pytest.TestReport, failure: str) -> None:
         """Note the end of a subtest, or of the setup, call or teardown. What ends later does not undo a failure."""
-        if report.failed or not self.has_failed:
+        if report.failed or self.outcome not in _FAILED:
             self.outcome = outcome_of(report)
         self.failure = "\n".join(filter(None, [self.failure, failure]))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "nodeid": self.nodeid,
-            "verdicts": to_builtins(self.verdicts),
-            "new_launches": to_builtins(self.new_launches),
-            "used_cases": self.used_cases,
-            "notes": self.notes,
-            "detection": self.detection,
-            "lacked_devices": self.lacked_devices,
-            "num_launches": self.num_launches,
-            "num_failed_launches": self.num_failed_launches,
-            "launch_times": [asdict(times) for times in self.launch_times],
-            "compared": [asdict(compared) for compared in self.compared],
-            "outcome": self.outcome,
-            "failure": self.failure,
-            "attempt": self.attempt,
-            "can_launch": self.can_launch,
-            "traces": self.traces,
-            "platform": self.platform,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TestRecord:
-        """Build a record from the values of :meth:`to_json`."""
-        return cls(
-            nodeid=data["nodeid"],
-            verdicts=msgspec.convert(data["verdicts"], list[Verdict]),
-            new_launches=msgspec.convert(data["new_launches"], list[NewLaunches]),
-            used_cases=data["used_cases"],
-            notes=data["notes"],
-            detection=data["detection"],
-            lacked_devices=data["lacked_devices"],
-            num_launches=data["num_launches"],
-            num_failed_launches=data["num_failed_launches"],
-            launch_times=[LaunchTimes(**times) for times in data["launch_times"]],
-            compared=[Compared.from_json(compared) for compared in data["compared"]],
-            outcome=data["outcome"],
-            failure=data["failure"],
-            attempt=data["attempt"],
-            can_launch=data["can_launch"],
-            traces=data["traces"],
-            platform=data["platform"],
+    def record(self) -> TestRecord:
+        """Return the record of the test as it is now."""
+        return TestRecord(
+            self.nodeid,
+            self.attempt,
+            self.outcome,
+            self.failure,
+            tuple(self.comparisons),
+            tuple(self.launches),
+            self.lacked_devices,
+            self.can_launch,
+            self.platform,
         )
 
 
@@ -203,15 +280,79 @@ def properties(record: TestRecord) -> list[tuple[str, object]]:
     If a test has several comparisons, each name contains the label of its comparison.
     """
     found: list[tuple[str, object]] = [("aorta.attempt", record.attempt)] if record.can_launch else []
-    found += [("aorta.launches", record.num_launches)] if record.num_launches else []
+    found += [("aorta.launches", len(record.launches))] if record.launches else []
     found += [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
-    for compared in record.compared:
-        label = compared.case.removeprefix(f"{record.nodeid}::")
-        prefix = "aorta" if len(record.compared) == 1 else f"aorta.{label}"
-        found += [(f"{prefix}.{metric}.value", value) for metric, value in compared.measured.items()]
-        for row in record.verdicts:
-            if row.case == compared.case:
-                found.append((f"{prefix}.{row.metric}.verdict", row.label))
-                if row.baseline is not None:
-                    found.append((f"{prefix}.{row.metric}.baseline", row.baseline))
+    for comparison in record.comparisons:
+        label = comparison.case.removeprefix(f"{record.nodeid}::")
+        prefix = "aorta" if len(record.comparisons) == 1 else f"aorta.{label}"
+        found += [(f"{prefix}.{metric}.value", value) for metric, value in comparison.measured.items()]
+        for row in comparison.rows:
+            found.append((f"{prefix}.{row.metric}.verdict", row.label))
+            if row.baseline is not None:
+                found.append((f"{prefix}.{row.metric}.baseline", row.baseline))
     return found
+
+
+def finding_groups(record: TestRecord) -> list[list[Verdict]]:
+    """Return the findings of a test in order; metrics of one comparison that lack a baseline form one group."""
+    groups: dict[object, list[Verdict]] = {}
+    for number, row in enumerate(record.verdicts):
+        if row.is_finding:
+            groups.setdefault((row.case, row.reason) if row.remedy else number, []).append(row)
+    return list(groups.values())
+
+
+def totals(records: Sequence[TestRecord]) -> str:
+    """Return one line on a run: tests that launched, findings, matching metrics, and whatever was not compared.
+
+    The line contains the number of launches unless it equals the number of tests, the matching metrics if any metric
+    was compared, and every other count that is not 0. For a retried attempt, only the attempt and its launches count.
+    """
+    final = [record for record in records if not record.is_retried]
+    rows = [row for record in final for row in record.verdicts]
+    found = Counter(row.outcome for row in rows if row.is_finding)
+    findings = [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
+    head = [*_launched(final, records), *findings, *_matches(rows)]
+    return "; ".join([", ".join(head), *_not_compared(rows), *_others(final, records)])
+
+
+def _launched(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
+    tests = sum(bool(record.launches) for record in final)
+    launches = sum(len(record.launches) for record in records)
+    if not launches:
+        return ["no test launched"]
+    return [counted(tests, "test")] + [counted(launches, "launch")] * (launches != tests)
+
+
+def _matches(rows: Sequence[Verdict]) -> list[str]:
+    if not rows:
+        return []
+    passed = [row for row in rows if row.outcome is Outcome.PASS]
+    exact = sum(row.tolerance.is_exact for row in passed)
+    kinds = {"exact": exact, "within tolerance": len(passed) - exact}
+    text = "1 metric matches" if len(passed) == 1 else f"{len(passed)} metrics match"
+    return [f"{text} ({', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)})" if passed else text]
+
+
+def _not_compared(rows: Sequence[Verdict]) -> list[str]:
+    """Return the number of metrics that could not be compared, with each reason once."""
+    reasons = Counter(str(row.not_applicable) for row in rows if row.outcome is Outcome.NOT_APPLICABLE)
+    if len(reasons) < 2:
+        return [f"{count} not applicable ({reason})" for reason, count in reasons.items()]
+    counts = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+    return [f"{reasons.total()} not applicable ({counts})"]
+
+
+def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
+    """Return the nonzero counts of expected regressions, new baselines and tests without a verdict."""
+    comparisons = [comparison for record in final for comparison in record.comparisons]
+    counts = (
+        (sum(row.is_expected for comparison in comparisons for row in comparison.rows), "regression", "expected"),
+        (sum(comparison.new is not None for comparison in comparisons), "baseline", "measured"),
+        (sum(record.compared_nothing for record in final), "test", "without a comparison"),
+        (sum(record.failed_without_verdict for record in final), "test", "failed without a verdict"),
+        (sum(record.failed_before_launch for record in final), "test", "failed before a launch"),
+        (sum(record.is_skipped for record in final), "test", "skipped for lack of devices"),
+        (len(records) - len(final), "attempt", "retried"),
+    )
+    return [f"{counted(count, noun)} {rest}" for count, noun, rest in counts if count]

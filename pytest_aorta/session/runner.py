@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
+from msgspec import structs
 
-from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
-from pytest_aorta.common.text import brief
-from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, case_suffix
-from pytest_aorta.plan.workload.declaration import find_workload
+from pytest_aorta.common.errors import ComparisonFailed, SpecError, WorkloadFailed
+from pytest_aorta.common.text import brief, did_you_mean
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, case_suffix, find_workload
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.baselines import Recording
-from pytest_aorta.session.expected import ExpectedRegression, expected_regression
-from pytest_aorta.session.history.entries import MeasuredLaunch, Side
-from pytest_aorta.session.record import Compared, TestRecord
-from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
-from pytest_aorta.session.spec import TestSpec
-from pytest_aorta.session.text import comparison_text, failed_checks_text, noisy_baseline_text
-from pytest_aorta.session.world import DistributedWorld, check_result, in_test
-from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
+from pytest_aorta.session.baselines import learn
+from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
+from pytest_aorta.session.rounds import comparison_text, failed_checks_text, in_pairs, settle, with_baseline, with_both
+from pytest_aorta.session.search import Bisection
+from pytest_aorta.session.world import DistributedWorld, check_result
+from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
 from pytest_aorta.verdict.bitwise import (
+    STEP_METRICS,
     compare_steps,
     difference_text,
     first_difference,
@@ -36,29 +32,47 @@ from pytest_aorta.verdict.bitwise import (
     locate_first,
     split,
 )
+from pytest_aorta.verdict.commit_search import MAX_END_PAIRS
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, objections
-from pytest_aorta.verdict.metrics import METRICS, check_compared, measured_values
+from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
+
+N = TypeVar("N")
+R = TypeVar("R")
+
+
+@dataclass
+class ExpectedRegression:
+    """The regression that ended a ``with`` block.
+
+    Attributes:
+        text: The text of the failure; empty until the block has ended.
+    """
+
+    text: str = ""
 
 
 class WorkloadRunner:
     """The object of the fixture ``workload``, which launches workloads in a test's world and compares their results."""
 
-    def __init__(self, world: DistributedWorld, options: Options, spec: TestSpec, record: TestRecord) -> None:
+    def __init__(self, world: DistributedWorld) -> None:
         self._world = world
-        self._options = options
-        self._spec = spec
-        self._record = record
-        self._fail_on = frozenset(Outcome[verdict.name] for verdict in options.fail_on)
+        self._launcher = launcher = world.launcher
+        self._session = launcher.session
+        self._options = launcher.session.options
+        self._marked = launcher.spec.tolerances
+        self._test = launcher.test
+        self._fail_on = frozenset(Outcome[verdict.name] for verdict in self._options.fail_on)
+        # The metrics whose regression the current block expects, and the number of comparisons before the block.
+        self._expected: tuple[frozenset[str], int] | None = None
+        self._checked: set[str] = set()
 
     def __repr__(self) -> str:
         """Return the name and the platform, which pytest shows above a failure."""
         return f"<workload runner on {self._world.platform}>"
 
-    @in_test
     def run(self, name: str, /, **config: Any) -> WorkloadResult:
         """Launch a workload and return its result.
 
@@ -69,7 +83,6 @@ class WorkloadRunner:
         """
         return passed(self._world.launch(name, **config))
 
-    @in_test
     def run_script(
         self,
         script: str | Path,
@@ -86,7 +99,6 @@ class WorkloadRunner:
         """
         return passed(self._world.launch_script(script, args, environment))
 
-    @in_test
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
 
@@ -104,45 +116,34 @@ class WorkloadRunner:
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
-        self._world.check_markers()
+        self._test.check()
         check_result("check", result)
-        if label is not None:
-            _check_label("check", label)
-        passed(result)
-        environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
-        case = f"{self._record.nodeid}::{label or result.workload}{environment}"
-        if case in self._record.used_cases:
-            raise SpecError(
-                f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"
-            )
-        self._record.used_cases.append(case)
+        case = self._case(passed(result), label)
         path = baseline_path(self._options.baselines_dir, result.platform, case)
-        facts, config = launch_facts(result), identity(result.config)
-        compared = self._compared(case, result, facts, None if self._options.update_baselines else path)
+        comparison = self._begun(case, ReferenceKind.BASELINE, result, path)
+        if self._session.bisection:
+            return self._search(comparison, result, self._session.bisection)
         if self._options.update_baselines:
-            return self._learn(compared, config, result)
-        baseline = self._stored(case, result)
-        launches = [facts]
-        verdicts = self._settle(compared, config, baseline, result, launches)
-        self._judge(verdicts, result, launches, path, compared, self._record.nodeid)
-        return verdicts
+            return self._learn(comparison, result)
+        stored = self._stored(comparison, result, read_baseline(self._options.baselines_dir, result.platform, case))
+        facts, version = comparison.launches[0].facts, self._options.ab
+        # Under a profiler no times are compared, and the other metrics need no second launch.
+        is_alone = version is None or facts.profiler
+        comparing = with_baseline(stored, facts) if is_alone else with_both(stored, facts, str(version))
+        again = {Side.CANDIDATE: (result, False), Side.REFERENCE: (result, True)}
+        verdicts, comparison = self._settled(comparison, comparing, again)
+        return self._concluded(comparison, verdicts, self._test.nodeid)
 
-    @in_test
     def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
         """Compare results with the baseline in the file ``path``, without further launches; else as :meth:`check`."""
-        result, launches = results[-1], [launch_facts(result) for result in results]
-        baseline = self._known(read_baseline_file(path), result)
-        priors = platform_priors(path.parent.parent, result.platform, result.device, baseline.case)
-        marked = self._spec.tolerances
-        comparison = StoredComparison(
-            baseline.case, identity(result.config), baseline, marked, priors, len(launches), str(path)
+        baseline = read_baseline_file(path)
+        comparison = self._begun(baseline.case, ReferenceKind.BASELINE, results[-1], path)
+        comparison = structs.replace(
+            comparison, launches=tuple(self._compared(Side.CANDIDATE, result) for result in results)
         )
-        verdicts = comparison.judge(launches)
-        compared = self._compared(baseline.case, result, launches[-1], path)
-        self._judge(verdicts, result, launches, path, compared, baseline.test)
-        return verdicts
+        stored = self._stored(comparison, results[-1], baseline, len(results))
+        return self._concluded(comparison, stored.judge(comparison.facts(Side.CANDIDATE)), baseline.test)
 
-    @in_test
     def compare(
         self,
         candidate: WorkloadResult | Mapping[str, Any],
@@ -173,11 +174,13 @@ class WorkloadRunner:
         Raises:
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
-            SpecError: An argument or a config is not allowed.
+            SpecError: An argument or a config is not allowed, or a search for a commit runs the test.
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
-        self._world.check_markers()
+        self._test.check()
+        if self._session.bisection:
+            raise SpecError("aorta bisect: the test uses workload.compare; name a test that uses workload.check")
         _check_steps(steps)
         if locate is not None and not isinstance(locate, bool):
             raise SpecError(f"compare: locate is {locate!r}, allowed is True, False or None")
@@ -189,28 +192,23 @@ class WorkloadRunner:
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
-        case = self._case_of_variants(label)
-        facts = launch_facts(here)
-        compared = self._compared(case, here, facts, None)
-        reference_facts = self._kept(compared, there, Side.REFERENCE)
-        rows: tuple[Verdict, ...] = ()
+        comparison = self._begun(self._case_of_variants(label), ReferenceKind.AB, here)
+        comparison = structs.replace(comparison, launches=(*comparison.launches, self._compared(Side.REFERENCE, there)))
         if steps is not None:
-            rows = compare_steps(case, here, there, steps, by_step)
-            self._judge_steps(Verdicts(case, rows), here, there, steps, locate)
-            if not by_launch:
-                return Verdicts(case, rows)
-        candidates, references = [facts], [reference_facts]
-        priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
-        version, most = _other_version(here, there), self._options.max_launches
-        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, most, version)
-        again = (
-            functools.partial(self._again, here, compared, Side.CANDIDATE),
-            functools.partial(self._again, there, compared, Side.REFERENCE),
-        )
-        reference_first = self._world.has_launched_before(there, here)
-        verdicts = settle_pairs(comparison, candidates, references, *again, reference_first=reference_first)
-        self._judge(verdicts, here, candidates, None, compared)
-        return msgspec.structs.replace(verdicts, rows=(*rows, *verdicts.rows))
+            verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, there, steps, by_step))
+            if not by_launch or verdicts.failing(self._fail_on | {Outcome.MISSING}):
+                wants_launches = self._options.locate if locate is None else locate
+                located = (here, there, steps, wants_launches)
+                return self._concluded(comparison, verdicts, located=located)
+            comparison = structs.replace(comparison, rows=verdicts.rows)
+        priors = platform_priors(self._options.baselines_dir, here.platform, here.device, comparison.case)
+        version, most = self._other_version(here, there), self._options.max_launches
+        pairs = PairedComparison(comparison.case, self._marked, priors, by_launch, most, version)
+        facts = [[launch.facts] for launch in comparison.launches]
+        comparing = in_pairs(pairs, *facts, reference_first=self._launcher.is_before(there, here))
+        again = {Side.CANDIDATE: (here, False), Side.REFERENCE: (there, False)}
+        verdicts, comparison = self._settled(comparison, comparing, again)
+        return self._concluded(comparison, verdicts)
 
     def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
         """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.
@@ -225,11 +223,56 @@ class WorkloadRunner:
                 as a verdict that ``--aorta-fail-on`` names. A metric that is still open, because the regression ended
                 the launches, is no reason.
         """
-        return expected_regression(self._record, metrics, self._fail_on)
+        known = [*METRICS, *(name for name in STEP_METRICS if name not in METRICS)]
+        if not metrics:
+            raise SpecError("expect_regression: names no metric; name each metric whose regression the test expects")
+        if unknown := sorted(str(name) for name in metrics if name not in known):
+            raise SpecError(
+                f"expect_regression: metrics {unknown} are unknown{did_you_mean(unknown, known)}; "
+                f"allowed are {sorted(known)}"
+            )
+        return self._block(frozenset(metrics))
+
+    @contextmanager
+    def _block(self, metrics: frozenset[str]) -> Iterator[ExpectedRegression]:
+        __tracebackhide__ = True
+        found, outer = ExpectedRegression(), self._expected
+        self._expected = metrics, len(self._test.comparisons)
+        try:
+            yield found
+        except ComparisonFailed as failure:
+            rows = self._rows_of_block()
+            if not any(row.is_expected for row in rows):
+                raise
+            found.text = str(failure)
+        else:
+            compared = [f"\n  {row}" for row in self._rows_of_block()] or ["\n  nothing was compared"]
+            raise ComparisonFailed(
+                f"expect_regression: no regression of {', '.join(sorted(metrics))} was found:{''.join(compared)}"
+            )
+        finally:
+            self._expected = outer
+
+    def _rows_of_block(self) -> list[Verdict]:
+        """Return the verdicts since the begin of the current block of :meth:`expect_regression`."""
+        begin = self._expected[1] if self._expected else 0
+        return [row for comparison in self._test.comparisons[begin:] for row in comparison.rows]
+
+    def _case(self, result: WorkloadResult, label: str | None) -> str:
+        if label is not None:
+            _check_label("check", label)
+        environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
+        case = f"{self._test.nodeid}::{label or result.workload}{environment}"
+        if case in self._checked:
+            raise SpecError(
+                f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"
+            )
+        self._checked.add(case)
+        return case
 
     def _case_of_variants(self, label: str) -> str:
         """Return the case of a comparison of variants; a number distinguishes comparisons with the same label."""
-        first, taken = f"{self._record.nodeid}::{label}", {compared.case for compared in self._record.compared}
+        first, taken = f"{self._test.nodeid}::{label}", {one.case for one in self._test.comparisons}
         numbered = (f"{first} {number}" for number in itertools.count(2))
         return next(case for case in itertools.chain([first], numbered) if case not in taken)
 
@@ -242,143 +285,156 @@ class WorkloadRunner:
             config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
         return passed(self._world.launch(spec.name, **config))
 
-    def _judge_steps(
+    def _begun(
+        self, case: str, kind: ReferenceKind, result: WorkloadResult, baseline: Path | None = None
+    ) -> Comparison:
+        return Comparison(
+            case,
+            kind,
+            result.platform,
+            result.workload,
+            (self._compared(Side.CANDIDATE, result),),
+            baseline=str(baseline or ""),
+        )
+
+    def _compared(self, side: Side, result: WorkloadResult) -> ComparedLaunch:
+        return ComparedLaunch(side, launch_facts(result), str(self._folder(result) or ""))
+
+    def _stored(
+        self, comparison: Comparison, result: WorkloadResult, baseline: Baseline | None, most: int | None = None
+    ) -> StoredComparison:
+        if baseline:
+            # A key that was added after the baseline was recorded had its default then.
+            baseline = baseline.replace(config=self._defaults(result) | baseline.config)
+        folder = Path(comparison.baseline).parent.parent
+        priors = platform_priors(folder, result.platform, result.device, comparison.case)
+        return StoredComparison(
+            comparison.case,
+            identity(result.config),
+            baseline,
+            self._marked,
+            priors,
+            most or self._options.max_launches,
+            comparison.baseline,
+            workload=result.workload,
+        )
+
+    def _defaults(self, result: WorkloadResult) -> dict[str, Any]:
+        launch = self._launcher.find(result)
+        return identity(launch.defaults) if launch else {}
+
+    def _learn(self, comparison: Comparison, result: WorkloadResult) -> Verdicts:
+        first = Baseline(
+            comparison.case,
+            self._test.nodeid,
+            result.platform,
+            result.workload,
+            result.config,
+            (StoredLaunch(comparison.launches[0].facts),),
+        )
+        learning = learn(first, self._marked, self._defaults(result), self._options)
+        learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
+        self._test.compared(structs.replace(comparison, new=learned.new, detection=learned.detection))
+        return learned.verdicts
+
+    def _search(self, comparison: Comparison, result: WorkloadResult, bisection: Bisection) -> Verdicts:
+        """Search for the commit that changed a metric of a comparison."""
+        metric = bisection.log.request.metric
+        priors = platform_priors(self._options.baselines_dir, result.platform, result.device, comparison.case)
+        good = bisection.commits[0][:12]
+        only = None if metric is None else [metric]
+        pairs = PairedComparison(comparison.case, self._marked, priors, only, MAX_END_PAIRS, good)
+        facts, launch = comparison.launches[0].facts, self._launcher.find(result)
+        if launch is None:
+            raise SpecError(f"result of {result.workload!r}: not launched by this test, so no commit can be compared")
+
+        def launched(number: int) -> LaunchFacts:
+            return launch_facts(passed(self._launcher.launch(launch.request, bisection.commit(number)).result))
+
+        return settle(bisection.search(pairs, facts), launched)
+
+    def _settled(
         self,
+        comparison: Comparison,
+        comparing: Generator[Side, LaunchFacts, R],
+        again: Mapping[Side, tuple[WorkloadResult, bool]],
+    ) -> tuple[R, Comparison]:
+        """Launch what a comparison asks for; return what it returns, and its launches.
+
+        ``again`` maps each side to a result whose launch is repeated, and whether its A/B reference is launched.
+        """
+        launches = [*comparison.launches]
+
+        def launched(side: Side) -> LaunchFacts:
+            result, of_reference = again[side]
+            launches.append(self._compared(side, passed(self._world.again(result, reference=of_reference))))
+            return launches[-1].facts
+
+        try:
+            found = settle(comparing, launched)
+        except BaseException:
+            self._test.compared(structs.replace(comparison, launches=tuple(launches)))
+            raise
+        return found, structs.replace(comparison, launches=tuple(launches))
+
+    def _concluded(
+        self,
+        comparison: Comparison,
         verdicts: Verdicts,
-        candidate: WorkloadResult,
-        reference: WorkloadResult,
-        steps: int,
-        locate: bool | None,
-    ) -> None:
-        self._record.verdicts += verdicts.rows
-        failing = verdicts.failing(self._fail_on | {Outcome.MISSING})
-        if not failing:
-            return
+        test: str = "",
+        located: tuple[WorkloadResult, WorkloadResult, int, bool] | None = None,
+    ) -> Verdicts:
+        """Add a comparison with its verdicts to the test, and fail the test on a failing verdict."""
+        # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
+        fail_on = self._fail_on | {Outcome.MISSING} if comparison.kind is ReferenceKind.AB else self._fail_on
+        failing, rows = verdicts.failing(fail_on), verdicts.rows
+        if failing and self._are_expected(rows):
+            rows = tuple(structs.replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
+        comparison = structs.replace(comparison, rows=(*comparison.rows, *rows), notes=verdicts.notes)
+        self._test.compared(comparison)
+        if failing and located:
+            raise ComparisonFailed(self._located_text(failing, *located))
+        if failing:
+            raise ComparisonFailed(comparison_text(comparison, failing, test))
+        return Verdicts(comparison.case, comparison.rows, comparison.notes)
+
+    def _are_expected(self, rows: Sequence[Verdict]) -> bool:
+        """Return True if exactly the expected metrics regressed in the block, and no other verdict fails the test."""
+        if self._expected is None:
+            return False
+        rows = [*self._rows_of_block(), *rows]
+        regressed = {row.metric for row in rows if row.outcome is Outcome.REGRESSION}
+        # An open metric is undecided because the regression ended the launches.
+        others = [row for row in rows if not (row.outcome is Outcome.INCONCLUSIVE and row.is_open)]
+        failing = {row.outcome for row in others if row.is_one_of({Outcome.MISSING, *self._fail_on})}
+        return regressed == self._expected[0] and failing <= {Outcome.REGRESSION}
+
+    def _located_text(
+        self, failing: Sequence[Verdict], here: WorkloadResult, there: WorkloadResult, steps: int, with_launches: bool
+    ) -> str:
         found: list[str] = []
         different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
-        if difference := first_difference(candidate, reference, steps, different):
-            wants_launches = self._options.locate if locate is None else locate
-            keys = self._world.config_keys(candidate) & self._world.config_keys(reference)
-            found = locate_first(candidate, reference, difference, keys, self._changed if wants_launches else None)
-        raise ComparisonFailed(difference_text(failing, candidate, reference, found))
+        if difference := first_difference(here, there, steps, different):
+            launches = [launch for launch in map(self._launcher.find, (here, there)) if launch]
+            keys = launches[0].keys & launches[1].keys if len(launches) == 2 else set()
+            again = self._changed if with_launches else None
+            found = locate_first(here, there, difference, keys, again, self._folder)
+        return difference_text(failing, here, there, found)
+
+    def _folder(self, result: WorkloadResult) -> Path | None:
+        launch = self._launcher.find(result)
+        return launch.plan.run_dir if launch else None
+
+    def _other_version(self, candidate: WorkloadResult, reference: WorkloadResult) -> str:
+        """Return the version that ``reference`` ran, if only the version differs between both sides; else empty."""
+        here, there = self._launcher.find(candidate), self._launcher.find(reference)
+        if here is None or there is None or there.plan.reference is None:
+            return ""
+        is_same = (here.request, here.plan.reference) == (there.request, None)
+        return there.plan.reference.name if is_same else ""
 
     def _changed(self, result: WorkloadResult, config: Mapping[str, Any]) -> WorkloadResult:
         return self._world.again(result, **config)
-
-    def _stored(self, case: str, result: WorkloadResult) -> Baseline | None:
-        stored = read_baseline(self._options.baselines_dir, result.platform, case)
-        return stored and self._known(stored, result)
-
-    def _known(self, stored: Baseline, result: WorkloadResult) -> Baseline:
-        """Return the baseline with the defaults of config keys that were added after it was recorded."""
-        return stored.replace(config=identity(self._world.defaults(result)) | stored.config)
-
-    def _settle(
-        self,
-        compared: Compared,
-        config: dict[str, Any],
-        baseline: Baseline | None,
-        result: WorkloadResult,
-        launches: list[LaunchFacts],
-    ) -> Verdicts:
-        options, marked, case = self._options, self._spec.tolerances, compared.case
-        priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
-        file, workload = str(compared.baseline or ""), result.workload
-        stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches, file, workload=workload)
-        again = functools.partial(self._again, result, compared)
-        # Under a profiler no times are compared, and the other metrics need no second launch.
-        if options.ab is None or launches[0].profiler:
-            return settle(stored, launches, again)
-        verdicts = stored.judge(launches)
-        if not (open_metrics := unsettled(verdicts, stored)):
-            return verdicts
-        paired = PairedComparison(case, marked, stored.variance, open_metrics, options.max_launches, options.ab)
-        candidates: list[LaunchFacts] = []
-        reference_again = functools.partial(self._again, result, compared, Side.REFERENCE, of_reference=True)
-        settled = settle_pairs(paired, candidates, [], again, reference_again)
-        launches += candidates
-        return joined(verdicts, settled)
-
-    def _learn(self, compared: Compared, config: dict[str, Any], result: WorkloadResult) -> Verdicts:
-        """Launch as often as a baseline needs; the launches are stored if the test passes."""
-        options, marked, case = self._options, self._spec.tolerances, compared.case
-        if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
-            raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
-        launches = [launch_facts(result)]
-        if profiler := launches[0].profiler:
-            raise BaselineError(
-                f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without {profiler}"
-            )
-        recording = Recording(options, _new_baseline(case, self._record.nodeid, result, config, launches))
-        wanted = launches_to_learn(marked, launches[0], options.launches)
-        launches = recording.launches(wanted, functools.partial(self._again, result, compared))
-        priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
-        problems = objections(launches, marked, priors)
-        if problems and options.force_baseline is None:
-            raise BaselineError(noisy_baseline_text(case, problems))
-        new = _new_baseline(case, self._record.nodeid, result, config, launches)
-        if problems:
-            new = new.replace(forced={str(new.revision): str(options.force_baseline)})
-        # Comparing the baseline with itself shows metrics that are missing or differ between launches.
-        verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)
-        failing = verdicts.failing({Outcome.MISSING})
-        if failing:
-            raise ComparisonFailed(comparison_text(failing, result, launches, None))
-        new_launches = NewLaunches(new, marked, identity(self._world.defaults(result)), options.reset_baselines)
-        # Merge now, so that launches that can't be added fail the test. They are merged again when the session ends,
-        # since other sessions may have updated the baseline by then.
-        stored = new_launches.merged(options.baselines_dir)
-        # The rest of the test may be interrupted.
-        recording.keep(launches)
-        self._record.new_launches.append(new_launches)
-        noted = [f"  {recording.note}"] if recording.note else []
-        self._record.detection[case] = [*noted, *detection_lines(stored, marked, priors, options.max_launches)]
-        return verdicts
-
-    def _compared(self, case: str, result: WorkloadResult, facts: LaunchFacts, baseline: Path | None) -> Compared:
-        compared = Compared(
-            case,
-            baseline=None if baseline is None else str(baseline),
-            platform=result.platform,
-            workload=result.workload,
-        )
-        self._record.compared.append(compared)
-        self._keep(compared, result, facts, Side.CANDIDATE)
-        compared.measured = measured_values([facts])
-        return compared
-
-    def _keep(self, compared: Compared, result: WorkloadResult, facts: LaunchFacts, side: Side) -> None:
-        compared.launches.append(MeasuredLaunch.of(facts, side))
-        if folder := self._world.folder(result):
-            (compared.candidate if side is Side.CANDIDATE else compared.reference).append(str(folder))
-
-    def _kept(self, compared: Compared, result: WorkloadResult, side: Side) -> LaunchFacts:
-        facts = launch_facts(result)
-        self._keep(compared, result, facts, side)
-        return facts
-
-    def _again(
-        self, result: WorkloadResult, compared: Compared, side: Side = Side.CANDIDATE, *, of_reference: bool = False
-    ) -> LaunchFacts:
-        """Launch again; ``of_reference`` launches the version that ``--aorta-ab`` names."""
-        return self._kept(compared, passed(self._world.again(result, reference=of_reference)), side)
-
-    def _judge(
-        self,
-        verdicts: Verdicts,
-        result: WorkloadResult,
-        launches: list[LaunchFacts],
-        baseline: Path | None,
-        compared: Compared,
-        test: str = "",
-    ) -> None:
-        compared.measured = measured_values(launches)
-        self._record.verdicts += verdicts.rows
-        self._record.notes += verdicts.notes
-        # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
-        failing = verdicts.failing(self._fail_on | {Outcome.MISSING} if baseline is None else self._fail_on)
-        if failing:
-            raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes, test))
 
 
 def _check_steps(steps: object) -> None:
@@ -409,21 +465,6 @@ def _check_variant(side: str, given: object) -> None:
         )
     if isinstance(given, WorkloadResult):
         passed(given)
-
-
-def _other_version(candidate: WorkloadResult, reference: WorkloadResult) -> str:
-    """Return the name of the version that ``reference`` ran, if only the version differs between both; else empty."""
-    here, there = candidate.launch, reference.launch
-    if here is None or there is None or there.reference is None:
-        return ""
-    return there.reference.name if (here.request, here.reference) == (there.request, None) else ""
-
-
-def _new_baseline(
-    case: str, nodeid: str, result: WorkloadResult, config: dict[str, Any], launches: list[LaunchFacts]
-) -> Baseline:
-    stored = tuple(StoredLaunch(launch) for launch in launches)
-    return Baseline(case, nodeid, result.platform, result.workload, config, stored)
 
 
 def passed(result: WorkloadResult) -> WorkloadResult:

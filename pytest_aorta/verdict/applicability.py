@@ -57,7 +57,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     return {name: chosen[name] for name in METRICS if name in chosen}
 
 
-class Asked(NamedTuple):
+class _Asked(NamedTuple):
     """A metric to compare, with the tolerance that was given and the tolerance for a stored baseline."""
 
     metric: Metric
@@ -65,10 +65,10 @@ class Asked(NamedTuple):
     tolerance: Tolerance
 
 
-def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> list[Asked]:
+def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> list[_Asked]:
     """Return the metrics of :func:`choose_tolerances` that can be compared, if only with the same launch."""
     return [
-        Asked(METRICS[name], given, widened(METRICS[name], facts, given))
+        _Asked(METRICS[name], given, widened(METRICS[name], facts, given))
         for name, given in choose_tolerances(marked, facts, *others).items()
         if not_applicable(METRICS[name], given, facts, facts) is None
     ]

@@ -275,7 +275,7 @@ def orphans(
             continue
         file = baseline.test.split("::", 1)[0]
         gone = file in collected_files and baseline.test not in collected
-        if gone or not has_test_file(baseline, rootdir):
+        if gone or not _has_test_file(baseline, rootdir):
             found.append(
                 f"{path}: unused: the test {baseline.test} does not exist; delete the file, or if the test was "
                 f"moved, run aorta baselines move"
@@ -296,6 +296,6 @@ def _is_no_longer_compared(
     return ran_on == baseline.platform and baseline.case not in cases
 
 
-def has_test_file(baseline: Baseline, rootdir: Path) -> bool:
+def _has_test_file(baseline: Baseline, rootdir: Path) -> bool:
     """Return True if the file of the baseline's test exists."""
     return os.path.exists(rootdir / baseline.test.split("::", 1)[0])  # noqa: PTH110 - False for text that is no path

@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
-from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, read_operators
+from pytest_aorta.result.trace.rank_files import MAX_CALLS, OperatorCall, read_operators
 from pytest_aorta.verdict.applicability import other_machine, other_settings
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -28,6 +29,8 @@ _EXACT, _REFERENCE = Tolerance(None, origin=Origin.COMPARE), VerdictReference(Re
 Calls: TypeAlias = Sequence[OperatorCall]
 # Launches one side again with these config keys changed.
 Again: TypeAlias = Callable[[WorkloadResult, Mapping[str, Any]], WorkloadResult]
+# Returns the run folder of a result; None if it is not known.
+FolderOf: TypeAlias = Callable[[WorkloadResult], Path | None]
 # The config keys that make a workload hash single tensors.
 HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
 # The config key that makes a workload capture every operator of a step.
@@ -169,11 +172,12 @@ def locate_first(
     difference: Difference,
     config_keys: Collection[str],
     again: Again | None,
+    folder_of: FolderOf,
 ) -> list[str]:
     """Return lines on the location of the difference.
 
     The location comes from the results, or from one more launch of each side by ``again``; None allows no launch.
-    ``config_keys`` are the config keys that both sides have.
+    ``config_keys`` are the config keys that both sides have, and ``folder_of`` returns the run folder of a result.
     """
     step = difference.step
     lines = [f"first difference: step {step}, {difference.metric}"]
@@ -181,7 +185,7 @@ def locate_first(
     can_capture = HASH_OPERATORS_STEP in config_keys
     is_hashed = _has_hashes(candidate, step) and _has_hashes(reference, step)
     if again is None or not can_hash or (is_hashed and not can_capture):
-        found = locate(candidate, reference, step)
+        found = locate(candidate, reference, step, folder_of)
         if not found and can_hash:
             found = [
                 f"next: --aorta-locate launches both once more to find the parameter and the module in step {step}"
@@ -193,12 +197,13 @@ def locate_first(
     try:
         there, here = again(reference, changes), again(candidate, changes)
     except LaunchError as error:
-        return [*lines, *locate(candidate, reference, step), f"not located further, because a launch failed: {error}"]
+        lines += locate(candidate, reference, step, folder_of)
+        return [*lines, f"not located further, because a launch failed: {error}"]
     repeated = first_difference(here, there, step, [difference.metric])
     if repeated != difference:
         now = f"in step {repeated.step}" if repeated else f"in no step up to {step}"
         lines.append(f"launched once more, they first differ {now}: results vary between launches of the same code")
-    return lines + locate(here, there, step)
+    return lines + locate(here, there, step, folder_of)
 
 
 def _has_hashes(result: WorkloadResult, step: int) -> bool:
@@ -207,7 +212,7 @@ def _has_hashes(result: WorkloadResult, step: int) -> bool:
     return {kind for kind, hashes in held if str(step) in hashes.steps} == set(TENSOR_KINDS)
 
 
-def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[str]:
+def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, folder_of: FolderOf) -> list[str]:
     """Return a line for each kind of tensor that both sides hashed in the step, in the order of computation."""
     lines: list[str] = []
     for kind in TENSOR_KINDS:
@@ -219,16 +224,17 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> l
             lines.append(f"step {step}, {kind}: {line}")
     if len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
         lines.append("so the weights were changed in the optimizer's step, or after it")
-    if (line := locate_operator(_operators(candidate, step), _operators(reference, step))) is not None:
+    here, there = (_operators(folder_of(side), side.world_size, step) for side in (candidate, reference))
+    if (line := locate_operator(here, there)) is not None:
         lines.append(f"step {step}, operators: {line}")
     return lines
 
 
-def _operators(result: WorkloadResult, step: int) -> dict[int, list[OperatorCall]]:
+def _operators(run_dir: Path | None, num_ranks: int, step: int) -> dict[int, list[OperatorCall]]:
     """Return the operators of each rank that captured the step."""
-    if result.launch is None:
+    if run_dir is None:
         return {}
-    calls = {rank: read_operators(result.launch.run_dir, rank, step) for rank in range(result.world_size)}
+    calls = {rank: read_operators(run_dir, rank, step) for rank in range(num_ranks)}
     return {rank: found for rank, found in calls.items() if found is not None}
 
 

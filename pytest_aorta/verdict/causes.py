@@ -10,8 +10,8 @@ from statistics import median, mode
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.trace.breakdown import Part
 from pytest_aorta.result.trace.families import is_communication
+from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.applicability import changed_choice
@@ -507,7 +507,7 @@ def _split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others
         return [f"{row.metric}: {found}"]
     if not _with_breakdown(launches):
         return [f"{row.metric}: the change can't be split, since the launches under test profiled no step"]
-    again = "" if row.is_by_ab else "; record it again with --update-baselines --aorta-reset-baselines"
+    again = "" if row.is_by_ab else "; record it again with --update-baselines --aorta-record=replace"
     return [f"{row.metric}: the change can't be split, since the {row.reference} has no breakdown of a step{again}"]
 
 

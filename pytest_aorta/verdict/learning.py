@@ -13,8 +13,7 @@ from msgspec import field
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import counted
-from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.growth import growth
+from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.verdict.applicability import (
     applicable,
     is_not_profiled_again,
@@ -118,7 +117,7 @@ def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
         f"{case}: not added to the stored baseline, because it is not shown to be unchanged:",
         *(f"  {row}" for row in found),
         *([more] if can_settle else []),
-        "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
+        "  next: if the change is intended, replace the baseline with --update-baselines --aorta-record=replace",
     ]
     return "\n".join(lines)
 

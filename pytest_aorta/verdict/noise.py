@@ -20,7 +20,7 @@ from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, least_tolerance
 from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
 from pytest_aorta.verdict.verdicts import format_change
 
-RESET = "--update-baselines --aorta-reset-baselines"
+RESET = "--update-baselines --aorta-record=replace"
 # Limits for widening the default tolerance of a fraction or of an exposed time, so that a lost overlap does not pass.
 WIDEST = {Scale.POINTS: 0.05, Scale.OF_STEP: 0.02}
 # The most launches that --aorta-launches records.

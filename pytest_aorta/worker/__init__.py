@@ -6,7 +6,7 @@ This package needs torch, so the pytest process never imports it.
 from __future__ import annotations
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
-from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.operators import OperatorCapture
 from pytest_aorta.worker.overlap import capture_overlap, profiled
@@ -29,7 +29,7 @@ __all__ = [
     "Handle",
     "LocalShard",
     "OperatorCapture",
-    "OverlapCapture",
+    "Profile",
     "RankEnv",
     "RankResult",
     "Recorder",

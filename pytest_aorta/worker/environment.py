@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from pytest_aorta.plan.workload.command import CPU_KERNELS, cpu_field, is_allowed
+from pytest_aorta.plan.workloads import CPU_KERNELS, cpu_field, is_allowed
 from pytest_aorta.worker import weight_hash
 from pytest_aorta.worker.accelerator import device_facts
 

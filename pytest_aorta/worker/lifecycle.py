@@ -9,7 +9,6 @@ import math
 import os
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +19,10 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
 from pytest_aorta.common.model import to_builtins
+from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.reference import AnyReference, CommitReference
-from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted, read_records
-from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.result.folder import OUTPUT_LOG, PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
@@ -78,7 +77,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     refuse_non_finite(result)
     refuse_parameters(workload.named_parameters(), int(os.environ["RANK"]), "at the end of the run")
     workload.telemetry().write(folder, result)
-    _finish(folder, replace(result, canary_before=before), device)
+    _finish(folder, result.replace(canary_before=before), device)
     _keep_process_groups()
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
@@ -172,12 +171,12 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device) -> No
         write_json(folder / RESULT_FILE, {"measured": False}, durable=False)
     else:
         if tracer := python_tracer():
-            result = replace(result, environment=result.environment | {PYTHON_TRACER: tracer})
+            result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
         _write_result(folder, result)
     if dist.is_initialized():
         dist.barrier()
         if result is not None and result.canary_before:
-            _write_result(folder, replace(result, canary_after=run_canary(device)))
+            _write_result(folder, result.replace(canary_after=run_canary(device)))
             dist.barrier()
 
 

@@ -26,8 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import OPERATORS_FILE
-from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, operators_document
+from pytest_aorta.result.trace.rank_files import MAX_CALLS, OperatorCall, StepOperators
 from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
 from pytest_aorta.worker.weight_hash import tensor_sums
 
@@ -122,7 +123,8 @@ class OperatorCapture(TorchDispatchMode):
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if folder := os.environ.get(variables.RANK_FOLDER):
-            write_json(Path(folder) / OPERATORS_FILE, operators_document(self._step, self.calls()), durable=False)
+            operators = StepOperators(self._step, self.calls())
+            write_json(Path(folder) / OPERATORS_FILE, to_builtins(operators), durable=False)
         self._step = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,11 +17,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch._C._autograd import _profiler_enabled
@@ -34,14 +35,19 @@ from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.kineto.blocking import find_blocking_call
-from pytest_aorta.result.trace.kineto.cpu import overlap_of_cpu
-from pytest_aorta.result.trace.kineto.device import LearnedStep, learn_step, overlap_of_device
-from pytest_aorta.result.trace.kineto.events import BOUNDARY, steps_alone
-from pytest_aorta.result.trace.kineto.reading import FEWER, TraceTooLarge, excess, read_trace
+from pytest_aorta.result.trace.kineto_capture import LearnedStep, learn_step, overlap_of_cpu, overlap_of_device
+from pytest_aorta.result.trace.kineto_events import (
+    BOUNDARY,
+    FEWER,
+    TraceTooLarge,
+    excess,
+    find_blocking_call,
+    read_trace,
+    steps_alone,
+)
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
-from pytest_aorta.result.trace.overlap import OverlapCapture, PartAhead, is_too_late, joined_ahead
-from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, CollectiveCalls, HeadStart, StepOverlap
+from pytest_aorta.result.trace.overlap import PartAhead, is_too_late, joined_ahead
+from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, CollectiveCalls, HeadStart, Profile, StepOverlap
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
 
@@ -56,7 +62,7 @@ def capture_overlap(
     *,
     trace_path: Path | None = None,
     timed_ms: float | None = None,
-) -> OverlapCapture:
+) -> Profile:
     """Run ``step`` under the profiler and return the overlap of ``num_steps`` steps on this rank; collective.
 
     ``step`` runs once before the captured steps, since the first profiled step pays for the profiler's start. Ranks
@@ -92,7 +98,7 @@ def capture_overlap(
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
     if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
         problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
-        return OverlapCapture([], {}, problem=problem)
+        return Profile(problem=problem)
     asked, schedule = _asked_trace_path(), _asked_schedule()
     if trace_path is not None or asked is None or schedule is None:
         return _capture(step, num_steps, device, trace_path or asked, timed_ms)
@@ -112,7 +118,7 @@ class _TooLargeError(Exception):
 
 def _capture(
     step: Callable[[], object], num_steps: int, device: torch.device, kept: Path | None, timed_ms: float | None
-) -> OverlapCapture:
+) -> Profile:
     try:
         first = _trace_of(_profile(step, 1, device)[0], 1, device)
         if on_accelerator(device):
@@ -124,7 +130,7 @@ def _capture(
         remedy = "lower profile_steps, or set it to 0" if error.num_steps > 1 else "set profile_steps: 0"
         problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
         warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
-        return OverlapCapture([], {}, problem=problem)
+        return Profile(problem=problem)
     if kept is not None and on_accelerator(device):
         _keep_profiled(_profile(step, num_steps, device)[0], num_steps, device, kept)
     elif kept is not None:
@@ -134,11 +140,11 @@ def _capture(
 
 def _capture_ahead(
     step: Callable[[], object], num_steps: int, device: torch.device, first: dict[str, Any], timed_ms: float | None
-) -> OverlapCapture:
+) -> Profile:
     """Capture steps as they run, then with the host ahead, a few at a time, as long as enough of them can count."""
     learned, blocking_call = learn_step(first), find_blocking_call(first)
 
-    def attempt(size: int, lead_ms: float) -> tuple[OverlapCapture, _Pass]:
+    def attempt(size: int, lead_ms: float) -> tuple[Profile, _Pass]:
         profiler, passed = _profile(step, size, device, host=False, lead_ms=lead_ms, warmup=1)
         return _without_waits(_trace_of(profiler, size, device), learned, size, device), passed
 
@@ -152,11 +158,11 @@ def _capture_ahead(
         )
         if is_too_late(parts, num_steps):
             break
-    return replace(joined_ahead(parts, num_steps), as_run=as_run.steps)
+    return joined_ahead(parts, num_steps).replace(as_run=as_run.steps)
 
 
 def _part_ahead(
-    attempt: Callable[[float], tuple[OverlapCapture, _Pass]],
+    attempt: Callable[[float], tuple[Profile, _Pass]],
     host_ms: float,
     device: torch.device,
     timed_ms: float | None,
@@ -173,10 +179,10 @@ def _part_ahead(
         has_failed, is_blocked = map(bool, _largest_over_ranks([not own.succeeded, own.blocked_by is not None], device))
         num_blocked += is_blocked
     blocked_by = (own.blocked_by or ANOTHER_RANK) if num_blocked == BLOCKED_ATTEMPTS else None
-    return PartAhead(capture, replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by))
+    return PartAhead(capture, own.replace(attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by))
 
 
-def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, device: torch.device) -> OverlapCapture:
+def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, device: torch.device) -> Profile:
     """Return the capture of this rank's steps without its waits for late ranks; collective."""
     capture = overlap_of_device(trace, learned, num_steps)
     if not dist.is_initialized():
@@ -223,7 +229,7 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
         RuntimeError, ValueError: As in :func:`capture_overlap`.
     """
     if num_steps:
-        return capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)).added_to(result)
+        return result.with_profile(capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)))
     if _asked_trace_path() is not None:
         capture_overlap(step, TRACED_STEPS, device)
     return result
@@ -423,7 +429,7 @@ def _calls_of_all_ranks(own: Sequence[CollectiveCalls], device: torch.device) ->
     """Return the collectives' calls of each rank, in the order of ranks."""
     if not dist.is_initialized():
         return [list(own)]
-    text = json.dumps([asdict(calls) for calls in own], allow_nan=False).encode()
+    text = msgspec.json.encode(own)
     # Ranks of a pipeline make unequal calls, so the texts differ in length.
     size, device = int(_largest_over_ranks([len(text)], device)[0]), group_device(device)
     # JSON may end with spaces.
@@ -431,4 +437,4 @@ def _calls_of_all_ranks(own: Sequence[CollectiveCalls], device: torch.device) ->
     texts = torch.empty(dist.get_world_size() * size, dtype=torch.uint8, device=device)
     dist.all_gather_into_tensor(texts, padded)
     received = texts.view(-1, size).cpu()
-    return [[CollectiveCalls(**calls) for calls in json.loads(bytes(row.numpy()))] for row in received]
+    return [msgspec.json.decode(bytes(row.numpy()), type=list[CollectiveCalls]) for row in received]

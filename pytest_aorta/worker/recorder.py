@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
-from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.layout import local_part
@@ -58,7 +58,7 @@ class Recorder:
         self._grad_norm: list[float | torch.Tensor] = []
         self._failures: list[FailureDetail] = []
         self._canary_before: dict[str, float] = {}
-        self._capture: OverlapCapture | None = None
+        self._capture: Profile | None = None
 
     def start(self, device: torch.device | None = None, *, warmup: int = 0) -> None:
         """Set the device of the steps and the number of warm-up steps; collective.
@@ -193,7 +193,7 @@ class Recorder:
         """The device of the steps; the CPU before the first step."""
         return self._device
 
-    def overlap(self, capture: OverlapCapture) -> None:
+    def overlap(self, capture: Profile) -> None:
         """Record the capture of :func:`~pytest_aorta.worker.capture_overlap`, with its metrics."""
         self._capture = capture
 
@@ -233,7 +233,7 @@ class Recorder:
             canary_before=self._canary_before,
             tensor_hashes=self._tensor_hashes,
         )
-        return result if self._capture is None else self._capture.added_to(result)
+        return result if self._capture is None else result.with_profile(self._capture)
 
     def _of_steps(self, series: list[float | torch.Tensor], num_steps: int) -> list[float]:
         values = [float(value) for value in series]

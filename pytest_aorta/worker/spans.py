@@ -16,8 +16,8 @@ from typing import Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.result.trace.intervals import Intervals, difference, union
-from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
+from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, overlap_of, union
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import Moment, elapsed_ms, now, on_accelerator, synchronize
 
 _NS_PER_MS = 1e6
@@ -116,12 +116,12 @@ class StreamSpans:
         self._resume()
         self._resume = _do_nothing
 
-    def captures(self) -> dict[int, OverlapCapture]:
+    def captures(self) -> dict[int, Profile]:
         """Return step number -> the step's overlap and timeline, in milliseconds, and wait for the device."""
         synchronize(self._device)
         return {number: self._capture(number) for number in self._steps}
 
-    def _capture(self, number: int) -> OverlapCapture:
+    def _capture(self, number: int) -> Profile:
         origin, end = self._steps[number]
         rows: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for name, *moments in self._spans[number]:

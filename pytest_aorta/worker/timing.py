@@ -16,7 +16,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,8 +25,9 @@ import torch.distributed as dist
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import ARRIVALS_FILE
-from pytest_aorta.result.trace.arrivals import Arrivals
+from pytest_aorta.result.trace.rank_files import Arrivals
 from pytest_aorta.worker.accelerator import (
     Moment,
     cycles_per_ms,
@@ -181,7 +181,7 @@ def _leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
         known_from_ns=0 if is_whole else min((entry["time_created_ns"] for entry in entries), default=last_ns),
         arrived_ns={_name(entry): entry["time_created_ns"] for entry in entries if not entry["is_p2p"]},
     )
-    write_json(Path(folder) / ARRIVALS_FILE, asdict(document), durable=False)
+    write_json(Path(folder) / ARRIVALS_FILE, to_builtins(document), durable=False)
 
 
 def _name(entry: dict[str, Any]) -> str:

@@ -20,8 +20,7 @@ from pytest_aorta.common.files import write_text
 from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
 from pytest_aorta.result.folder import TELEMETRY_FILE
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.overlap import OverlapCapture
-from pytest_aorta.result.trace.profiled_steps import StepOverlap
+from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.worker.accelerator import device_kind, on_accelerator
 
 
@@ -172,7 +171,7 @@ class Telemetry:
     """
 
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    captures: Mapping[int, OverlapCapture] = field(default_factory=dict)
+    captures: Mapping[int, Profile] = field(default_factory=dict)
 
     def write(self, folder: Path, result: RankResult) -> Path:
         """Write ``folder/telemetry.jsonl`` atomically and return its path.
@@ -209,7 +208,7 @@ def _numbers(name: str, values: Sequence[float], num_steps: int) -> list[float]:
 
 
 def _lines(
-    step_times_ms: Sequence[float], columns: Mapping[str, Sequence[float]], captures: Mapping[int, OverlapCapture]
+    step_times_ms: Sequence[float], columns: Mapping[str, Sequence[float]], captures: Mapping[int, Profile]
 ) -> Iterator[dict[str, Any]]:
     stride = -(-len(step_times_ms) // MAX_LINES)
     for step in range(0, len(step_times_ms), stride):
@@ -218,7 +217,7 @@ def _lines(
         yield line | (_of_capture(captures[step]) if step in captures else {})
 
 
-def _of_capture(capture: OverlapCapture) -> dict[str, Any]:
+def _of_capture(capture: Profile) -> dict[str, Any]:
     (step,) = capture.steps
     return {
         "stream_ms": _stream_ms(step),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import session_report
 from pytest_aorta.report.write import write_report
 from tests.browser.chromium import NAMES, find_chromium, open_browser
 from tests.browser.report_page import DRAWN, STEPS

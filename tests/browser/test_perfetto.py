@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.result.trace.kineto.reading import read_trace
+from pytest_aorta.result.trace.kineto_events import read_trace
 from pytest_aorta.result.trace.merged import merge_run
 from tests.browser.perfetto import errors, find_perfetto, perfetto_with, slices
 from tests.unit.kineto_traces import keep_traces, rank_trace

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import session_report
 from pytest_aorta.report.write import write_report
 from tests.browser.report_page import DRAWN
 from tests.unit.sample_run import make_run

@@ -6,13 +6,12 @@ import re
 
 import pytest
 
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import session_report
 from pytest_aorta.report.write import write_report
-from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.browser.report_page import DRAWN, STEPS, entry, texts
-from tests.unit.builders import make_verdict
+from tests.unit.builders import make_record, make_verdict
 
 SHOWN = "[...document.querySelectorAll('details.test-entry')].filter((entry) => !entry.hidden)"
 VISIBLE_ROWS = "[...document.querySelectorAll('.verdicts tbody tr')].filter((row) => !row.closest('[hidden]'))"
@@ -275,11 +274,9 @@ def test_theme_follows_the_system_until_a_reader_chooses_another(page):
 
 def test_page_of_200_tests_opens_the_first_failures_and_is_filtered_at_once(browser, tmp_path):
     rows = [make_verdict(Outcome.PASS, metric=name) for name in METRICS]
-    tests = [TestRecord(f"a.py::test_{n}", rows, outcome="passed", num_launches=1) for n in range(170)]
+    tests = [make_record(f"a.py::test_{n}", rows) for n in range(170)]
     wrong = [make_verdict(Outcome.REGRESSION, delta=0.1), *rows[1:]]
-    tests += [TestRecord(f"b.py::test_{n}", wrong, outcome="failed", num_launches=1) for n in range(30)]
-    for record in tests:
-        record.compared = [Compared("case")]
+    tests += [make_record(f"b.py::test_{n}", wrong, outcome="failed") for n in range(30)]
     browser.events.clear()
     browser.size(1400, 1000)
     browser.open(write_report(session_report(tests, title="many"), tmp_path / "page.html")[0])
@@ -299,8 +296,7 @@ def page_names_open(page) -> list[str]:
 
 def test_expected_regression_is_counted_apart_and_filtered_by_its_own_box(browser, tmp_path):
     expected = make_verdict(Outcome.REGRESSION, delta=0.5, is_expected=True)
-    records = [TestRecord("a.py::test_planted", [expected], outcome="passed", num_launches=1)]
-    records[0].compared = [Compared("case")]
+    records = [make_record("a.py::test_planted", [expected])]
     browser.open(write_report(session_report(records, title="planted"), tmp_path / "page.html")[0])
     assert texts(browser, ".totals .badge") == ["1 passed", "1 expected regression"]
     assert names(browser) == ["a.py::test_planted"]

@@ -121,8 +121,9 @@ def captured_steps(distributed_world: DistributedWorld) -> Callable[[WorkloadRes
     """A function that reads, for each rank of a launch, the lines of its telemetry that contain spans."""
 
     def read(result: WorkloadResult) -> list[list[dict[str, Any]]]:
-        folder = distributed_world.folder(result)
-        assert folder is not None
+        launch = distributed_world.launcher.find(result)
+        assert launch is not None
+        folder = launch.plan.run_dir
         texts = [(folder / "ranks" / str(rank) / "telemetry.jsonl").read_text() for rank in range(result.world_size)]
         lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
         assert {len(steps) for steps in lines} == {result.total_iterations}

@@ -66,10 +66,11 @@ def bisect(folder: Path, settings: list[str], node: str) -> tuple[str, list[dict
         git(folder, "add", "train.py", "settings.py")
         git(folder, "commit", "-qm", f"change {number}")
     write(folder / "test_train.py", TESTS)
-    write(folder / "pytest.ini", "[pytest]\naorta_share_host = true\n")
+    write(folder / "pytest.ini", "[pytest]\n")
     commits = git(folder, "rev-list", "--reverse", "HEAD").splitlines()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
-    environ |= {"CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(folder.parent / f"{folder.name}-cache")}
+    environ |= {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder / "leases")}
+    environ |= {"XDG_CACHE_HOME": str(folder.parent / f"{folder.name}-cache")}
     command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", commits[0], commits[-1], "--", node]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     print(done.stdout)

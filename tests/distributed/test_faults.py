@@ -18,15 +18,15 @@ from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.frames import is_harness
+from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
-from pytest_aorta.plan.options.values import LauncherKind
-from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
@@ -193,7 +193,7 @@ def test_taken_port_and_variables_of_another_launch_change_nothing(tmp_path, mon
         ("", "empty"),
         ('{"passed": true', "not valid JSON"),
         ('{"passed": NaN}', "NaN is not a finite number"),
-        ("[1]", "type"),
+        ("[1]", "Expected `object`"),
     ],
 )
 def test_invalid_result_file_is_refused_with_its_path(tmp_path, content, message):

@@ -13,16 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.common.errors import BaselineError, LaunchError, ResultError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import launch, prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import LaunchOutcome
@@ -223,8 +223,8 @@ def test_platform_folder_that_leads_outside_is_refused(tmp_path):
 
 
 def test_platform_that_is_a_path_upwards_is_refused(tmp_path):
-    with pytest.raises(BaselineError, match=r"\$\.platform: got \"\.\./outside\", allowed is pattern"):
-        write_baseline(tmp_path / "baselines", replace(make_baseline(), platform="../outside"))
+    with pytest.raises(BaselineError, match=r"\$\.platform: got \"\.\./outside\""):
+        write_baseline(tmp_path / "baselines", make_baseline().replace(platform="../outside"))
     assert files_below(tmp_path) == []
 
 
@@ -328,8 +328,11 @@ def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small
     # Each rank's file is smaller than the limit, and both together are larger.
     times = [1.0] * (SMALL_BYTES // 8)
     for rank in range(plan.world.size):
-        result = RankResult(True, 0, len(times), len(times), times, 1.0, environment={"torch": "2.11.0"})
-        text = json.dumps(asdict(result))
+        result = RankResult(
+            passed=True, failure_count=0, configured_iterations=len(times), total_iterations=len(times),
+            step_times_ms=times, elapsed_sec=1.0, environment={"torch": "2.11.0"},
+        )  # fmt: skip
+        text = json.dumps(to_builtins(result))
         (plan.run_dir / "ranks" / str(rank) / "result.json").write_text(text, encoding="utf-8")
     with pytest.raises(ResultError, match=r"run/result\.json can't be written: File too large"):
         collect_result(plan, LaunchOutcome("exit", 0, (), (), 1.0))

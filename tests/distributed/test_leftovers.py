@@ -18,7 +18,7 @@ from pytest_aorta.launch import leases as leasing
 from pytest_aorta.launch.leases import holders, lease
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from tests.distributed.test_faults import START_S, await_true

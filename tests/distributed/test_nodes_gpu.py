@@ -9,12 +9,12 @@ import pytest
 
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import LeasedWorld
-from pytest_aorta.launch.nodes.coordinator import start_coordinator
+from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.reading import collect_result
 
 

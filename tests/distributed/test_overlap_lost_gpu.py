@@ -110,7 +110,7 @@ def test_step_that_synchronizes_is_caught_and_not_applicable_once_recorded(suite
     result = suite("-k", "script")
     result.assert_outcomes(failed=1, deselected=3)
     result.stdout.re_match_lines_random([BLOCKED])
-    record = ("--update-baselines", "--aorta-reset-baselines", "--aorta-launches=3")
+    record = ("--update-baselines", "--aorta-record=replace", "--aorta-launches=3")
     suite("-k", "script", *record).assert_outcomes(passed=1, deselected=3)
     result = suite("-k", "script")
     result.assert_outcomes(passed=1, deselected=3)

@@ -61,9 +61,15 @@ config: {steps: {type: integer, minimum: 2, default: 6, description: steps}}
 """
 
 
+def own_leases(folder: Path) -> dict[str, str]:
+    """Return an environment in which a command does not wait for the devices of other tests."""
+    return os.environ | {"AORTA_LEASE_DIR": str(folder / "leases")}
+
+
 def aorta(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--device=cpu", "--share-host", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0", *arguments]
+    environ = own_leases(folder)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
 
 
 def write_logged(folder: Path, word: str) -> None:
@@ -131,8 +137,10 @@ def test_sigterm_leaves_no_process_and_keeps_what_is_done(tmp_path):
     write_logged(tmp_path, "time")
     script = tmp_path / "workloads" / "logged" / "train.py"
     script.write_text(script.read_text().replace("sleep(0.005)", "sleep(60)"))
-    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--device=cpu", "--share-host", "--workload", "logged"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0", "--workload", "logged"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=own_leases(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     pids: list[int] = []
     deadline_s = time.monotonic() + 150
     while len(pids) < 2 and time.monotonic() < deadline_s:

@@ -60,14 +60,14 @@ def assert_green(result):
 
 def record(suite):
     # On a machine with other work, launches may vary by more than those of a good baseline.
-    assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-force-baseline=a test"))
+    assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-record=noisy:a test"))
 
 
 @pytest.mark.long
 def test_slower_steps_and_wrong_data_turn_their_tests_red_and_no_other(suite, pytester):
     record(suite)
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
-    median_ms = json.loads(speed.read_bytes())["launches"][0]["step_time_ms"]["p50"]
+    median_ms = json.loads(speed.read_bytes())["launches"][0]["facts"]["step_time_ms"]["p50"]
     result = suite(
         {
             "speed": {"kind": "slowdown", "delay_ms": 40 * median_ms},

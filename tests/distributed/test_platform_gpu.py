@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import asdict
 
 import pytest
 
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.accelerators import open_sensors, visible_devices
 
 # The limit for one device: eight devices at two readings per second then take a fiftieth of a core.
@@ -19,7 +19,7 @@ MAX_READ_S = 0.005
 def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload, fsdp_config):
     result = workload.run("fsdp", **(fsdp_config | {"steps": 600}))
     facts = result.platform_facts
-    print(json.dumps(asdict(facts), indent=2))
+    print(json.dumps(to_builtins(facts), indent=2))
     assert facts.problem is None
     assert len(facts.devices) == 2
     for device in facts.devices:

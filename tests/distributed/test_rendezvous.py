@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes.coordinator import start_coordinator
+from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import rank_pids

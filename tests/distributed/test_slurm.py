@@ -52,7 +52,7 @@ def make_project(folder: Path) -> None:
     script = (ROOT / "examples/slurm/two_nodes.sbatch").read_text(encoding="utf-8")
     assert script.count("--aorta-require-gpus") == 1
     files = {
-        "two_nodes.sbatch": script.replace("--aorta-require-gpus", "--aorta-device=cpu"),
+        "two_nodes.sbatch": script.replace("--aorta-require-gpus", "--aorta-gpus=0"),
         ".venv/bin/activate": f"PATH={Path(sys.executable).parent}:$PATH\n",
         "pytest.ini": "[pytest]\nfilterwarnings = error\naddopts = -p no:xdist -p no:cacheprovider\n",
         "tests/test_overlap.py": TESTS,

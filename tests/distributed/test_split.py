@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.trace.breakdown import Part
+from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.verdict.causes import split
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overlap" / "planted_step.py"

@@ -44,8 +44,8 @@ def test_scheduled(workload):
 @pytest.mark.extended
 def test_schedule_keeps_a_trace_of_each_repeat(pytester):
     pytester.makepyfile(test_inner=SCHEDULED)
-    pytester.makeini("[pytest]\naorta_profiler_schedule = wait=1 active=2 repeat=2 shapes\n")
-    options = ("-p", "no:cacheprovider", "--aorta-profiler=torch", "--aorta-results=results")
+    schedule = "--aorta-profiler=torch:wait=1 active=2 repeat=2 shapes"
+    options = ("-p", "no:cacheprovider", schedule, "--aorta-results=results")
     result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(passed=1)
     [folder] = (path.parent for path in pytester.path.glob("results/*/*/plan.json"))

@@ -24,7 +24,7 @@ def test_debug_model_of_torchtitan_is_measured(tmp_path, source):
     if source == "log":
         lines = yaml.read_text().splitlines(keepends=True)
         yaml.write_text("".join(line for line in lines if not line.startswith("  folder: ")))
-    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--workload", "titan", "--share-host", "--nproc", "2"]
+    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--workload", "titan", "--nproc", "2"]
     done = subprocess.run(
         [*command, "--set", "steps=5", "--set", "warmup=1"], cwd=yaml.parents[2], capture_output=True, text=True,
         timeout=400, check=False,

@@ -64,7 +64,7 @@ def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
     (folder / "test_inner.py").write_text(source, encoding="utf-8")
     launcher = f"{sys.executable} -m {TWO_HOSTS} launcher"
     options = ["--aorta-nnodes=2", "-o", f"aorta_node_launcher={launcher}"]
-    options += ["--aorta-device=cpu", "--aorta-timeout=120", f"--aorta-results={folder / 'kept'}"]
+    options += ["--aorta-gpus=0", "--aorta-timeout=120", f"--aorta-results={folder / 'kept'}"]
     inner = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "test_inner.py"]
     command = [*UNSHARE, sys.executable, "-m", TWO_HOSTS, fault, str(folder), *inner]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "10.77.0.1"}

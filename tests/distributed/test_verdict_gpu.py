@@ -39,7 +39,7 @@ def suite(pytester):
 def test_two_percent_and_one_slow_rank_are_found_against_a_learned_baseline(suite, pytester):
     suite({}, "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1)
     stored = next(pytester.path.glob("baselines/*/*.json"))
-    p50_ms = json.loads(stored.read_text())["launches"][0]["step_time_ms"]["p50"]
+    p50_ms = json.loads(stored.read_text())["launches"][0]["facts"]["step_time_ms"]["p50"]
     suite({}).assert_outcomes(passed=1)
 
     everywhere = suite({"kind": "slowdown", "rank": None, "delay_ms": 0.04 * p50_ms})

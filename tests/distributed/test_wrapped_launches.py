@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.plan.launch_plan import LaunchPlan, limits_under
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 from tests.distributed.test_faults import START_S, await_true, make_plan, mentioning

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,11 @@ import scipy.stats  # noqa: F401 - as numpy
 # What a run imports late: without these lines, each of the several hundred inner runs would import it again.
 import pytest_aorta.plugin.fixtures
 import pytest_aorta.plugin.header
-import pytest_aorta.plugin.read_markers
 import pytest_aorta.plugin.summary
 import pytest_aorta.report.write
 import pytest_aorta.session.baselines
-import pytest_aorta.session.history.keep
-import pytest_aorta.session.session  # noqa: F401
+import pytest_aorta.session.history
+import pytest_aorta.session.launcher  # noqa: F401
 
 TOY_YAML = """
 description: a toy
@@ -58,7 +58,7 @@ def pytest_sessionstart(session):
     gpus = json.loads((session.config.rootpath / "gpus.json").read_text())
     if gpus:
         run.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
-    run.session.launcher = lambda plan: fake_launch(plan, session.config.rootpath)
+    run.session.start = lambda plan: fake_launch(plan, session.config.rootpath)
 
 
 def fake_launch(plan, rootpath):
@@ -166,6 +166,13 @@ filterwarnings =
 """
 
 
+def ended(result: pytest.RunResult, shows: str | Sequence[str], outcomes: dict[str, int]) -> pytest.RunResult:
+    if outcomes:
+        result.assert_outcomes(**outcomes)
+    result.stdout.fnmatch_lines([shows] if isinstance(shows, str) else shows)
+    return result
+
+
 class Project:
     """The user's project in pytester's folder."""
 
@@ -212,19 +219,38 @@ class Project:
     def one_test(self, body: str, marks: str = "") -> Path:
         return self.test_file(f"import pytest\n\n{marks}\ndef test_one(workload, distributed_world):\n    {body}\n")
 
-    def run(self, *arguments: str) -> pytest.RunResult:
+    def tests_of(self, calls: Iterable[str], before: str = "pass") -> None:
+        """Write a test for each call, so that one run covers all of them."""
+        self.test_file(
+            "import pytest\n\n"
+            + "\n".join(
+                f"def test_{number}(workload, distributed_world, request):\n    {before}\n    {call}\n"
+                for number, call in enumerate(calls)
+            )
+        )
+
+    def run(self, *arguments: str, shows: str | Sequence[str] = (), **outcomes: int) -> pytest.RunResult:
         """Run pytest in this process, or apart if xdist or pytest-rerunfailures would leave threads and sockets behind.
 
-        A process of its own takes five times as much processor time.
+        A process of its own takes five times as much processor time. The outcomes have to be those that are given, if
+        any, and the output has to show these lines in this order.
         """
         lets_in_reruns = "-p no:rerunfailures" not in (self.path / "tox.ini").read_text()
         if lets_in_reruns or any(re.match(r"-n\d", argument) for argument in arguments):
-            return self.run_apart(*arguments)
-        return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+            return self.run_apart(*arguments, shows=shows, **outcomes)
+        result = self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+        return ended(result, shows, outcomes)
 
-    def run_apart(self, *arguments: str) -> pytest.RunResult:
+    def run_apart(self, *arguments: str, shows: str | Sequence[str] = (), **outcomes: int) -> pytest.RunResult:
         """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
+        result = self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
+        return ended(result, shows, outcomes)
+
+    def refused(self, *arguments: str, shows: str) -> None:
+        """Run pytest, which has to end with a usage error that shows this line."""
+        result = self.run(*arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([shows])
 
     def summary(self) -> dict[str, Any]:
         """Return the summary beside the report ``out/report.html`` of the last run."""

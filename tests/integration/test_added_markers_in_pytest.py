@@ -1,4 +1,4 @@
-"""Markers that hooks, fixtures and tests add, and the precedence of several markers of a test."""
+"""Markers that hooks, fixtures and tests add."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def add(project, adding: str, mark: str) -> None:
 
 def failing(project, message: str, **outcomes: int) -> None:
     """Run one test, which has to fail with this message without a launch."""
-    result = project.run("--aorta-results=kept")
-    result.assert_outcomes(**outcomes)
-    result.stdout.fnmatch_lines([f"E  *SpecError: {message}"])
+    project.run("--aorta-results=kept", shows=f"E  *SpecError: {message}", **outcomes)
     assert not list((project.path / "kept").glob("*/*"))
 
 
@@ -62,27 +60,22 @@ def test_wrong_marker_of_a_test_that_requests_the_fixture_by_name_fails_the_test
 
 
 RUN, LAUNCH = "workload.run('toy')", "distributed_world.launch('toy')"
+TOO_LATE = [
+    ("world(size=3)", "world: added or removed after the fixture distributed_world was set up, so *", RUN),
+    ("world(size=3)", "world: added or removed *", LAUNCH),
+    ("tolerance(step_time_p50='7%')", "tolerance: added or removed *", RUN),
+    ("launch_timeout(7)", "launch_timeout: added or removed *", RUN),
+    ("overlap", "overlap: added or removed *", RUN),
+    ("tolerance(bogus='7%')", "tolerance: metrics [[]'bogus'[]] are unknown*", RUN),
+]
 
 
-@pytest.mark.parametrize(
-    ("mark", "message", "call"),
-    [
-        ("world(size=3)", "marker world: added or removed after the fixture distributed_world was set up, so *", RUN),
-        ("world(size=3)", "marker world: added or removed *", LAUNCH),
-        ("tolerance(step_time_p50='7%')", "marker tolerance: added or removed *", RUN),
-        ("launch_timeout(7)", "marker launch_timeout: added or removed *", RUN),
-        ("overlap", "marker overlap: added or removed *", RUN),
-        ("tolerance(bogus='7%')", "marker tolerance: metrics [[]'bogus'[]] are unknown*", RUN),
-    ],
-)
-def test_marker_that_is_added_too_late_fails_the_next_launch(project, mark, message, call):
-    project.test_file(
-        "import pytest\n"
-        "def test_one(workload, distributed_world, request):\n"
-        f"    request.node.add_marker(pytest.mark.{mark})\n"
-        f"    {call}\n"
-    )
-    failing(project, message, failed=1)
+def test_marker_that_is_added_too_late_fails_the_next_launch(project):
+    added = "request.node.add_marker(pytest.mark.{}); {}"
+    project.tests_of([added.format(mark, call) for mark, _, call in TOO_LATE])
+    lines = [f"E  *SpecError: marker {message}" for _, message, _ in TOO_LATE]
+    project.run("--aorta-results=kept", shows=lines, failed=len(TOO_LATE))
+    assert not list((project.path / "kept").glob("*/*"))
 
 
 @pytest.mark.parametrize("call", ["check(result)", "compare(result, result, metrics=['weight_hash'])"])
@@ -94,9 +87,7 @@ def test_tolerance_that_is_added_after_the_launch_fails_the_next_comparison(proj
         "    request.node.add_marker(pytest.mark.tolerance(step_time_p50='7%'))\n"
         f"    workload.{call}\n"
     )
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E  *SpecError: marker tolerance: added or removed after the fixture *"])
+    project.run(shows="E  *SpecError: marker tolerance: added or removed after the fixture *", failed=1)
 
 
 def test_markers_of_other_plugins_can_be_added_at_any_time(project):
@@ -107,24 +98,3 @@ def test_markers_of_other_plugins_can_be_added_at_any_time(project):
         "    workload.run('toy')\n"
     )
     assert project.run().ret == pytest.ExitCode.OK
-
-
-CLOSER = """
-import pytest
-
-@pytest.mark.world(size=4)
-class Base:
-    @pytest.mark.launch_timeout(60)
-    @pytest.mark.parametrize("shape", [(3, 60.0), pytest.param((3, 7.0), marks=pytest.mark.launch_timeout(7))])
-    def test_one(self, distributed_world, shape):
-        assert (distributed_world.size, distributed_world.timeout_s) == shape
-
-@pytest.mark.world(size=3)
-class TestDerived(Base):
-    pass
-"""
-
-
-def test_markers_of_a_parameter_and_of_a_derived_class_shape_the_world(project):
-    project.test_file(CLOSER)
-    project.run().assert_outcomes(passed=2)

@@ -1,53 +1,80 @@
-"""Arguments of the fixtures' methods that are not allowed."""
+"""Arguments of the fixtures' methods that are not allowed; one run covers all calls of a table."""
 
 from __future__ import annotations
 
 import pytest
 
+AFTER_A_LAUNCH = [
+    ("workload.check(None)", "check: got None, allowed is a result that run() or run_script() returned"),
+    ("workload.check([result])", "check: got [WorkloadResult("),
+    ("workload.check(result, label=3)", "check: label is 3, allowed is a text of one line"),
+    ("workload.check(result, label='')", "check: label is '', allowed is "),
+    (r"workload.check(result, label='a\nb')", r"check: label is 'a\nb', allowed is "),
+    ("workload.compare(result, result, label=' ')", "compare: label is ' ', allowed is a text of one line"),
+    ("workload.compare(result, result, metrics=3)", "compare: metrics is 3, allowed is a list of names "),
+    ("workload.compare(result, result, metrics='loss')", "compare: metrics is 'loss', allowed is a list of names "),
+    ("workload.compare(result, result, metrics=[3, []])", "compare: metrics is [3, []], allowed is a list of names "),
+    ("workload.compare(result, result, locate='x')", "compare: locate is 'x', allowed is True, False or None"),
+    ("workload.run_script('train.py', environment=3)", "environment: got 3, allowed is a mapping from names to texts"),
+    ("workload.run_script('train.py', environment={1: 'a', 'B': 'c'})", "environment: got ['1', 'B'], allowed is "),
+    ("workload.run_script('train.py', environment={'WORLD_SIZE': '1'})", "environment: got ['WORLD_SIZE'], allowed is"),
+    ("distributed_world.again(3)", "again: got 3, allowed is a result that "),
+    ("distributed_world.again(result, reference='main')", "again: reference is 'main', allowed is True or False"),
+    ("distributed_world.again(result, reference=True)", "no A/B reference to launch; name one with --aorta-ab=REF"),
+    ("workload.expect_regression(3)", "expect_regression: metrics ['3'] are unknown; allowed are "),
+    ("workload.expect_regression()", "expect_regression: names no metric; "),
+    ("workload.expect_regression('step_time')", "metrics ['step_time'] are unknown (did you mean "),
+]
+LIST = "allowed is a list with one text per argument"
+SCRIPT = "allowed is a path ending in .py or a dotted module name"
+BEFORE_A_LAUNCH = [
+    ("workload.run('tyo')", "no workload named 'tyo' (did you mean 'toy'?); there are ['copy_compute', "),
+    ("workload.run('toy', step=3)", "workload 'toy' has no config keys ['step'] (did you mean 'steps'?); there are ["),
+    ("workload.run('toy', steps='3')", "config of workload 'toy': steps: got '3', allowed is type "),
+    ("workload.run('toy', step_ms=float('nan'))", "step_ms: got nan, allowed is plain JSON: "),
+    ("workload.run_script('absent.py')", "script 'absent.py': there is no file "),
+    ("workload.run_script('')", f"script '': {SCRIPT}"),
+    ("workload.run_script('-c')", f"script '-c': {SCRIPT}"),
+    ("workload.run_script('train.sh --x')", f"script 'train.sh --x': {SCRIPT}"),
+    ("workload.run_script('train.py', '--steps 3')", f"args are '--steps 3', {LIST}, such as ['--steps', '3']"),
+    ("workload.run_script('train.py', b'--steps 3')", f"args are b'--steps 3', {LIST}, such as ['--steps', '3']"),
+    ("workload.run_script('train.py', 3)", f"args are 3, {LIST}"),
+    ("""workload.run_script('train.py', "it's")""", f"""{LIST}, such as ["it's"]"""),
+    ("workload.compare(*pair, steps=0)", "compare: steps is 0, allowed is an integer of 1 or more"),
+    (
+        "workload.compare(*pair, steps=4, metrics=['los'])",
+        "metrics ['los'] are unknown (did you mean 'loss'?); allowed",
+    ),
+    ("workload.compare(*pair, steps=4, metrics=[])", "compare: metrics is empty; allowed are ['all_gather_bytes"),
+    ("workload.compare(*pair, metrics=[])", "compare: metrics is empty; allowed are ['all_gather_bytes"),
+    ("workload.compare(*pair, metrics=filter(None, ['']))", "compare: metrics is empty; allowed are "),
+    ("workload.compare(*pair, metrics=filter(None, ['los']))", "['los'] are unknown (did you mean 'final_loss'?)"),
+    ("workload.compare({'steps': 3}, pair[1])", "compare: the candidate is {'steps': 3}, allowed is a result "),
+    ("workload.compare(pair[0], 7)", "compare: the reference is 7, allowed is a result of this test, or a mapping "),
+]
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ("workload.check(None)", "check: got None, allowed is a result that run() or run_script() returned"),
-        ("workload.check([result])", "check: got [[]WorkloadResult(*..., allowed is a result that run() or *"),
-        ("workload.check(result, label=3)", "check: label is 3, allowed is a text of one line"),
-        ("workload.check(result, label='')", "check: label is '', allowed is *"),
-        (r"workload.check(result, label='a\nb')", r"check: label is 'a\nb', allowed is *"),
-        ("workload.compare(result, result, label=' ')", "compare: label is ' ', allowed is a text of one line"),
-        ("workload.compare(result, result, metrics=3)", "compare: metrics is 3, allowed is a list of names *"),
-        (
-            "workload.compare(result, result, metrics='step_time_p50')",
-            "compare: metrics is 'step_time_p50', allowed is a list of names such as [[]'step_time_p50'], or None",
-        ),
-        (
-            "workload.compare(result, result, metrics=[3, []])",
-            "compare: metrics is [[]3, [[]]], allowed is a list of names *",
-        ),
-        (
-            "workload.compare(result, result, locate='x')",
-            "compare: locate is 'x', allowed is True, False or None",
-        ),
-        (
-            "workload.run_script('train.py', environment=3)",
-            "script '*train.py': environment: got 3, allowed is a mapping from names to texts",
-        ),
-        (
-            "workload.run_script('train.py', environment={1: 'a', 'B': 'c'})",
-            "script '*train.py': environment: got [[]'1', 'B'], allowed is *",
-        ),
-        ("distributed_world.again(3)", "again: got 3, allowed is a result that *"),
-        (
-            "distributed_world.again(result, reference='main')",
-            "again: reference is 'main', allowed is True or False",
-        ),
-        ("workload.expect_regression()", "expect_regression: names no metric; *"),
-        ("workload.expect_regression(3)", "expect_regression: metrics [[]'3'] are unknown; allowed are *"),
-    ],
-)
-def test_argument_that_is_not_allowed_is_an_error_that_names_it(project, call, message):
+
+def run_calls(project, table: list[tuple[str, str]], before: str, total: str) -> pytest.RunResult:
+    """Run a test for each call, which has to fail with the message beside it."""
     project.write("train.py", "")
-    project.one_test(f"result = workload.run('toy'); {call}")
-    ran = project.run()
-    ran.stdout.fnmatch_lines([f"E  *SpecError: {message}"])
+    project.tests_of([call for call, _ in table], before)
+    ran = project.run("--aorta-results=kept", shows=total.format(len(table)), failed=len(table))
+    lines = [line for line in ran.outlines if line.startswith("E  ")]
+    assert [
+        line
+        for line, (_, message) in zip(lines, table, strict=True)
+        if "SpecError: " not in line or message not in line
+    ] == []
+    return ran
+
+
+def test_argument_that_is_not_allowed_is_an_error_that_names_it(project):
+    total = "aorta: {0} tests; {0} tests failed without a verdict"
+    ran = run_calls(project, AFTER_A_LAUNCH, "result = workload.run('toy')", total)
     ran.stdout.no_fnmatch_line("*contextlib*")
-    ran.stdout.fnmatch_lines(["aorta: 1 test; 1 test failed without a verdict"])
+
+
+def test_what_cannot_be_launched_or_compared_is_an_error_before_any_launch(project):
+    total = "aorta: no test launched; {} tests failed before a launch"
+    run_calls(project, BEFORE_A_LAUNCH, "pair = {'workload': 'toy'}, {'workload': 'toy'}", total)
+    assert not (project.path / "kept").exists()

@@ -69,6 +69,12 @@ class Repository:
         self.project.git("commit", "-qam", f"change {self._count}")
         self._count += 1
 
+    def change_hash(self, at: int, of: int) -> None:
+        """Add so many commits, whose weights are others from commit ``at`` on, and a test of the weights."""
+        self.project.write("test_toy.py", EXACT)
+        for number in range(of):
+            self.commit(weight_hash=HASHES[number >= at])
+
     @property
     def commits(self) -> list[str]:
         """Return the hashes of all commits but the first, which contains only the workload."""
@@ -78,6 +84,13 @@ class Repository:
         """Return exit code and output of a search from commit ``good`` to the last."""
         code = main(["bisect", self.commits[good], "HEAD", *options, "--", NODE])
         return code, "".join(self._capsys.readouterr())
+
+    def finds(self, number: int, *options: str) -> str:
+        """Return the output of a search that names commit ``number``."""
+        code, output = self.bisect(*options)
+        assert code == 0, output
+        assert f"found: {self.commits[number][:12]} change {number}" in output
+        return output
 
     def log(self) -> Path:
         [path] = (self.project.path / "results/bisect").glob("*/log.jsonl")
@@ -107,12 +120,8 @@ def repository(versioned: Project, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_commit_that_changes_bits_is_found_in_few_launches(repository):
-    repository.project.write("test_toy.py", EXACT)
-    for number in range(33):
-        repository.commit(weight_hash=HASHES[number >= 21])
-    code, output = repository.bisect()
-    assert code == 0, output
-    assert f"found: {repository.commits[21][:12]} change 21" in output
+    repository.change_hash(at=21, of=33)
+    output = repository.finds(21)
     assert "weight_hash differs from that of the good commit; probability 99.99% or more" in output
     assert len(repository.launched()) <= 10
 
@@ -121,9 +130,7 @@ def test_slower_commit_is_found_in_noise_and_the_table_shows_each_probe(reposito
     repository.project.write("test_toy.py", TIMED)
     for number in range(17):
         repository.commit(step_ms=10.0 if number < 6 else 40.0, noise=0.05)
-    code, output = repository.bisect()
-    assert code == 0, output
-    assert f"found: {repository.commits[6][:12]} change 6" in output
+    output = repository.finds(6)
     [end] = repository.events("end")
     assert f"step_time_p50 {100 * end['change']:+.1f}%" in output
     assert end["low"] < 3 < end["high"]
@@ -163,14 +170,10 @@ def test_commits_that_do_not_start_are_skipped_and_named_with_the_one_that_start
 
 
 def test_commit_that_started_before_is_launched_again_if_a_launch_fails(repository):
-    repository.project.write("test_toy.py", EXACT)
-    for number in range(4):
-        repository.commit(weight_hash=HASHES[number >= 2])
+    repository.change_hash(at=2, of=4)
     # The good commit in the second pair of the ends, and the named commit in its second launch.
     repository.project.plant(by_launch={number: {"raises": 0} for number in ("4", "8")})
-    code, output = repository.bisect()
-    assert code == 0, output
-    assert f"found: {repository.commits[2][:12]} change 2" in output
+    repository.finds(2)
     assert not repository.events("skip")
 
 
@@ -188,9 +191,7 @@ def test_end_that_does_not_start_ends_the_search_with_its_reason(repository, bro
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(repository, number):
-    repository.project.write("test_toy.py", EXACT)
-    for place in range(17):
-        repository.commit(weight_hash=HASHES[place >= 11])
+    repository.change_hash(at=11, of=17)
     repository.project.write("slow", "")
     command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", repository.commits[0], "HEAD", "--", NODE]
     process = subprocess.Popen(command, cwd=repository.project.path, stdout=subprocess.DEVNULL)
@@ -205,18 +206,14 @@ def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(reposito
         assert process.wait(150) == 128 + number
     before = repository.launched()
     (repository.project.path / "slow").unlink()
-    code, output = repository.bisect()
-    assert code == 0, output
-    assert f"found: {repository.commits[11][:12]} change 11" in output
+    repository.finds(11)
     assert repository.launched()[: len(before)] == before
     # A commit is launched once, apart from the two pairs of the ends and both commits beside the change.
     assert len(set(repository.launched())) == len(repository.launched()) - 3
 
 
 def test_ended_search_prints_its_result_again_without_a_launch(repository):
-    repository.project.write("test_toy.py", EXACT)
-    for number in range(4):
-        repository.commit(weight_hash=HASHES[number >= 2])
+    repository.change_hash(at=2, of=4)
     assert repository.bisect()[0] == 0
     log = repository.log().read_bytes()
     (repository.project.path / "conftest.py").unlink()
@@ -227,9 +224,7 @@ def test_ended_search_prints_its_result_again_without_a_launch(repository):
 
 
 def test_malformed_log_is_an_error_that_names_the_line(repository):
-    repository.project.write("test_toy.py", EXACT)
-    for number in range(3):
-        repository.commit(weight_hash=HASHES[number >= 2])
+    repository.change_hash(at=2, of=3)
     assert repository.bisect()[0] == 0
     repository.log().write_text(repository.log().read_text()[:-40])
     code, output = repository.bisect()
@@ -278,9 +273,7 @@ def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(r
     code, output = repository.bisect("--tolerance", "step_time_p50=900%")
     assert code == 1
     assert "not found: the ends do not differ" in output
-    code, output = repository.bisect("--results=elsewhere")
-    assert code == 0, output
-    assert f"found: {repository.commits[2][:12]} change 2" in output
+    repository.finds(2, "--results=elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -315,10 +308,8 @@ def test_merge_is_searched_on_the_line_of_first_parents(repository):
     project.git("merge", "-q", "--no-ff", "--no-commit", "feature")
     repository.commit(weight_hash=HASHES[1])
     repository.commit(weight_hash=HASHES[1])
-    code, output = repository.bisect()
-    assert code == 0, output
+    output = repository.finds(2)
     assert "3 commits after" in output
-    assert f"found: {repository.commits[2][:12]} change 2" in output
     assert "this is a merge; to search its branch: aorta bisect" in output
 
 

@@ -55,16 +55,19 @@ def test_option_limits_the_launches_and_fewer_than_three_never_fail(learned, opt
 
 def test_exact_metric_is_final_with_one_launch(learned):
     learned.plant(weight_hash="f" * 16, slowdown=1.2)
-    result = learned.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E  *weight_hash: regression: *", "aorta: 1 test, 1 regression, *"])
+    result = learned.run(shows=["E  *weight_hash: regression: *", "aorta: 1 test, 1 regression, *"], failed=1)
     assert "WARNING" not in text_of(result)
     assert "--aorta-ab=main" not in text_of(result)
 
 
 def test_inconclusive_test_passes_with_a_letter_a_count_and_a_warning(restless):
-    result = restless.run()
+    result = restless.run("--junitxml=report.xml")
     assert_inconclusive(result)
+    suite = ElementTree.parse(restless.path / "report.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["1", "0", "0", "0"]
+    properties = {entry.get("name"): entry.get("value") for entry in suite[0].find("properties")}
+    assert properties["aorta.step_time_p50"].startswith("step_time_p50: inconclusive: 10.7 ms, baseline 10 ms")
+    restless.run("-v", shows="test_toy.py::test_one INCONCLUSIVE *")
     result.stdout.fnmatch_lines(
         [
             "test_toy.py I *",
@@ -76,22 +79,8 @@ def test_inconclusive_test_passes_with_a_letter_a_count_and_a_warning(restless):
     )
 
 
-def test_inconclusive_test_has_a_word_where_words_are_asked_for(restless):
-    restless.run("-v").stdout.fnmatch_lines(["test_toy.py::test_one INCONCLUSIVE *"])
-
-
-def test_inconclusive_test_is_a_pass_with_its_verdict_in_junit(restless):
-    restless.run("--junitxml=report.xml")
-    suite = ElementTree.parse(restless.path / "report.xml").getroot()[0]
-    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["1", "0", "0", "0"]
-    properties = {entry.get("name"): entry.get("value") for entry in suite[0].find("properties")}
-    assert properties["aorta.step_time_p50"].startswith("step_time_p50: inconclusive: 10.7 ms, baseline 10 ms")
-
-
 def test_strict_run_fails_an_inconclusive_test_and_says_what_to_do(restless):
-    result = restless.run("--aorta-fail-on=inconclusive")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    restless.run("--aorta-fail-on=inconclusive", failed=1).stdout.fnmatch_lines(
         [
             "E  *step_time_p50: inconclusive: 10.7 ms, baseline 10 ms, change +7.00% [[]*], tolerance 5%, 3 launches "
             "(further launches could not decide)",
@@ -123,9 +112,7 @@ def test_regression_reports_everything_that_is_known(gpu):
     gpu.plant(**stable)
     gpu.run("--update-baselines").assert_outcomes(passed=1)
     gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0}, canary={"gemm_ms": 1.2, "all_reduce_ms": 2.0})
-    result = gpu.run("-v")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    gpu.run("-v", failed=1).stdout.fnmatch_lines(
         [
             "E  *ComparisonFailed: toy on toy-gpu-x2-nccl, 3 launches of 4 steps:",
             "E  *step_time_p50: regression: 12 ms, baseline 10 ms, change +20.0% [[]+1*%, +2*%], tolerance 5%, 3*",
@@ -133,7 +120,7 @@ def test_regression_reports_everything_that_is_known(gpu):
             "E  *the canary's GEMM was 20% slower than in the baseline; suspect the machine",
             "E  *median step time by rank: 12 to 12 ms",
             f"E  *baseline: {gpu.baselines}/toy-gpu-x2-nccl/test-toy-py-test-one-toy-*.json",
-            "E  *next: if the change is intended, run --update-baselines --aorta-reset-baselines and say why *",
+            "E  *next: if the change is intended, run --update-baselines --aorta-record=replace and say why *",
             "E  *next: if in doubt, compare with another version side by side: --aorta-ab=main (any git ref)",
             "note: test_toy::test_one: straggler: * rank 1 *",
             "note: test_toy::test_one: the canary's GEMM was 20% slower than in the baseline; suspect the machine",
@@ -143,48 +130,48 @@ def test_regression_reports_everything_that_is_known(gpu):
 
 def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
     learned.plant(memory_growth=0.5)
-    result = learned.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["aorta: 1 test, 2 metrics match * [[]-v for the table and 1 note[]]"])
-    result = learned.run("-v")
-    result.stdout.fnmatch_lines(
-        ["note: test_toy::test_one: memory grows within a launch by at least *%; look for a leak"]
-    )
+    learned.run(shows="aorta: 1 test, 2 metrics match * [[]-v for the table and 1 note[]]", passed=1)
+    learned.run("-v", shows="note: test_toy::test_one: memory grows within a launch by at least *%; look for a leak")
 
 
 def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     learned.plant(slowdown=0.8)
     learned.run().assert_outcomes(passed=1)
-    result = learned.run("--aorta-fail-on=improved")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    learned.run("--aorta-fail-on=improved", failed=1).stdout.fnmatch_lines(
         [
             "E  *step_time_p50: improved: 8 ms, baseline 10 ms, change -20.0% *, tolerance 5%, * (the baseline is *",
-            "E  *next: if the change is intended, run --update-baselines --aorta-reset-baselines and say why *",
+            "E  *next: if the change is intended, run --update-baselines --aorta-record=replace and say why *",
         ]
     )
 
 
-def test_second_launch_that_raises_fails_the_test_with_its_evidence(learned):
-    learned.plant(slowdown=1.2, by_launch={"2": {"raises": 1}})
-    result = learned.run("--aorta-results=kept")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E  *LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
-            "E  *plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
-            "aorta: 1 test, 2 launches; 1 test failed without a verdict",
-        ]
-    )
-
-
-def test_second_launch_whose_own_checks_fail_fails_the_test(learned):
-    learned.plant(slowdown=1.2, by_launch={"2": {"wrong": 1}})
-    result = learned.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["E  *WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl", "aorta: 1 test, 2 launches; *"]
-    )
+@pytest.mark.parametrize(
+    ("fault", "options", "lines"),
+    [
+        (
+            {"by_launch": {"2": {"raises": 1}}},
+            ["--aorta-results=kept"],
+            [
+                "LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
+                "plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
+            ],
+        ),
+        (
+            {"by_launch": {"2": {"wrong": 1}}},
+            [],
+            ["WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl"],
+        ),
+        (
+            {"reference": {"raises": 0}},
+            ["--aorta-ab=HEAD"],
+            ["LaunchError: toy at HEAD on 2 cuda ranks: rank exception: rank 0 failed first: *"],
+        ),
+    ],
+    ids=["raises", "own checks", "reference"],
+)
+def test_further_launch_that_fails_fails_the_test_with_its_evidence(versioned_gpu, fault, options, lines):
+    versioned_gpu.plant(slowdown=1.2, **fault)
+    versioned_gpu.run(*options, shows=[*(f"E  *{line}" for line in lines), "aorta: 1 test, * launches; *"], failed=1)
 
 
 COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy'))"
@@ -199,33 +186,58 @@ COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy')
         (8, [], 6, "improved"),
     ],
 )
-def test_comparison_launches_both_until_there_is_a_verdict(gpu, step_ms, arguments, launched, outcome):
+def test_comparison_launches_both_in_alternating_order_until_there_is_a_verdict(
+    gpu, step_ms, arguments, launched, outcome
+):
     gpu.one_test(COMPARE.format(step_ms))
-    result = gpu.run("-v", *arguments)
-    result.stdout.fnmatch_lines(
-        [f"* step_time_p50 * 5% *{launched // 2} *{outcome}*", f"aorta: 1 test, {launched} launches, *"]
-    )
-
-
-def test_comparison_launches_both_in_alternating_order(gpu):
-    gpu.one_test(COMPARE.format(12))
-    gpu.run("--aorta-results=kept").assert_outcomes(failed=1)
+    lines = [f"* step_time_p50 * 5% *{launched // 2} *{outcome}*", f"aorta: 1 test, {launched} launches, *"]
+    gpu.run("-v", "--aorta-results=kept", *arguments, shows=lines)
     plans = sorted((gpu.path / "kept").rglob("plan.json"))
-    assert ['"step_ms": 12' in path.read_text() for path in plans] == [True, False, False, True, True, False]
+    order = [True, False, False, True, True, False][:launched]
+    assert [f'"step_ms": {step_ms}' in path.read_text() for path in plans] == order
 
 
 def test_comparison_that_decides_nothing_says_what_to_do(gpu):
     gpu.one_test(COMPARE.format(10.7))
-    result = gpu.run("--aorta-max-launches=2", "--aorta-fail-on=inconclusive")
-    result.assert_outcomes(failed=1)
+    result = gpu.run("--aorta-max-launches=2", "--aorta-fail-on=inconclusive", failed=1)
     result.stdout.fnmatch_lines(["E  *next: allow more launches (--aorta-max-launches=12), measure more steps, *"])
     assert "--aorta-ab=main" not in text_of(result)
 
 
+@pytest.mark.parametrize(
+    ("slowdown", "planned", "lines", "outcome"),
+    [
+        (1, [""], [], "passed"),
+        (
+            1.2,
+            ["", "", "HEAD", "HEAD", ""],
+            [
+                "* step_time_p50 *12 ms *12 ms * *2 *pass: A/B with HEAD",
+                "aorta: 1 test, 5 launches, 2 metrics match (*)",
+            ],
+            "passed",
+        ),
+        (
+            [1.2, 1.3, 0.8, 1.5, 1, 0.7, 1.2, 1, 1.6, 0.9, 1, 1.3, 0.8],
+            ["", *["", "HEAD", "HEAD", ""] * 3],
+            ["* step_time_p50 * *6 *inconclusive: A/B with HEAD", "aorta: 1 test, 13 launches, *"],
+            "inconclusive",
+        ),
+    ],
+    ids=["one launch decides", "machine is slow", "nothing decides"],
+)
+def test_reference_version_is_launched_where_the_baseline_does_not_decide(
+    versioned_gpu, slowdown, planned, lines, outcome
+):
+    versioned_gpu.plant(slowdown=slowdown)
+    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept", shows=lines)
+    assert result.parseoutcomes() == {outcome: 1}
+    assert versioned_gpu.planned() == planned
+
+
 def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
     versioned_gpu.plant(candidate={"slowdown": 1.2})
-    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept")
-    result.assert_outcomes(failed=1)
+    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept", failed=1)
     line = "step_time_p50: regression: 12 ms, reference 10 ms, change +20.0% [[]+*, +*], tolerance 5%, 3 launches"
     result.stdout.fnmatch_lines(
         [
@@ -236,31 +248,6 @@ def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
     )
     assert "--aorta-ab=main" not in text_of(result)
     assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
-
-
-def test_machine_that_is_slow_for_the_reference_too_is_no_regression(versioned_gpu):
-    versioned_gpu.plant(slowdown=1.2)
-    result = versioned_gpu.run("-v", "--aorta-ab=HEAD")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "* step_time_p50 *12 ms *12 ms * *2 *pass: A/B with HEAD",
-            "aorta: 1 test, 5 launches, 2 metrics match (1 exact, 1 within tolerance)",
-        ]
-    )
-
-
-def test_reference_is_not_launched_where_one_launch_decides(versioned_gpu):
-    result = versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept")
-    result.assert_outcomes(passed=1)
-    assert versioned_gpu.planned() == [""]
-
-
-def test_reference_that_decides_nothing_is_inconclusive(versioned_gpu):
-    versioned_gpu.plant(slowdown=[1.2, 1.3, 0.8, 1.5, 1, 0.7, 1.2, 1, 1.6, 0.9, 1, 1.3, 0.8])
-    result = versioned_gpu.run("--aorta-ab=HEAD")
-    assert_inconclusive(result)
-    result.stdout.fnmatch_lines(["* step_time_p50 * *6 *inconclusive: A/B with HEAD", "aorta: 1 test, 13 launches, *"])
 
 
 SURE = {"deterministic_algorithms": True, "bitwise_reproducible": True}
@@ -285,9 +272,7 @@ LAST = {"4": "4" * 16}
 def test_what_the_code_lost_since_the_reference_version_fails_a_comparison_by_the_test_too(versioned_gpu, plant, line):
     versioned_gpu.one_test("a = workload.run('toy'); workload.compare(a, distributed_world.again(a, reference=True))")
     versioned_gpu.plant(**plant)
-    result = versioned_gpu.run("--aorta-ab=HEAD")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"E  *weight_hash: missing: *(A/B with HEAD, {line})"])
+    versioned_gpu.run("--aorta-ab=HEAD", shows=f"E  *weight_hash: missing: *(A/B with HEAD, {line})", failed=1)
 
 
 def test_variants_of_two_versions_may_differ_in_what_they_record(versioned_gpu):
@@ -299,15 +284,6 @@ def test_variants_of_two_versions_may_differ_in_what_they_record(versioned_gpu):
     versioned_gpu.run("--aorta-ab=HEAD").assert_outcomes(passed=1)
 
 
-def test_failing_launch_of_the_reference_names_it(versioned_gpu):
-    versioned_gpu.plant(candidate={"slowdown": 1.2}, reference={"raises": 0})
-    result = versioned_gpu.run("--aorta-ab=HEAD")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["E  *LaunchError: toy at HEAD on 2 cuda ranks: rank exception: rank 0 failed first: *"]
-    )
-
-
 def test_config_key_that_the_reference_lacks_is_left_out_at_its_default(versioned_gpu):
     yaml = versioned_gpu.path / "workloads/toy/default.yaml"
     new = "  buckets: {type: integer, default: 1, description: new}\n"
@@ -316,8 +292,7 @@ def test_config_key_that_the_reference_lacks_is_left_out_at_its_default(versione
     versioned_gpu.plant(slowdown=1.2)
     versioned_gpu.run("--aorta-ab=HEAD").assert_outcomes(passed=1)
     versioned_gpu.one_test("workload.check(workload.run('toy', buckets=2))")
-    result = versioned_gpu.run("--aorta-ab=HEAD", "--update-baselines", "--aorta-launches=5")
-    result.assert_outcomes(passed=1)
+    versioned_gpu.run("--aorta-ab=HEAD", "--update-baselines", "--aorta-launches=5", passed=1)
     versioned_gpu.plant(slowdown=1.5)
     result = versioned_gpu.run("--aorta-ab=HEAD")
     result.stdout.fnmatch_lines(["E  *SpecError: at HEAD: *workload 'toy' has no config keys [[]'buckets']*"])

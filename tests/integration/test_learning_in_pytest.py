@@ -8,9 +8,7 @@ import pytest
 
 from pytest_aorta.result.provenance import code_digest
 from pytest_aorta.verdict.baseline import read_baseline_file
-from tests.integration.conftest import TOY_YAML
-
-STEADY = [10.0, 10.02, 9.98, 10.01, 9.99, 10.0, 10.03, 9.97, 10.01, 10.0]
+from tests.integration.conftest import STEADY, TOY_YAML
 
 
 def stored(project) -> dict:
@@ -24,9 +22,7 @@ def center_flags(project) -> list[tuple[int, bool]]:
 
 def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
     gpu.plant(step_ms=STEADY)
-    result = gpu.run("--update-baselines")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
+    gpu.run("--update-baselines", passed=1).stdout.fnmatch_lines(
         [
             "aorta: 1 test, 10 launches; 1 baseline measured",
             "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (10 launches in the center, 10 in total, revision 1)",
@@ -35,7 +31,7 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
         ]
     )
     assert center_flags(gpu) == [(1, True)] * 10
-    assert (stored(gpu)["schema_version"], stored(gpu)["forced"]) == (4, {})
+    assert stored(gpu)["forced"] == {}
 
 
 def test_number_of_launches_can_be_chosen(gpu):
@@ -94,13 +90,11 @@ def test_few_launches_that_are_ten_times_slower_are_not_added(gpu, first):
 def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line):
     before = stored(learned)
     learned.plant(**plant)
-    result = learned.run("--update-baselines")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    learned.run("--update-baselines", failed=1).stdout.fnmatch_lines(
         [
             "E  *BaselineError: test_toy.py::test_one::toy: not added *, because it is not shown to be unchanged:",
             f"E  *{line}",
-            "E  *next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
+            "E  *next: if the change is intended, replace the baseline with --update-baselines --aorta-record=replace",
         ]
     )
     assert stored(learned) == before
@@ -108,9 +102,7 @@ def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line)
 
 def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_variance(learned):
     learned.plant(slowdown=1.2)
-    result = learned.run("--update-baselines", "--aorta-reset-baselines")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
+    learned.run("--update-baselines", "--aorta-record=replace", passed=1).stdout.fnmatch_lines(
         [
             "updated toy-gpu-x2-nccl: * (10 launches in the center, 20 in total, revision 2)",
             "  step_time_p50: 10 ms -> 12 ms (+20.0%)",
@@ -149,13 +141,11 @@ def test_baseline_of_another_workload_is_missing_and_recording_starts_a_new_revi
 
 def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
     gpu.plant(slowdown=NOISY)
-    result = gpu.run("--update-baselines")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    gpu.run("--update-baselines", failed=1).stdout.fnmatch_lines(
         [
             "E  *BaselineError: test_toy.py::test_one::toy: not recorded, because the launches are too noisy for *",
             "E  *step_time_p50: standard deviation of launches is 18.*%, too large for a tolerance of 5*",
-            "E  *next: to record it nevertheless, give a reason: --aorta-force-baseline='the reason'",
+            "E  *next: to record it nevertheless, give a reason: --aorta-record='noisy:the reason'",
         ]
     )
     assert gpu.baseline_files() == []
@@ -165,51 +155,29 @@ def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
     ("plant", "line"),
     [
         ({"step_ms": [*STEADY[:5], 15.0, *STEADY[6:]]}, "step_time_p50: launch 6 is an outlier, +4*% from the median"),
-        (
-            {"step_ms": [10 + 0.06 * number for number in range(10)]},
-            "step_time_p50: drifts over the launches by *",
-        ),
+        ({"step_ms": [10 + 0.06 * number for number in range(10)]}, "step_time_p50: drifts over the launches by *"),
         ({"memory_growth": 0.5}, "memory grows within a launch by +*% or more"),
+        ({"by_launch": {"7": {"weight_hash": "f" * 16}}}, "weight_hash: regression: *"),
+        ({"by_launch": {"4": {"raises": 0}}}, "LaunchError: *rank 0 failed first: ValueError: boom"),
     ],
-    ids=["outlier", "drift", "memory"],
+    ids=["outlier", "drift", "memory", "hash", "failed launch"],
 )
-def test_launches_with_an_outlier_a_drift_or_growth_are_refused(gpu, plant, line):
+def test_launches_that_make_no_baseline_fail_the_test(gpu, plant, line):
     gpu.plant(**plant)
-    result = gpu.run("--update-baselines")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"E  *{line}"])
+    gpu.run("--update-baselines", shows=f"E  *{line}", failed=1)
     assert gpu.baseline_files() == []
 
 
 def test_noisy_launches_are_taken_by_force_and_the_reason_is_kept(gpu):
     gpu.plant(slowdown=NOISY)
-    result = gpu.run("--update-baselines", "--aorta-force-baseline=shared machine")
-    result.assert_outcomes(passed=1)
+    result = gpu.run("--update-baselines", "--aorta-record=noisy:shared machine", passed=1)
     result.stdout.fnmatch_lines(["recorded *", "  recorded although it is noisy: shared machine"])
     assert stored(gpu)["forced"] == {"1": "shared machine"}
 
 
 def test_reason_is_not_kept_where_no_force_was_needed(gpu):
-    gpu.run("--update-baselines", "--aorta-force-baseline=in case").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", "--aorta-record=noisy:in case").assert_outcomes(passed=1)
     assert stored(gpu)["forced"] == {}
-
-
-def test_launch_that_fails_while_learning_fails_the_test_and_nothing_is_written(gpu):
-    gpu.plant(by_launch={"4": {"raises": 0}})
-    result = gpu.run("--update-baselines")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["E  *LaunchError: *rank 0 failed first: ValueError: boom", "aorta: 1 test, 4 launches; *"]
-    )
-    assert gpu.baseline_files() == []
-
-
-def test_hash_that_differs_from_launch_to_launch_is_not_recorded(gpu):
-    gpu.plant(by_launch={"7": {"weight_hash": "f" * 16}})
-    result = gpu.run("--update-baselines")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E  *weight_hash: regression: *"])
-    assert gpu.baseline_files() == []
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes.coordinator import start_coordinator
+from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import node_folder
 
 # Only an agent or a launcher that hangs reaches this limit.

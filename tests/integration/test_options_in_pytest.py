@@ -7,212 +7,103 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.verdict.metrics import METRICS
-
-
-def assert_usage_error(result: pytest.RunResult, message: str) -> None:
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert message in result.stderr.str()
-
-
-FAIL_ON = "a comma-separated list of inconclusive, not-applicable, improved, missing, or none"
-BAD_VALUES = [
-    ("gpus", "two", "an integer of 0 or more"),
-    ("gpus", "-1", "an integer of 0 or more"),
-    ("gpus", "1.5", "an integer of 0 or more"),
-    ("gpus", "²", "an integer of 0 or more"),
-    ("timeout", "0", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("timeout", "-5", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("timeout", "inf", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("timeout", "nan", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("timeout", "5s", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("fail_on", "warn", FAIL_ON),
-    ("fail_on", "missing,", FAIL_ON),
-    ("fail_on", "none,missing", FAIL_ON),
-    ("fail_on", "regression", FAIL_ON),
-    ("timeout", "", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("baselines", "", "a folder"),
-    ("results", " ", "a folder"),
-    ("history", "", "a folder"),
-    ("markdown", "findings.txt", "a file whose name ends in .md"),
-    ("markdown", "out/.md", "a file whose name ends in .md"),
-    ("max_launches", "1", "an integer from 2 to 12"),
-    ("max_launches", "13", "an integer from 2 to 12"),
-    ("launches", "x", "an integer from 1 to 50"),
-    ("launches", "0", "an integer from 1 to 50"),
-    ("force_baseline", " ", "a reason, in words"),
-    ("nnodes", "0", "an integer from 1 to 4096"),
-    ("ab", "-f", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
-    ("ab", " ", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
-    ("ab", "python:", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
-]
-BAD_INI_VALUES = [
-    *((name, value, allowed) for name, value, allowed in BAD_VALUES if value.strip()),
-    ("device", "gpu", "one of auto, cuda, cpu"),
-    ("device", "", "one of auto, cuda, cpu"),
-    ("profiler", "perf", "one of torch, nsys, rocprofv3"),
-    ("progress", "maybe", "one of auto, on, off"),
-    ("workloads", "", "a folder"),
-    ("require_gpus", "maybe", "true or false"),
-    ("timeout", "", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("node_launcher", "", "a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'"),
-    ("node_launcher", "srun 'a", "a command, quoted as for a shell (No closing quotation)"),
-    ("profiler_schedule", "active=0", "words such as wait=1 warmup=1 active=3 repeat=2 shapes memory (active is an"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "allowed"), BAD_VALUES)
-def test_bad_option_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
-    flag = "--aorta-" + name.replace("_", "-")
-    result = project.run(f"{flag}={value}")
-    assert_usage_error(result, f"argument {flag}: got {value!r}, allowed is {allowed}")
-
-
-@pytest.mark.parametrize("flag", ["--aorta-device", "--aorta-launcher", "--aorta-profiler"])
-def test_value_that_is_no_choice_is_a_usage_error_of_argparse(project, flag):
-    assert_usage_error(project.run(f"{flag}=gpu"), f"argument {flag}: invalid choice: 'gpu' (choose from ")
-
-
-@pytest.mark.parametrize(("name", "value", "allowed"), BAD_INI_VALUES)
-def test_bad_ini_value_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
-    project.ini(f"aorta_{name} = {value}")
-    assert_usage_error(project.run(), f"ERROR: ini key aorta_{name}: got {value!r}, allowed is {allowed}")
+from pytest_aorta.plan.options import OPTIONS
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("given", "message"),
     [
-        ("--aorta-strict", "--aorta-fail-on=inconclusive,not-applicable,missing"),
-        ("--aorta-fail-improved", "--aorta-fail-on=improved,missing"),
-        ("--aorta-missing-baseline=record", "--aorta-fail-on=none in place of ignore, or --update-baselines in place"),
-        ("--aorta-new-epoch", "--aorta-reset-baselines"),
-        ("--aorta-max-pairs=6", "--aorta-max-launches"),
-        ("--aorta-update-baselines", "--update-baselines"),
-        ("--aorta-durations", "pytest's --durations=N, 0 for all launches"),
-        ("--aorta-workloads=mine", "the ini key aorta_workloads, or -o aorta_workloads=..."),
-        ("--aorta-share-host", "the ini key aorta_share_host, or -o aorta_share_host=..."),
-        ("--aorta-lease-timeout=9", "the ini key aorta_lease_timeout, "),
-        ("--aorta-progress=on", "the ini key aorta_progress, "),
-        ("--aorta-node-launcher=srun", "the ini key aorta_node_launcher, "),
-        ("--aorta-profiler-schedule=wait=1", "the ini key aorta_profiler_schedule, "),
+        (["--aorta-gpus=two"], "argument --aorta-gpus: got 'two', allowed is an integer of 0 or more"),
+        (["--aorta-launcher=mpi"], "argument --aorta-launcher: invalid choice: 'mpi' (choose from "),
+        (["--aorta-strict"], "unrecognized arguments: --aorta-strict"),
+        (["-o", "aorta_gpus=-1"], "ini key aorta_gpus: got '-1', allowed is an integer of 0 or more"),
+        (["-o", "aorta_fail_on=missing warn"], "ini key aorta_fail_on: got ['missing', 'warn'], allowed is a comma-"),
+        (["-o", "aorta_launcher=mpi"], "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
+        (["-o", "aorta_locate=maybe"], "ini key aorta_locate: "),
+        (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
+        (["--aorta-require-gpus", "--aorta-gpus=0"], "--aorta-require-gpus and --aorta-gpus=0 contradict each other"),
+        (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),
+        (["--aorta-launches=3"], "--aorta-launches changes how baselines are recorded; give --update-baselines too"),
+        (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
+        (["--aorta-baselines=file"], "--aorta-baselines=file: {}/file is a file, allowed is a folder"),
+        (["--aorta-results=file/below"], "--aorta-results=file/below: {}/file is a file, allowed is a folder"),
+        (["-o", "aorta_history=file/below"], "--aorta-history=file/below: {}/file is a file, allowed is a folder"),
+        (["--aorta-markdown=file/a.md"], "--aorta-markdown=file/a.md: {}/file is a file, allowed is a folder"),
+        (["--aorta-report=file/a.html"], "--aorta-report=file/a.html: {}/file is a file, allowed is a folder"),
+        (["--aorta-markdown=folder.md"], "--aorta-markdown=folder.md: {}/folder.md is a folder, allowed is a file"),
+        (["--aorta-report=folder.html"], "--aorta-report=folder.html: {}/folder.html is a folder, allowed is a file"),
+        (
+            ["--aorta-report=.html/"],
+            "argument --aorta-report: got '.html/', allowed is a file whose name ends in .html",
+        ),
+        (["--aorta-nnodes=2"], "--aorta-nnodes=2: set the ini key aorta_node_launcher, a command that starts a node "),
+        (
+            ["--aorta-nnodes=2", "-o", "aorta_node_launcher=srun"],
+            "--aorta-nnodes=2: give --aorta-results, a folder on ",
+        ),
+        (["-o", "aorta_profiler=rocprofv3"], "--aorta-profiler=rocprofv3: there is no program rocprofv3 on PATH"),
     ],
 )
-def test_flag_of_an_earlier_version_is_a_usage_error_that_names_the_new_one(project, old, new):
-    assert_usage_error(project.run(old), f"{old.partition('=')[0]} no longer exists; give {new}")
+def test_option_or_ini_value_that_is_not_allowed_is_a_usage_error(project, given, message):
+    project.write("file", "")
+    project.write("folder.md/inside", "")
+    project.write("folder.html/inside", "")
+    result = project.run(*given)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert message.format(project.path) in result.stderr.str()
 
 
-OLD_INI_KEYS = [
-    ("aorta_strict = true", "aorta_strict no longer exists; give aorta_fail_on=inconclusive,not-applicable,missing"),
-    ("aorta_missing_baseline = record", "aorta_missing_baseline no longer exists; give aorta_fail_on=none in place"),
-    ("aorta_fail_improved = true", "aorta_fail_improved no longer exists; give aorta_fail_on=improved,missing"),
-    ("aorta_new_epoch = true", "aorta_new_epoch no longer exists; give aorta_reset_baselines"),
-    ("aorta_durations = true", "aorta_durations no longer exists; give addopts = --durations=N, 0 for all launches"),
-    ("aorta_max_pairs = 12", "aorta_max_pairs no longer exists; give aorta_max_launches"),
-]
+KEYS = {"aorta_timeout": "60", "aorta_gpus": "0", "aorta_locate": "true", "aorta_max_launches": "4"}
+TYPED = """
+from pytest_aorta.plugin.hooks import RUN
+
+def test_one(request):
+    options = request.config.stash[RUN].options
+    assert (options.timeout_s, options.gpus, options.locate, options.max_launches) == (60.0, 0, True, 4)
+    assert sorted(options.fail_on) == ["improved", "missing"]
+"""
 
 
-@pytest.mark.parametrize(("line", "message"), OLD_INI_KEYS)
-def test_ini_key_of_an_earlier_version_is_a_usage_error_that_names_the_new_one(project, line, message):
-    project.ini(line)
-    assert_usage_error(project.run(), f"ERROR: ini key {message}")
+@pytest.mark.parametrize(
+    ("name", "head", "quote", "lists"),
+    [
+        ("own.ini", "[pytest]", "", "aorta_fail_on = missing,improved"),
+        ("pyproject.toml", "[tool.pytest.ini_options]", '"', 'aorta_fail_on = "missing,improved"'),
+        ("pyproject.toml", "[tool.pytest.ini_options]", "", 'aorta_fail_on = ["missing", "improved"]'),
+        pytest.param(
+            *("pytest.toml", "[pytest]", "", 'aorta_fail_on = ["missing", "improved"]'),
+            marks=pytest.mark.skipif(pytest.version_tuple < (9,), reason="older versions do not read pytest.toml"),
+        ),
+    ],
+    ids=["ini", "quoted", "unquoted", "native"],
+)
+def test_ini_keys_take_native_values_and_texts(project, name, head, quote, lists):
+    lines = [f"{key} = {quote}{value}{quote}" for key, value in KEYS.items()]
+    project.write(name, "\n".join([head, *lines, lists]) + "\n")
+    project.write("test_plain.py", TYPED)
+    project.run("-c", name, "-p", "no:hypothesispytest").assert_outcomes(passed=1)
 
 
-def test_overridden_ini_key_of_an_earlier_version_is_a_usage_error_too(project):
-    assert_usage_error(project.run("-o", "aorta_strict=1"), "ERROR: ini key aorta_strict no longer exists; give ")
-
-
-def test_help_has_at_most_twenty_options_and_hides_the_names_of_earlier_versions(project):
+def test_help_lists_each_option_once(project):
     text = project.run("--help").stdout.str()
     group = text.partition("distributed training workloads (pytest-aorta):")[2].partition("\n\n")[0]
     flags = re.findall(r"^  (--[\w-]+)", group, re.MULTILINE)
     assert flags == [option.flag for option in OPTIONS if not option.ini_only]
-    assert len(flags) <= 20
-    assert "--aorta-strict" not in text
-    assert "--aorta-share-host" not in text
-
-
-def test_ini_keys_without_a_flag_are_taken_from_the_command_line_too(project):
-    project.one_test("assert distributed_world._options.share_host")
-    project.run("-o", "aorta_share_host=yes").assert_outcomes(passed=1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--aorta-require-gpus", "--aorta-gpus=0"], "--aorta-require-gpus and --aorta-gpus=0 contradict each other"),
-        (
-            ["--aorta-require-gpus", "--aorta-device=cpu"],
-            "--aorta-require-gpus and --aorta-device=cpu contradict each other",
-        ),
-        (["--aorta-device=cuda", "--aorta-gpus=0"], "--aorta-device=cuda and --aorta-gpus=0 contradict each other"),
-        (
-            ["--aorta-reset-baselines"],
-            "--aorta-reset-baselines changes how baselines are recorded; give --update-baselines too",
-        ),
-        (
-            ["--aorta-force-baseline=noisy"],
-            "--aorta-force-baseline changes how baselines are recorded; give --update-baselines too",
-        ),
-        (
-            ["--aorta-launches=3"],
-            "--aorta-launches=3 sets the number of launches to record; give --update-baselines too, set the ini key "
-            "aorta_launches in place of the flag, or limit the launches of a comparison with --aorta-max-launches",
-        ),
-        (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
-    ],
-)
-def test_options_that_can_not_be_met_are_a_usage_error(project, options, message):
-    assert_usage_error(project.run(*options), message)
-
-
-@pytest.mark.parametrize("option", ["baselines", "results", "history"])
-@pytest.mark.parametrize("place", ["file", "file/below"])
-def test_file_in_the_place_of_a_folder_is_a_usage_error(project, option, place):
-    project.write("file", "")
-    given = f"--aorta-{option}={place}"
-    assert_usage_error(project.run(given), f"{given}: {project.path}/file is a file, allowed is a folder")
-    project.ini(f"aorta_{option} = {place}")
-    assert_usage_error(project.run(), f"--aorta-{option}={place}: ")
-
-
-@pytest.mark.parametrize("given", ["--aorta-markdown=file/a.md", "--aorta-report=file/a.html"])
-def test_report_below_a_file_is_a_usage_error(project, given):
-    project.write("file", "")
-    assert_usage_error(project.run(given), f"{given}: {project.path}/file is a file, allowed is a folder")
-
-
-@pytest.mark.parametrize("given", ["--aorta-markdown=a.md", "--aorta-report=a.html"])
-def test_folder_in_the_place_of_a_report_is_a_usage_error(project, given):
-    folder = project.path / given.partition("=")[2]
-    folder.mkdir()
-    assert_usage_error(project.run(given), f"{given}: {folder} is a folder, allowed is a file")
-
-
-def test_unknown_option_is_a_usage_error(project):
-    assert project.run("--aorta-gpu-count=2").ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_ini_values_are_as_good_as_options(project):
     project.test_file()
-    project.ini("aorta_update_baselines = true", "aorta_baselines = stored", "aorta_results = kept")
-    project.run().assert_outcomes(passed=2)
+    project.ini("aorta_baselines = stored", "aorta_results = kept")
+    project.run("--update-baselines").assert_outcomes(passed=2)
     assert len(list((project.path / "stored").rglob("*.json"))) == 2
     assert len(list((project.path / "kept").iterdir())) == 2
 
 
-@pytest.mark.skipif(pytest.version_tuple < (9,), reason="older versions of pytest do not read pytest.toml")
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("aorta_timeout = 60", 'expects a string, got int: 60; write the value in quotes, as in aorta_timeout = "60"'),
-        ("aorta_strict = true", 'got bool: True; write the value in quotes, as in aorta_strict = "true"'),
-    ],
-)
-def test_toml_value_without_quotes_is_a_usage_error_that_shows_the_quotes(project, line, shown):
-    # pytest.toml replaces the ini file, which turns this plugin off.
-    project.write("pytest.toml", f"[pytest]\naddopts = ['-p', 'no:hypothesispytest']\n{line}\n")
-    assert_usage_error(project.run(), shown)
+def test_baselines_are_updated_by_the_flag_only(project):
+    project.test_file()
+    project.ini("aorta_update_baselines = true")
+    project.run("-W", "ignore::pytest.PytestConfigWarning").assert_outcomes(failed=2)
+    assert project.baseline_files() == []
 
 
 def test_command_line_wins_over_ini(project):
@@ -223,55 +114,46 @@ def test_command_line_wins_over_ini(project):
     assert project.baseline_files() == []
 
 
-def test_ini_flag_works(project):
-    project.test_file()
-    project.ini("aorta_update_baselines = yes")
-    project.run().assert_outcomes(passed=2)
-    assert len(project.baseline_files()) == 2
-
-
 def test_gpus_of_the_ini_file_do_not_keep_a_run_from_cpu_ranks(project):
     project.one_test("assert distributed_world.device == 'cpu'")
     project.ini("aorta_gpus = 8")
-    project.run("--aorta-device=cpu").assert_outcomes(passed=1)
+    project.run("--aorta-gpus=0").assert_outcomes(passed=1)
+
+
+def test_wrong_marker_fails_its_own_test_in_setup_and_no_other(project):
+    project.test_file(
+        "import pytest\n@pytest.mark.world(size=-1)\nclass TestToy:\n"
+        "    def test_bad(self, workload): pass\n"
+        "    @pytest.mark.world(sizes=2)\n    def test_worse(self, workload): pass\n"
+        "def test_good(workload): pass\n"
+    )
+    project.run("-k", "good").assert_outcomes(passed=1, deselected=2)
+    assert project.run("--collect-only").ret == 0
+    project.run("-v", passed=1, errors=2).stdout.fnmatch_lines(
+        [
+            "E *SpecError: marker world: size=-1, allowed is an integer from 1 to 65536 or 'all'",
+            "E *SpecError: marker world(*): got an unexpected keyword argument 'sizes', in (sizes=2)",
+            "aorta: *2 tests failed before a launch",
+        ]
+    )
+
+
+HIDING = "import pytest\n@pytest.fixture\ndef workload(): return 1\n{marks}def test_one(workload): pass\n"
 
 
 @pytest.mark.parametrize(
-    ("mark", "message"),
-    [
-        ("tolerance(step_time_p50='5')", "tolerance of step_time_p50: got '5', allowed is a percentage above 0%"),
-        ("tolerance(step_time_p50='-3%')", "tolerance of step_time_p50: got '-3%', allowed is a percentage above 0%"),
-        (
-            "tolerance(step_time='5%')",
-            "marker tolerance: metrics ['step_time'] are unknown (did you mean 'step_time_p50' or 'step_time_p99' or "
-            f"'step_time_mean'?); allowed are {sorted(METRICS)}",
-        ),
-        ("world(size=0)", "marker world: size=0, allowed is an integer from 1 to 65536 or 'all'"),
-        (
-            "world(sizes=2)",
-            "marker world has no keywords ['sizes'] (did you mean 'size'?); there are ['device', 'nodes', 'size', ",
-        ),
-        ("world(device='gpu')", "marker world: device='gpu', allowed is one of any, cuda, cpu"),
-        ("launch_timeout(0)", "marker launch_timeout takes a number of seconds above 0"),
-        ("overlap('yes')", "marker overlap takes no arguments, got ('yes')"),
-    ],
+    ("given", "outcomes"),
+    [(["-W", "default::pytest.PytestWarning"], {"passed": 1, "warnings": 1}), (["-W", "error"], {"errors": 1})],
 )
-def test_bad_marker_is_a_collection_error_that_names_the_test(project, mark, message):
-    project.one_test("pass", f"@pytest.mark.{mark}")
-    result = project.run("--collect-only")
-    result.assert_outcomes(errors=1)
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert f"test_toy.py::test_one: {message}" in result.stdout.str()
+def test_fixture_that_hides_that_of_the_plugin_is_reported(project, given, outcomes):
+    project.write("test_toy.py", HIDING.format(marks="@pytest.mark.tolerance(nonsense='2%')\n"))
+    result = project.run(*given, **outcomes)
+    result.stdout.fnmatch_lines(["*a fixture named workload hides that of pytest-aorta: *markers are not checked*"])
 
 
-def test_bad_marker_of_a_class_is_found_in_each_of_its_tests(project):
-    project.test_file(
-        "import pytest\n@pytest.mark.world(size=-1)\nclass TestToy:\n"
-        "    def test_a(self, workload): pass\n    def test_b(self, workload): pass\n"
-    )
-    text = project.run("--collect-only").stdout.str()
-    assert "test_toy.py::TestToy::test_a: marker world: size=-1" in text
-    assert "test_toy.py::TestToy::test_b: marker world: size=-1" in text
+def test_fixture_of_the_same_name_is_not_reported_in_a_suite_without_markers_of_the_plugin(project):
+    project.write("test_toy.py", HIDING.format(marks=""))
+    project.run("-W", "error").assert_outcomes(passed=1)
 
 
 def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch(project):
@@ -280,9 +162,8 @@ def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch
         "@pytest.mark.numerics('fp8')\ndef test_other(): pass\n"
         "@pytest.mark.world(4, backend='gloo')\ndef test_by_name(request): request.getfixturevalue('workload')\n"
     )
-    result = project.run()
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E *SpecError: marker world has no keywords [[]'backend'[]]; *"])
+    result = project.run(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E *SpecError: marker world(*): got an unexpected keyword argument 'backend', *"])
 
 
 def without_installed_plugins(project, monkeypatch, *options: str) -> pytest.RunResult:
@@ -295,9 +176,9 @@ def test_marker_of_pytest_timeout_is_an_error_that_names_launch_timeout_where_th
     project, monkeypatch
 ):
     project.one_test("pass", "@pytest.mark.timeout(9)")
-    result = without_installed_plugins(project, monkeypatch, "--collect-only")
+    result = without_installed_plugins(project, monkeypatch)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*test_toy.py::test_one: marker timeout: *not installed*launch_timeout(SECONDS)"])
+    result.stdout.fnmatch_lines(["*SpecError: marker timeout: *not installed*launch_timeout(SECONDS)"])
 
 
 @pytest.mark.parametrize("options", [[], ["-p", "no:timeout", "-W", "ignore::pytest.PytestUnknownMarkWarning"]])
@@ -318,7 +199,7 @@ def test_marker_named_timeout_of_a_test_without_launches_is_ignored(project, mon
 
 
 def test_markers_are_documented(project):
-    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.world(size=2, device='any'): ranks to launch*"])
+    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.world(size=2, device='any', *): ranks to launch*"])
 
 
 GPU_TEST = "@pytest.mark.world(size=4, device='cuda')"
@@ -326,9 +207,7 @@ GPU_TEST = "@pytest.mark.world(size=4, device='cuda')"
 
 def test_gpu_test_is_skipped_with_needed_and_given_and_counted(project):
     project.one_test("workload.run('toy')", GPU_TEST)
-    result = project.run("-rs")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(
+    project.run("-rs", skipped=1).stdout.fnmatch_lines(
         ["aorta: no test launched; 1 test skipped for lack of devices", "SKIPPED * needs 4 GPUs, 0 given"]
     )
 
@@ -344,9 +223,7 @@ ALL_GPUS = "@pytest.mark.world(size='all')"
 def test_workload_that_needs_more_than_all_gpus_of_the_run_lacks_devices(project, options, outcome):
     project.gpus(1)
     project.one_test("workload.check(workload.run('toy'))", ALL_GPUS)
-    result = project.run("-rs", *options)
-    result.assert_outcomes(**{outcome: 1})
-    result.stdout.fnmatch_lines(["*workload 'toy' needs at least 2 GPUs, 1 given*"])
+    result = project.run("-rs", *options, shows="*workload 'toy' needs at least 2 GPUs, 1 given*", **{outcome: 1})
     result.stdout.fnmatch_lines(
         ["aorta: no test launched; 1 test " + ("skipped for lack of devices" if outcome == "skipped" else "failed*")]
     )
@@ -362,8 +239,7 @@ def test_required_gpus_that_a_later_workload_lacks_fail_the_test(project):
     project.gpus(1)
     project.write("train.py", "")
     project.one_test("workload.run_script('train.py'); workload.run('toy')", ALL_GPUS)
-    result = project.run("--aorta-require-gpus")
-    result.assert_outcomes(failed=1)
+    result = project.run("--aorta-require-gpus", failed=1)
     result.stdout.no_fnmatch_line("*skipped for lack of devices*")
 
 
@@ -391,9 +267,7 @@ def test_visible_device_that_is_none_is_reported_in_the_header_and_by_its_test(p
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c")
     project.one_test("workload.run('toy')")
-    result = project.run()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(
+    project.run(errors=1).stdout.fnmatch_lines(
         [
             "aorta: CUDA_VISIBLE_DEVICES names 'GPU-c', *",
             "E  *DevicesUnavailable: CUDA_VISIBLE_DEVICES names 'GPU-c', *",
@@ -408,6 +282,4 @@ def test_required_gpus_do_not_matter_to_a_test_of_cpu_ranks(project):
 
 def test_too_many_cpu_ranks_are_skipped_with_needed_and_limit(project):
     project.one_test("workload.run('toy')", "@pytest.mark.world(size=60000, device='cpu')")
-    result = project.run("-rs")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED * needs 60000 ranks; * cores take at most * CPU ranks"])
+    project.run("-rs", shows="SKIPPED * needs 60000 ranks; * cores take at most * CPU ranks", skipped=1)

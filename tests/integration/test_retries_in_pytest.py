@@ -249,8 +249,7 @@ def test_tests_that_failed_before_a_launch_are_counted(reported):
 
 def test_devices_that_had_to_be_there_are_a_failure_before_a_launch(reported):
     reported.write("test_toy.py", FAILING)
-    result = reported.run("--aorta-require-gpus", "-k", "test_devices")
-    result.assert_outcomes(errors=1)
+    result = reported.run("--aorta-require-gpus", "-k", "test_devices", errors=1)
     result.stdout.fnmatch_lines(["aorta: no test launched; 1 test failed before a launch"])
     assert reported.summary()["tests"] == {"error": 1}
 
@@ -258,9 +257,7 @@ def test_devices_that_had_to_be_there_are_a_failure_before_a_launch(reported):
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["one process", "xdist"])
 def test_wrong_marker_is_counted_once(reported, workers):
     reported.write("test_toy.py", "import pytest\n\n@pytest.mark.world(ranks=2)\ndef test_one(workload):\n    pass\n")
-    result = reported.run(*workers)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["aorta: no test launched; 1 test failed before a launch"])
+    reported.run(*workers, shows="aorta: no test launched; 1 test failed before a launch", errors=1)
     assert reported.summary()["tests"] == {"error": 1}
     assert "test_toy.py::test_one" in page(reported)
     assert "<details><summary><code>test_toy.py::test_one</code></summary>" in step_summary(reported)
@@ -269,7 +266,6 @@ def test_wrong_marker_is_counted_once(reported, workers):
 
 def test_session_without_our_tests_has_no_section(reported):
     reported.write("test_plain.py", "def test_plain():\n    raise ValueError\n")
-    result = reported.run()
-    result.assert_outcomes(failed=1)
+    result = reported.run(failed=1)
     result.stdout.no_fnmatch_line("*failed before a launch*")
     assert not (reported.path / "step.md").exists()

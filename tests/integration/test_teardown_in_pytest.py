@@ -42,8 +42,7 @@ def test_comparison_in_the_teardown_of_a_fixture_is_recorded_and_counted(reporte
     result.stdout.fnmatch_lines(["aorta: 1 test, 2 launches; 1 baseline measured"])
     [file] = reported.baseline_files()
     assert len(read_baseline_file(file).launches) == 2
-    result = reported.run(*workers)
-    result.stdout.fnmatch_lines(["aorta: 1 test, 2 metrics match *"])
+    reported.run(*workers, shows="aorta: 1 test, 2 metrics match *")
     assert (reported.summary()["tests"], reported.summary()["verdicts"]) == ({"passed": 1}, {"pass": 2})
     assert 'name="aorta.weight_hash.verdict" value="pass"' in (reported.path / "junit.xml").read_text()
 
@@ -52,17 +51,13 @@ def test_regression_in_the_teardown_of_a_fixture_fails_the_test_once(reported):
     reported.test_file(CHECKS_IN_TEARDOWN)
     assert reported.run(*UPDATE).ret == pytest.ExitCode.OK
     reported.plant(weight_hash="1" * 16)
-    result = reported.run()
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["aorta: 1 test, 1 regression, 1 metric matches *"])
+    reported.run(shows="aorta: 1 test, 1 regression, 1 metric matches *", passed=1, errors=1)
     assert (reported.summary()["tests"], reported.summary()["verdicts"]) == ({"error": 1}, {"regression": 1, "pass": 1})
 
 
 def test_baselines_of_a_teardown_that_fails_afterwards_are_not_written(reported):
     reported.test_file(CHECKS_IN_TEARDOWN.replace("check(results[0])", "check(results[0])\n    raise ValueError"))
-    result = reported.run(*UPDATE)
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["not recorded, because the test failed: *"])
+    reported.run(*UPDATE, shows="not recorded, because the test failed: *", passed=1, errors=1)
     assert reported.baseline_files() == []
 
 

@@ -24,8 +24,7 @@ def test_teardown(torn): pass
 
 def test_tracebacks_of_other_tests_contain_no_frame_of_the_plugin(project):
     project.write("test_plain.py", PLACES)
-    result = project.run()
-    result.assert_outcomes(failed=1, errors=2, passed=1)
+    result = project.run(failed=1, errors=2, passed=1)
     text = result.stdout.str()
     for place in ("setup", "call", "teardown"):
         assert f"ValueError: in the {place}" in text
@@ -40,9 +39,7 @@ def test_error_of_an_added_marker_shows_no_frame_of_the_plugin(project):
         "def added(request): request.node.add_marker(pytest.mark.tolerance(bogus='5%'))\n"
         "def test_one(workload): pass\n",
     )
-    result = project.run()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["E  *SpecError: marker tolerance: metrics [[]'bogus'[]] are unknown*"])
+    result = project.run(shows="E  *SpecError: marker tolerance: metrics [[]'bogus'[]] are unknown*", errors=1)
     assert "hooks.py" not in result.stdout.str()
 
 

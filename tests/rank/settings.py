@@ -6,7 +6,7 @@ from functools import cache
 
 from aorta_workloads.common.settings import read_settings
 
-from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.workloads import find_workload, resolve_config
 
 _spec = cache(find_workload)
 

@@ -6,22 +6,24 @@ import dataclasses
 import json
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.plan.device_kind import Device
+from pytest_aorta.plan.device_kind import Backend, Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.options.values import FailOn, LauncherKind
+from pytest_aorta.plan.options import FailOn, LauncherKind, Options, Recording
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import PLAN_FILE
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.provenance import Provenance
+from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.metrics import Metric, Tolerance
 from pytest_aorta.verdict.noise import default_variance
@@ -48,25 +50,19 @@ def gpus(count: int, model: str = H200) -> list[Device]:
 def make_options(**changes: Any) -> Options:
     defaults = Options(
         gpus=None,
-        device="auto",
         require_gpus=False,
         update_baselines=False,
         baselines_dir=Path("baselines"),
         results_dir=None,
         timeout_s=300.0,
         fail_on=frozenset({FailOn.MISSING}),
-        share_host=False,
-        lease_timeout_s=10.0,
         workload_dirs=(),
         launcher=LauncherKind.TORCHRUN,
         launches=10,
-        reset_baselines=False,
-        force_baseline=None,
+        recording=Recording(),
         max_launches=6,
         locate=False,
-        profiler=None,
-        profiler_schedule=None,
-        progress="off",
+        profiling=None,
         ab=None,
         nnodes=1,
         node_launcher=(),
@@ -136,6 +132,28 @@ def make_verdict(outcome: Outcome, **changes: Any) -> Verdict:
     return replace(verdict, **changes)
 
 
+def ran(count: int, *, failed: int = 0, traces: Sequence[str] = ()) -> tuple[LaunchNote, ...]:
+    """Return the launches of a record; the last ``failed`` left no result, and the first has notes on traces."""
+    return tuple(
+        LaunchNote("torchrun", {"wall": 1.0}, number < count - failed, tuple(traces) if number == 0 else ())
+        for number in range(count)
+    )
+
+
+def compared(case: str, *launches: LaunchFacts, side: Side = Side.CANDIDATE, **changes: Any) -> Comparison:
+    """Return a comparison of launches of one side."""
+    return Comparison(case, launches=tuple(ComparedLaunch(side, facts) for facts in launches), **changes)
+
+
+def make_record(nodeid: str, rows: Sequence[Verdict] = (), *, notes: Sequence[str] = (), **changes: Any) -> TestRecord:
+    """Return the record of a test with one launch and one comparison for each case that ``rows`` have."""
+    cases = dict.fromkeys(row.case for row in rows) or dict.fromkeys(["case"] if notes else [])
+    comparisons = tuple(Comparison(case, rows=tuple(row for row in rows if row.case == case)) for case in cases)
+    if notes:
+        comparisons = (replace(comparisons[0], notes=tuple(notes)), *comparisons[1:])
+    return replace(TestRecord(nodeid, comparisons=comparisons, launches=ran(1), outcome="passed"), **changes)
+
+
 def make_baseline(**changes: Any) -> Baseline:
     defaults = Baseline(
         case="tests/test_a.py::test_x::fsdp",
@@ -177,7 +195,9 @@ def rank_values(**changes: Any) -> dict[str, Any]:
         loss=[3.0, 2.0, 1.0],
         environment={"torch": "2.11.0", "device": "cpu"},
     )
-    return to_builtins(defaults) | changes
+    names = OF_PROFILE | {"overlap_problem": "problem"}
+    profile = {names[name]: changes.pop(name) for name in changes.keys() & names.keys()}
+    return to_builtins(defaults) | changes | ({"profile": profile} if profile else {})
 
 
 def write_ranks(run_dir: Path, *ranks: dict[str, Any]) -> None:
@@ -203,34 +223,61 @@ def make_provenance(**changes: Any) -> Provenance:
     return replace(defaults, **changes)
 
 
+# Arguments of make_result with one entry per rank, and the names of RankResult and Profile that they set.
+BY_RANK = {"memory_bytes": "memory_bytes", "boundary_hashes": "boundary_hashes", "elapsed": "elapsed_sec"}
+BY_NAME = {"rank_metrics": "metrics", "canary_before": "canary_before", "canary_after": "canary_after"}
+OF_PROFILE = {
+    "overlap": "steps", "overlap_as_run": "as_run", "head_start": "head_start", "timeline": "timeline",
+    "kernels": "kernels", "collectives": "collectives",
+}  # fmt: skip
+ON_EVERY_RANK = {
+    "weight_hashes", "loss", "grad_norm", "tensor_hashes", "environment", "main_work_started",
+    "configured_iterations", "total_iterations",
+}  # fmt: skip
+
+
 def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:
+    """Return a result of toy ranks; values of ranks are given by rank, as the properties of a result have them."""
     steps = len(rank_step_times_ms[0])
-    defaults = WorkloadResult(
-        schema_version=SCHEMA_VERSION,
-        workload="toy",
-        config={"steps": steps},
-        world_size=len(rank_step_times_ms),
-        device="cpu",
-        backend="gloo",
-        platform=f"cpu-x{len(rank_step_times_ms)}-gloo",
-        launcher="torchrun",
-        passed=True,
-        failure_count=0,
-        first_failure_iteration=None,
-        failure_details=[],
-        configured_iterations=steps,
-        total_iterations=steps,
-        main_work_started=True,
-        elapsed_sec=1.0,
-        rank_step_times_ms=rank_step_times_ms,
-        rank_metrics={},
-        weight_hashes={},
-        loss=[],
-        environment={"torch": "2.11.0", "device": "cpu", "hostname": "not kept"},
-        launch_times_s={"wall": 1.0},
-        wait_ms=[[] for _ in rank_step_times_ms],
-        memory_bytes=[[] for _ in rank_step_times_ms],
-        canary_before={},
-        canary_after={},
-    )
-    return replace(defaults, **changes)
+    ranks = [_rank(times, number, changes) for number, times in enumerate(rank_step_times_ms)]
+    own = {"passed", "failure_count", "failure_details", "elapsed_sec", "overlap_problem"}
+    of_ranks = own | BY_RANK.keys() | BY_NAME.keys() | OF_PROFILE.keys() | ON_EVERY_RANK
+    values = {
+        "schema_version": SCHEMA_VERSION,
+        "workload": "toy",
+        "config": {"steps": steps},
+        "world_size": len(ranks),
+        "device": DeviceKind.CPU,
+        "backend": Backend.GLOO,
+        "platform": f"cpu-x{len(ranks)}-gloo",
+        "launcher": LauncherKind.TORCHRUN,
+        "launch_times_s": {"wall": 1.0},
+        "provenance": make_provenance(),
+        "wait_ms": [[] for _ in ranks],
+        "ranks": ranks,
+    }
+    return WorkloadResult(**values | {name: value for name, value in changes.items() if name not in of_ranks})
+
+
+def _rank(times: list[float], number: int, changes: dict[str, Any]) -> RankResult:
+    given = {ours: changes[name][number] for name, ours in BY_RANK.items() if changes.get(name)}
+    for name, ours in BY_NAME.items():
+        given[ours] = {key: values[number] for key, values in changes.get(name, {}).items()}
+    profile = {ours: changes[name][number] for name, ours in OF_PROFILE.items() if len(changes.get(name, ())) > number}
+    profile["problem"] = changes.get("overlap_problem", "")
+    given |= {name: changes[name] for name in ON_EVERY_RANK if name in changes}
+    if number == 0:
+        given |= {name: changes[name] for name in ("passed", "failure_count") if name in changes}
+    details = changes.get("failure_details", [])
+    defaults = {
+        "passed": True,
+        "failure_count": 0,
+        "configured_iterations": len(times),
+        "total_iterations": len(times),
+        "step_times_ms": times,
+        "elapsed_sec": changes.get("elapsed_sec", 1.0),
+        "failures": [detail for detail in details if detail.rank == number],
+        "environment": {"torch": "2.11.0", "device": "cpu", "hostname": "not kept"},
+        "profile": Profile(**profile),
+    }
+    return RankResult(**defaults | given)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.result.trace.kineto.events import BOUNDARY
+from pytest_aorta.result.trace.kineto_events import BOUNDARY
 
 TRAINING, BACKWARD, GLOO = 100, 101, 200
 # The origin is far from zero, as in real traces: microseconds since a recent moment, with nanoseconds as decimals.

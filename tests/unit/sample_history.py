@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.result.provenance import UTC_FORMAT
-from pytest_aorta.session.history.entries import HistoryEntry, HistoryVerdict, MeasuredLaunch, Side
+from pytest_aorta.session.history import HistoryEntry
+from pytest_aorta.session.record import ComparedLaunch, Side
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict
+from tests.unit.builders import make_facts
+from tests.unit.builders import make_verdict as verdict
 
+STATISTICS = ("p50", "p99", "mean", "tail5", "max")
 PLATFORM = "nvidia-h200-x8-nccl"
 # 2026-01-05 03:00 UTC; a commit every three hours.
 BEGAN_S = 1_767_582_000
@@ -28,34 +33,40 @@ def moment_of(number: int) -> str:
     return time.strftime(UTC_FORMAT, time.gmtime(BEGAN_S + COMMIT_S * number))
 
 
-def make_launch(**changes: object) -> MeasuredLaunch:
-    defaults = MeasuredLaunch(
-        side=Side.CANDIDATE,
-        measured_at=moment_of(0),
-        block="0123456789ab",
-        launcher="torchrun",
-        commit=commit_of(0),
-        branch="main",
-        dirty=False,
-        torch="2.11.0",
-        accelerator="NVIDIA H200",
-        profiler="",
-        values={"step_time_p50": 10.0},
-    )
-    return replace(defaults, **changes)
+def make_launch(
+    values: Mapping[str, float | str] | None = None,
+    *,
+    side: Side = Side.CANDIDATE,
+    number: int = 0,
+    torch: str = "2.11.0",
+    **changes: Any,
+) -> ComparedLaunch:
+    """Return a launch of commit ``number`` that measured ``values``, and 10 ms where no step time is given."""
+    found = dict(values or {"step_time_p50": 10.0})
+    weights = found.pop("weight_hash", None)
+    known = {
+        "recorded_at": moment_of(number),
+        "commit": commit_of(number),
+        "branch": "main",
+        "dirty": False,
+        "num_steps": 200,
+        "environment": {"torch": torch, "device": "cuda", "device_name": "NVIDIA H200"},
+        "step_time_ms": {name: found.pop(f"step_time_{name}", 10.0) for name in STATISTICS},
+        "weight_hashes": {"10": weights} if weights else {},
+        "final_loss": found.pop("final_loss", None),
+        "metrics": found,
+    }
+    return ComparedLaunch(side, make_facts(**known | changes))
 
 
-def make_verdict(**changes: object) -> HistoryVerdict:
-    defaults = HistoryVerdict("step_time_p50", "pass", "baseline", 10.0, 10.0, 0.0, -0.001, 0.001)
-    return replace(defaults, **changes)
+def make_verdict(**changes: Any) -> Verdict:
+    known = {"value": 10.0, "baseline": 10.0, "delta": 0.0, "low": -0.001, "high": 0.001}
+    return verdict(Outcome.PASS, **known | changes)
 
 
 def make_entry(number: int = 0, *values: float, **changes: object) -> HistoryEntry:
     """Return the comparison of commit ``number``, with one launch per value of ``step_time_p50``."""
-    launches = tuple(
-        make_launch(commit=commit_of(number), measured_at=moment_of(number), values={"step_time_p50": value})
-        for value in values or (10.0,)
-    )
+    launches = tuple(make_launch({"step_time_p50": value}, number=number) for value in values or (10.0,))
     defaults = HistoryEntry(
         run=f"{time.strftime('%Y%m%dT%H%M%S.000000Z', time.gmtime(BEGAN_S + COMMIT_S * number))}-{number:08x}",
         command="pytest -m overlap",
@@ -67,7 +78,7 @@ def make_entry(number: int = 0, *values: float, **changes: object) -> HistoryEnt
         revision=1,
         launches=launches,
     )
-    return replace(defaults, **changes)
+    return defaults.replace(**changes)
 
 
 def entries_of(values: Sequence[float], **changes: object) -> list[HistoryEntry]:
@@ -80,7 +91,7 @@ def write_history(folder: Path, entries: Sequence[HistoryEntry]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[str]] = defaultdict(list)
     for entry in entries:
-        runs[entry.run].append(json.dumps(entry.to_json()) + "\n")
+        runs[entry.run].append(entry.to_line())
     for run, lines in runs.items():
         (folder / f"{run}.jsonl").write_text("".join(lines), encoding="utf-8")
 
@@ -102,9 +113,8 @@ def _entry(rng: random.Random, case: int, number: int, age: float, launches: int
     label = f"tests/test_training.py::test_step[{case}]"
     measured = [block_ms * rng.gauss(1, 0.0013) for _ in range(launches)]
     baseline_ms = base_ms * (1.03 * 0.96 if age >= 0.7 else 1.0)
-    verdict = make_verdict(value=measured[0], baseline=baseline_ms, change=measured[0] / baseline_ms - 1)
-    return replace(
-        make_entry(number),
+    verdict = make_verdict(value=measured[0], baseline=baseline_ms, delta=measured[0] / baseline_ms - 1)
+    return make_entry(number).replace(
         test=label,
         case=f"{label}::fsdp",
         revision=2 if age >= 0.7 else 1,
@@ -113,10 +123,9 @@ def _entry(rng: random.Random, case: int, number: int, age: float, launches: int
     )
 
 
-def _launch(rng: random.Random, number: int, age: float, step_ms: float) -> MeasuredLaunch:
+def _launch(rng: random.Random, number: int, age: float, step_ms: float) -> ComparedLaunch:
     return make_launch(
-        commit=commit_of(number),
-        measured_at=moment_of(number),
+        number=number,
         torch="2.11.0" if age < 0.5 else "2.12.0",
         values={
             "step_time_p50": step_ms,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,15 @@ import numpy as np
 from pytest_aorta.common.files import slug, write_json
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.reading import read_result
-from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import OverlapCapture, overlap_of
-from pytest_aorta.session.record import Compared, TestRecord
-from pytest_aorta.session.rounds import joined, settle, settle_pairs
-from pytest_aorta.session.text import comparison_text
-from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline_file, write_baseline
+from pytest_aorta.result.trace.overlap import Profile, overlap_of, union
+from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
+from pytest_aorta.session.rounds import comparison_text, in_pairs, joined, settle, with_baseline
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, write_baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance, measured_values
+from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import default_priors, make_provenance, make_result, replace, stamp
+from tests.unit.builders import default_priors, make_provenance, make_result, ran, replace, stamp
 
 PLATFORM = "nvidia-h200-x8-nccl"
 HANG = """\
@@ -100,7 +97,7 @@ def make_varied_run(folder: Path, *, ranks: int = 4, steps: int = 120, seed: int
     return [
         _ab_record(folder, rng, ranks, steps),
         _record(Plan("test_scripts.py::test_on_cpu_ranks", step_ms=31.0, device="cpu"), folder, rng, 2, steps),
-        _failed("test_llama.py::test_late_rank", RAISED, num_launches=3, num_failed_launches=1),
+        _failed("test_llama.py::test_late_rank", RAISED, ran(3, failed=1)),
         _failed(
             "test_llama.py::test_misspelled", "SpecError: no workload named 'lama_fsdp2' (did you mean 'llama_fsdp2'?)"
         ),
@@ -110,100 +107,97 @@ def make_varied_run(folder: Path, *, ranks: int = 4, steps: int = 120, seed: int
     ]
 
 
-def _failed(name: str, failure: str, **launches: int) -> TestRecord:
-    return TestRecord(f"tests/{name}", outcome="failed", failure=failure, can_launch=True, **launches)
+def _failed(name: str, failure: str, launches: tuple[LaunchNote, ...] = ()) -> TestRecord:
+    return TestRecord(f"tests/{name}", outcome="failed", failure=failure, can_launch=True, launches=launches)
 
 
 @dataclass
-class _Side:
-    """The launches of one side of a comparison, whose folders are appended to ``folders``."""
+class _Test:
+    """A test with one comparison, whose launches are written below ``folder``.
 
-    plan: Plan
-    place: Path
-    folders: list[str]
+    Attributes:
+        sides: Side -> what its launches are like.
+        launches: The launches so far.
+    """
+
+    folder: Path
+    sides: dict[Side, Plan]
     rng: np.random.Generator
     ranks: int
     steps: int
+    launches: list[ComparedLaunch] = field(default_factory=list)
 
-    def launch(self) -> LaunchFacts:
+    def launch(self, side: Side) -> LaunchFacts:
         """Write the result of one more launch and return its facts."""
-        result = one_launch(self.plan, self.rng, self.ranks, self.steps)
-        place = self.place / f"{len(self.folders) + 1:02d}-{self.plan.workload}"
+        plan = self.sides[side]
+        result = one_launch(plan, self.rng, self.ranks, self.steps)
+        place = self.folder / slug(self.nodeid) / side / f"{len(self.launches) + 1:02d}-{plan.workload}"
         place.mkdir(parents=True)
         write_json(place / "result.json", result.to_json())
-        self.folders.append(str(place))
-        return launch_facts(result)
+        self.launches.append(ComparedLaunch(side, launch_facts(result), str(place)))
+        return self.launches[-1].facts
 
-    def first(self) -> WorkloadResult:
-        """Return the result of the first launch."""
-        return read_result(Path(self.folders[0]) / "result.json")
+    @property
+    def plan(self) -> Plan:
+        """Return what the candidate's launches are like."""
+        return self.sides[Side.CANDIDATE]
 
+    @property
+    def nodeid(self) -> str:
+        """Return the test's node id."""
+        return f"tests/{self.plan.name}"
 
-def _begin(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, steps: int) -> tuple[TestRecord, Compared]:
-    """Return the record of a test with one comparison, whose baseline is written if the plan has one."""
-    nodeid = f"tests/{plan.name}"
-    case = f"{nodeid}::{plan.workload}"
-    platform = plan.platform(ranks)
-    compared = Compared(case, baseline=str(baseline_path(folder / "baselines", platform, case)))
-    if plan.has_baseline:
-        before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
-        facts = (launch_facts(one_launch(before, rng, ranks, steps)) for _ in range(10))
-        dated = tuple(StoredLaunch(one.replace(recorded_at=stamp(86400))) for one in facts)
-        write_baseline(folder / "baselines", Baseline(case, nodeid, platform, plan.workload, {"steps": steps}, dated))
-    return TestRecord(nodeid, outcome="passed", num_launches=1, compared=[compared]), compared
+    def stored(self) -> StoredComparison:
+        """Write the baseline, if the plan has one, and return a comparison with it."""
+        plan, case = self.plan, f"{self.nodeid}::{self.plan.workload}"
+        platform, baseline = plan.platform(self.ranks), None
+        if plan.has_baseline:
+            before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
+            facts = (launch_facts(one_launch(before, self.rng, self.ranks, self.steps)) for _ in range(10))
+            dated = tuple(StoredLaunch(replace(one, recorded_at=stamp(86400))) for one in facts)
+            baseline = Baseline(case, self.nodeid, platform, plan.workload, {"steps": self.steps}, dated)
+            write_baseline(self.folder / "baselines", baseline)
+        file = str(baseline_path(self.folder / "baselines", platform, case))
+        return StoredComparison(case, {"steps": self.steps}, baseline, plan.marked, default_priors, 5, file)
 
-
-def _stored(plan: Plan, compared: Compared, steps: int) -> StoredComparison:
-    baseline = read_baseline_file(Path(str(compared.baseline))) if plan.has_baseline else None
-    return StoredComparison(
-        compared.case, {"steps": steps}, baseline, plan.marked, default_priors, 5, str(compared.baseline)
-    )
-
-
-def _end(
-    record: TestRecord, compared: Compared, told: Verdicts, first: WorkloadResult, launches: list[LaunchFacts]
-) -> None:
-    record.verdicts, record.notes = list(told.rows), list(told.notes)
-    record.num_launches = len(compared.candidate) + len(compared.reference)
-    compared.measured = measured_values(launches)
-    if failing := told.failing({Outcome.MISSING}):
-        record.outcome = "failed"
-        shown = baseline_path(Path("baselines"), first.platform, compared.case)
-        record.failure = comparison_text(failing, first, launches, shown, told.notes, record.nodeid)
+    def record(self, comparison: StoredComparison, verdicts: Verdicts) -> TestRecord:
+        """Return the record of the test, which fails on a failing or missing verdict."""
+        platform = self.plan.platform(self.ranks)
+        ended = Comparison(
+            comparison.case,
+            platform=platform,
+            workload=self.plan.workload,
+            launches=tuple(self.launches),
+            rows=verdicts.rows,
+            notes=verdicts.notes,
+            baseline=comparison.file,
+        )
+        found = TestRecord(self.nodeid, outcome="passed", comparisons=(ended,), launches=ran(len(self.launches)))
+        if failing := verdicts.failing({Outcome.MISSING}):
+            shown = replace(ended, baseline=str(baseline_path(Path("baselines"), platform, ended.case)))
+            return replace(found, outcome="failed", failure=comparison_text(shown, failing, self.nodeid))
+        return found
 
 
 def _record(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, steps: int) -> TestRecord:
     if plan.hangs:
-        return _failed(plan.name, HANG, num_launches=1, num_failed_launches=1)
-    record, compared = _begin(plan, folder, rng, ranks, steps)
-    side = _Side(plan, folder / slug(record.nodeid), compared.candidate, rng, ranks, steps)
-    launches = [side.launch()]
-    told = settle(_stored(plan, compared, steps), launches, side.launch)
-    _end(record, compared, told, side.first(), launches)
-    return record
+        return _failed(plan.name, HANG, ran(1, failed=1))
+    test = _Test(folder, {Side.CANDIDATE: plan}, rng, ranks, steps)
+    comparison = test.stored()
+    return test.record(comparison, settle(with_baseline(comparison, test.launch(Side.CANDIDATE)), test.launch))
 
 
 def _ab_record(folder: Path, rng: np.random.Generator, ranks: int, steps: int) -> TestRecord:
     """Return a test whose times an A/B decides, since the baseline has another torch; steps take 3.6 times as long."""
     plan = Plan("test_llama.py::test_compiled[8b]", "llama_simple_fsdp", 24.0, slower=2.6)
-    record, compared = _begin(plan, folder, rng, ranks, steps)
-    place = folder / slug(record.nodeid)
-    here = _Side(plan, place / "candidate", compared.candidate, rng, ranks, steps)
-    there = _Side(
-        replace(plan, slower=0.04, commit="0ddba115" * 5, branch=None),
-        place / "reference",
-        compared.reference,
-        rng,
-        ranks,
-        steps,
-    )
+    other = replace(plan, slower=0.04, commit="0ddba115" * 5, branch=None)
+    test = _Test(folder, {Side.CANDIDATE: plan, Side.REFERENCE: other}, rng, ranks, steps)
+    comparison = test.stored()
     timing = [name for name, metric in METRICS.items() if metric.kind is MetricKind.TIMING and metric.default]
-    paired = PairedComparison(compared.case, plan.marked, default_priors, timing[:3], 5, "origin/main")
-    candidates: list[LaunchFacts] = []
-    settled = settle_pairs(paired, candidates, [], here.launch, there.launch)
-    told = joined(_stored(plan, compared, steps).judge(candidates[:1]), settled)
-    _end(record, compared, told, here.first(), candidates)
-    return record
+    paired = PairedComparison(comparison.case, plan.marked, default_priors, timing[:3], 5, "origin/main")
+    settled = settle(in_pairs(paired), test.launch)
+    first = next(launch.facts for launch in test.launches if launch.side is Side.CANDIDATE)
+    return test.record(comparison, joined(comparison.judge([first]), settled))
 
 
 def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> WorkloadResult:
@@ -236,7 +230,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
     )
 
 
-def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: int = 16) -> OverlapCapture:
+def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: int = 16) -> Profile:
     """Return a step whose all-gathers run ahead of compute; with little hidden, compute waits for each all-gather."""
     gemm = step_ms / layers / 3.4
     lanes: dict[str, list[tuple[float, float]]] = {

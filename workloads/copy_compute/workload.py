@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -82,7 +81,7 @@ class CopyComputeWorkload(Workload):
         )
         found = profiled(result, self._overlapped, settings.profile_steps, self._device)
         # Overlap metrics are about communication, which this workload does not have, so none are added.
-        return replace(found, metrics=result.metrics)
+        return found.replace(metrics=result.metrics)
 
     def telemetry(self) -> Telemetry:
         """Return the stream spans of the sampled steps."""

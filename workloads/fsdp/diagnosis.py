@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_aorta.worker import FailureDetail
 
@@ -198,10 +198,10 @@ def _alone(present: int, absent: int, operation: str) -> str:
 def _with_values(detail: FailureDetail, mismatch: Mismatch, index: int) -> FailureDetail:
     count = int(mismatch.count)
     if math.isfinite(mismatch.actual):
-        return replace(detail, count=count, index=index, expected=mismatch.expected, actual=mismatch.actual)
+        return detail.replace(count=count, index=index, expected=mismatch.expected, actual=mismatch.actual)
     # A result contains only finite numbers, so the cause reports this value as text.
     cause = f"first at index {index}: expected {mismatch.expected:g}, got {mismatch.actual}"
-    return replace(detail, count=count, cause=cause)
+    return detail.replace(count=count, cause=cause)
 
 
 def _shift(expected: float, actual: float) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -137,8 +136,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             saved_state.save(folder, self._model, self._optimizer)
         result = measured.result(settings.steps, self._device, any_cpu=self.is_same_on_any_cpu)
         assert result.grad_norm is not None
-        result = replace(
-            result,
+        result = result.replace(
             environment=result.environment | {"attention": settings.model.attention} | self._chosen(),
             metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm[-1]),
             weight_hashes=self._hashes.weight_hashes,

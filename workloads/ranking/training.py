@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
@@ -112,7 +111,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         measured, weight_hashes = self._measure()
         result = measured.result(self._settings.steps, self._device, any_cpu=not self._settings.compile.enabled)
         metrics = self._metrics(sum(result.step_times_ms) / 1e3)
-        result = replace(result, metrics=metrics, weight_hashes=weight_hashes)
+        result = result.replace(metrics=metrics, weight_hashes=weight_hashes)
         return profiled(result, self._train_step, self._settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:

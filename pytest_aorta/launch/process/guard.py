@@ -133,7 +133,7 @@ class Guard:
             self.looked_s = now_s
             states = {folder: state_of(folder) for folder in self.started()}
             self.note_suspended(states)
-            gone = any(is_gone(folder, state) for folder, state in states.items()) and not self.is_stopping()
+            gone = any(_is_gone(folder, state) for folder, state in states.items()) and not self.is_stopping()
             self.first_gone_s = (self.first_gone_s or now_s) if gone else None
         if self.first_gone_s is not None and now_s - self.first_gone_s > GONE_S:
             return "rank_gone"
@@ -212,7 +212,7 @@ class Guard:
 
     def stop(self) -> list[int]:
         """End every descendant and return those that could not be killed."""
-        if has_children():
+        if _has_children():
             with suppress(ProcessLookupError):
                 os.kill(self.agent_pid, signal.SIGTERM) if self.agent_status is None else None
             if self.agent_status is None:
@@ -232,12 +232,12 @@ class Guard:
     def wait_for_none(self, limit_s: float) -> None:
         """Wait until no descendant is left, at most ``limit_s`` seconds."""
         deadline_s = time.monotonic() + limit_s
-        while has_children() and time.monotonic() < deadline_s:
+        while _has_children() and time.monotonic() < deadline_s:
             time.sleep(0.02)
             self.reap()
 
 
-def has_children() -> bool:
+def _has_children() -> bool:
     """Return whether this process has a child, including zombies; a process without a child has no descendant."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -249,13 +249,13 @@ def has_children() -> bool:
 def descendants() -> set[int]:
     """Return the process ids of all living descendants; zombies count until they are reaped."""
     # Reading the processes of a host with many cores, each with its kernel threads, takes a tenth of a second.
-    if not has_children():
+    if not _has_children():
         return set()
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib is slower, and this runs in a loop
         if entry.isdigit():
             with suppress(OSError, ValueError):
-                parent = int(fields_of(int(entry))[1])
+                parent = int(_fields_of(int(entry))[1])
                 children.setdefault(parent, []).append(int(entry))
     found: set[int] = set()
     waiting = [os.getpid()]
@@ -267,7 +267,7 @@ def descendants() -> set[int]:
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(2), which the standard library does not wrap."""
+    """Set an attribute of this process, with a system call that the standard library does not wrap."""
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
@@ -293,7 +293,7 @@ def state_of(folder: Path) -> str | None:
     except (OSError, ValueError):
         return None
     try:
-        fields = fields_of(pid)
+        fields = _fields_of(pid)
     except OSError:
         return ENDED[-1]
     # Fields 9 and 31, the flags and the pending signals. A suspended process has neither before it is killed.
@@ -301,7 +301,7 @@ def state_of(folder: Path) -> str | None:
     return ENDING if is_ending and fields[0] not in (SUSPENDED, *ENDED) else fields[0]
 
 
-def is_gone(folder: Path, state: str | None) -> bool:
+def _is_gone(folder: Path, state: str | None) -> bool:
     """Return whether a folder's rank, which is in ``state``, has ended without a result and without an error."""
     # Look for these files last: a rank writes them before it ends.
     return state in ENDED and not (folder / "result.json").exists() and not (folder / "error.json").exists()
@@ -310,13 +310,13 @@ def is_gone(folder: Path, state: str | None) -> bool:
 def exit_code(folder: Path) -> int | None:
     """Return the exit code of a folder's rank, negative for a signal; None if its parent has waited for it."""
     with suppress(OSError, ValueError, IndexError):
-        fields = fields_of(int(_tail(folder / "pid")))
+        fields = _fields_of(int(_tail(folder / "pid")))
         # Field 52 of proc_pid_stat(5), in the form of waitpid(2).
         return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in ENDED else None
     return None
 
 
-def fields_of(pid: int) -> list[str]:
+def _fields_of(pid: int) -> list[str]:
     """Return the fields of ``/proc/PID/stat``, from the third field, the process's state, on.
 
     Raises:
@@ -358,7 +358,7 @@ def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
         os.write(spec["verdict_fd"], json.dumps(verdict).encode())
 
 
-def start_torchrun(argv: list[str]) -> int:
+def _start_torchrun(argv: list[str]) -> int:
     """Start the agent's program and return its process id."""
     prepare = partial(prepare_agent, os.getpid())
     environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
@@ -374,7 +374,7 @@ def start_torchrun(argv: list[str]) -> int:
 def main() -> None:
     """Guard the launch described by the first argument."""
     spec = json.loads(sys.argv[1])
-    guard_launch(spec, lambda: start_torchrun(spec["argv"]))
+    guard_launch(spec, lambda: _start_torchrun(spec["argv"]))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes, write_json, write_text
-from pytest_aorta.common.frames import is_harness
+from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import (

@@ -24,7 +24,7 @@ from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.process.rank import without_collection
-from pytest_aorta.launch.readiness import is_readable
+from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     stopped = StoppedRanks()
     logging.getLogger(STOPPING_LOGGER).addFilter(stopped)
     arguments = parse_args(argv[1:])
-    store = join_rendezvous(Path(argv[0]), arguments)
+    store = _join_rendezvous(Path(argv[0]), arguments)
     os.environ[variables.AGENT_PID] = str(os.getpid())
     try:
         run(arguments)
@@ -112,7 +112,7 @@ class Endpoint(Model, frozen=True):
     port: int
 
 
-def join_rendezvous(run_dir: Path, arguments: argparse.Namespace) -> object:
+def _join_rendezvous(run_dir: Path, arguments: argparse.Namespace) -> object:
     """Add the endpoint of the rendezvous to torchrun's arguments; return the store, which serves as long as it lives.
 
     torchrun's c10d rendezvous unpickles its state, which anyone who reaches the store can write. The static rendezvous

@@ -13,10 +13,9 @@ import jinja2
 from markupsafe import Markup
 
 from pytest_aorta.report.data import Report
-from pytest_aorta.report.lanes import collective_overlaps, rank_overlaps
 from pytest_aorta.report.page import rows
-from pytest_aorta.report.page.interval import REACH, interval_marks
-from pytest_aorta.report.page.plots import case_plots, numbers_a_launch
+from pytest_aorta.report.page.rows import REACH, case_plots, interval_marks, numbers_a_launch
+from pytest_aorta.report.timeline import collective_overlaps, rank_overlaps
 from pytest_aorta.verdict.metrics import METRICS
 
 MAX_FAILURE_CHARACTERS = 20_000

@@ -1,18 +1,20 @@
-"""Builds the rows of the page's tables."""
+"""What the page shows of each test: rows of verdicts, their intervals, and the values that its script draws."""
 
 from __future__ import annotations
 
-import itertools
+import base64
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
-from pytest_aorta.report.provenance import provenance_pairs
+from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_pairs
+from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -23,6 +25,7 @@ SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.PASS, Outcome.NOT_APPLICABLE
 UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3
+_SIDES = ("candidate", "reference")
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class RankTimes:
+class _RankTimes:
     """The step times of one rank in a launch, in milliseconds; ``lag_ms`` is None where waits were not measured."""
 
     rank: int
@@ -48,14 +51,6 @@ class RankTimes:
     p99_ms: float
     max_ms: float
     lag_ms: float | None
-
-
-@dataclass(frozen=True)
-class ProvenanceTable:
-    """The time, host and version of each side's measurements: side -> label -> value, and the labels in order."""
-
-    labels: tuple[str, ...]
-    sides: Mapping[str, Mapping[str, str]]
 
 
 def severity(verdict: Verdict) -> int:
@@ -126,45 +121,34 @@ def compared_with(verdict: Verdict) -> str:
     return f"stored baseline, revision\N{NO-BREAK SPACE}{reference.revision}"
 
 
-def provenance_of_report(report: Report) -> ProvenanceTable:
-    """Return the time, host and version of both sides' measurements, over all tests.
+def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:
+    """Return the time, host and version of both sides' measurements, over all tests: side -> label -> value.
 
     If no launch left a result, only the version and the command are known.
     """
     if report.run and not report.has_result:
-        return ProvenanceTable(tuple(label for label, _ in report.run), {report.candidate: dict(report.run)})
+        return {report.candidate: dict(report.run)}
     cases = [case for test in report.tests for case in test.cases]
     names = {case.reference_name for case in cases if case.reference}
     name = names.pop() if len(names) == 1 else AB_REFERENCE
-    return _provenance(
-        {
-            report.candidate: [launch.facts for case in cases for launch in case.candidate],
-            name: [launch.facts for case in cases for launch in case.reference],
-        }
-    )
+    candidates, references = ([launch.facts for case in cases for launch in getattr(case, side)] for side in _SIDES)
+    return _provenance({report.candidate: candidates, name: references})
 
 
-def provenance_of_case(case: Case, candidate: str) -> ProvenanceTable:
+def provenance_of_case(case: Case, candidate: str) -> dict[str, dict[str, str]]:
     """Return the time, host and version of the launches of each side of a case."""
-    return _provenance(
-        {
-            candidate: [launch.facts for launch in case.candidate],
-            case.reference_name: [launch.facts for launch in case.reference],
-            case.baseline_name: case.baseline.center_launches if case.baseline else (),
-        }
-    )
+    stored = case.baseline.center_launches if case.baseline else ()
+    candidates, references = ([launch.facts for launch in getattr(case, side)] for side in _SIDES)
+    return _provenance({candidate: candidates, case.reference_name: references, case.baseline_name: stored})
 
 
-def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> ProvenanceTable:
-    found: dict[str, dict[str, str]] = {}
+def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> dict[str, dict[str, str]]:
+    found = {}
     for name, launches in sides.items():
-        values: dict[str, list[str]] = {}
-        for label, value in itertools.chain.from_iterable(map(provenance_pairs, launches)):
-            values.setdefault(label, []).append(value)
-        if values:
-            found[name] = {label: _joined(label, texts) for label, texts in values.items()}
-    labels = dict.fromkeys(itertools.chain.from_iterable(found.values()))
-    return ProvenanceTable(tuple(labels), found)
+        if launches:
+            columns = zip(*map(provenance_pairs, launches), strict=True)
+            found[name] = {pairs[0][0]: _joined(pairs[0][0], [value for _, value in pairs]) for pairs in columns}
+    return found
 
 
 def _joined(label: str, values: Sequence[str]) -> str:
@@ -177,13 +161,13 @@ def _joined(label: str, values: Sequence[str]) -> str:
     return "; ".join([*shown, f"and {len(distinct) - len(shown)} more"] if len(distinct) > len(shown) else shown)
 
 
-def rank_times(launch: Launch) -> list[RankTimes]:
+def rank_times(launch: Launch) -> list[_RankTimes]:
     """Return one row per rank."""
     times_ms = np.asarray(launch.result.rank_step_times_ms)
     columns = np.quantile(times_ms, (0.5, 0.99, 1.0), axis=1).T.tolist()
     lags = launch.facts.rank_lag_ms
     return [
-        RankTimes(rank, p50, p99, peak, lags[rank] if lags else None) for rank, (p50, p99, peak) in enumerate(columns)
+        _RankTimes(rank, p50, p99, peak, lags[rank] if lags else None) for rank, (p50, p99, peak) in enumerate(columns)
     ]
 
 
@@ -219,3 +203,165 @@ def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Diff
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+# Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
+REACH = 30.0
+WIDTH = 100.0
+
+
+@dataclass(frozen=True)
+class _IntervalMarks:
+    """Positions from 0 to :data:`WIDTH`; ``left`` and ``right`` say whether an end lies beyond the drawing.
+
+    ``times_allowed`` is the size of the change as text, in tolerances.
+    """
+
+    low: float
+    middle: float
+    high: float
+    lower_limit: float
+    zero: float
+    upper_limit: float
+    left: bool
+    right: bool
+    times_allowed: str
+
+
+def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
+    """Return the positions to draw; None where a verdict has no change or no tolerance."""
+    tolerance = verdict.tolerance.value
+    if verdict.delta is None or not tolerance:
+        return None
+    low = verdict.delta if verdict.low is None else verdict.low
+    high = verdict.delta if verdict.high is None else verdict.high
+    low_at, middle, high_at = (_position(end / tolerance) for end in (low, verdict.delta, high))
+    return _IntervalMarks(
+        low_at,
+        middle,
+        high_at,
+        lower_limit=_position(-1.0),
+        zero=_position(0.0),
+        upper_limit=_position(1.0),
+        left=low < -REACH * tolerance,
+        right=high > REACH * tolerance,
+        times_allowed=_times(abs(verdict.delta) / tolerance),
+    )
+
+
+def _position(tolerances: float) -> float:
+    """Return the position of a change; the scale has no kink where it becomes logarithmic."""
+    return round((_scaled(tolerances) / _scaled(REACH) + 1) / 2 * WIDTH, 1)
+
+
+def _scaled(tolerances: float) -> float:
+    size = min(abs(tolerances), REACH)
+    return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
+
+
+def _times(tolerances: float) -> str:
+    return (
+        f"{tolerances:,.1f}\N{MULTIPLICATION SIGN}"
+        if tolerances < 9.95
+        else f"{tolerances:,.0f}\N{MULTIPLICATION SIGN}"
+    )
+
+
+# Names of the sides that have launches of their own.
+CANDIDATE, REFERENCE = "candidate", "reference"
+# Numbers in the whole page: 16 characters encode three numbers, so this limit is 2.7 MB.
+MAX_NUMBERS = 500_000
+_LEAST_NUMBERS = 4_000
+# Fractions of steps that a baseline's sample of twenty steps per launch resolves. Its p99 and maximum are stored.
+_SAMPLE_FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95)
+FRACTIONS = (*_SAMPLE_FRACTIONS, 0.99, 1.0)
+
+
+def numbers_a_launch(report: Report) -> int:
+    """Return how many step times per launch the page may contain, so that the page of a large session still opens."""
+    launches = sum(len(case.candidate) + len(case.reference) for test in report.tests for case in test.cases)
+    return max(_LEAST_NUMBERS, MAX_NUMBERS // max(1, launches))
+
+
+def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
+    """Return the step times of each launch, their quantiles, the ranges of the other sides, and a step's timeline."""
+    sides = ((CANDIDATE, case.candidate), (REFERENCE, case.reference))
+    return {
+        "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
+        "fractions": FRACTIONS,
+        "curves": [_step_quantiles(launch) for launch in case.candidate],
+        "bands": list(_bands(case)),
+        "reference": case.reference_name,
+        "timeline": _timeline(case.candidate),
+    }
+
+
+def _encoded(values: npt.ArrayLike) -> str:
+    """Return the values as little-endian float32 in base64."""
+    return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
+
+
+def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
+    times_ms = np.asarray(launch.result.rank_step_times_ms)
+    block = -(-times_ms.size // max_numbers)
+    # Readers look for slow steps, so the slowest step is drawn where several steps share a point.
+    starts = np.arange(0, times_ms.shape[1], block)
+    return {
+        "side": side,
+        "number": launch.number,
+        "block": block,
+        "num_steps": times_ms.shape[1],
+        "ranks": [_encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
+    }
+
+
+def _step_quantiles(launch: Launch) -> list[float]:
+    """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`."""
+    return _rounded(np.quantile(launch.result.step_times_ms, FRACTIONS))
+
+
+def _stored_quantiles(facts: LaunchFacts) -> list[float]:
+    times = facts.step_time_ms
+    return [*_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)), times["p99"], times["max"]]
+
+
+def _bands(case: Case) -> Iterator[dict[str, Any]]:
+    """Yield the ranges of the A/B reference and of the stored baseline, as far as the case has them."""
+    if case.reference:
+        curves = [_step_quantiles(launch) for launch in case.reference]
+        yield _band(REFERENCE, case.reference_name, curves, [launch.facts for launch in case.reference])
+    if case.baseline:
+        center = case.baseline.center_launches
+        yield _band("baseline", case.baseline_name, [_stored_quantiles(facts) for facts in center], center)
+
+
+def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Sequence[LaunchFacts]) -> dict[str, Any]:
+    """Return the lowest, middle and highest launch of a side, at each fraction of steps and of the medians."""
+    p50s = [facts.step_time_ms["p50"] for facts in launches]
+    return {
+        "side": side,
+        "name": name,
+        "low": np.min(curves, axis=0).tolist(),
+        "middle": np.median(curves, axis=0).tolist(),
+        "high": np.max(curves, axis=0).tolist(),
+        "p50": _rounded([min(p50s), float(np.median(p50s)), max(p50s)]),
+        "launches": len(curves),
+    }
+
+
+def _timeline(launches: Sequence[Launch]) -> dict[str, Any] | None:
+    """Return the timeline of the first profiled launch; None where no launch was profiled."""
+    for launch in launches:
+        if any(launch.result.timeline):
+            ranks = [drawn_lanes(lanes) for lanes in launch.result.timeline]
+            steps = [rank[-1].step_ms for rank in launch.result.overlap if rank]
+            ends = [end for lanes in ranks for intervals in lanes.values() for _, end in intervals]
+            return {
+                "step_ms": max([*steps, *ends]),
+                "ranks": [{name: _encoded(lane) for name, lane in lanes.items()} for lanes in ranks],
+            }
+    return None
+
+
+def _rounded(values: npt.ArrayLike) -> list[float]:
+    return [float(f"{value:.6g}") for value in np.asarray(values, dtype=float).ravel()]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from statistics import median
+from typing import Annotated, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from pytest_aorta.common.model import Milliseconds, Model
+from pytest_aorta.common.model import Count, Milliseconds, Model, NotNegative, Positive
 
 # Suffix of the names of overlap metrics if the host could not be ahead of the device.
 AS_RUN = "_as_run"
@@ -34,8 +35,7 @@ class Collective(StrEnum):
 CollectiveKind: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(Collective)})$")]
 
 
-@dataclass(frozen=True)
-class CollectiveTime:
+class CollectiveTime(Model, frozen=True):
     """The communication of one kind in a profiled step on one rank, as lengths of unions of intervals.
 
     Attributes:
@@ -43,8 +43,8 @@ class CollectiveTime:
         hidden_ms: The part of ``total_ms`` during which the rank also computes.
     """
 
-    total_ms: float
-    hidden_ms: float
+    total_ms: NotNegative
+    hidden_ms: NotNegative
 
     @property
     def exposed_ms(self) -> float:
@@ -52,8 +52,7 @@ class CollectiveTime:
         return self.total_ms - self.hidden_ms
 
 
-@dataclass(frozen=True)
-class HeadStart:
+class HeadStart(Model, frozen=True):
     """Lead of the host over the device in the profiled steps of one rank, which are captured a few at a time.
 
     Attributes:
@@ -67,16 +66,15 @@ class HeadStart:
         late_steps: Number of further steps that do not count, since the host was late in all attempts to capture them.
     """
 
-    lead_ms: float
-    attempts: int
-    step_ratio: float | None
+    lead_ms: NotNegative
+    attempts: Positive
+    step_ratio: NotNegative | None
     succeeded: bool
     blocked_by: str | None = None
-    late_steps: int = 0
+    late_steps: Count = 0
 
 
-@dataclass(frozen=True)
-class StepOverlap:
+class StepOverlap(Model, frozen=True):
     """The breakdown of one profiled step's time on one rank, as lengths of unions of intervals within the step.
 
     Lengths are in milliseconds.
@@ -94,14 +92,14 @@ class StepOverlap:
             communicates; 0 where waits are not separated from communication.
     """
 
-    step_ms: float
-    compute_ms: float
-    comm_ms: float
-    copy_ms: float
-    idle_ms: float
-    hidden_comm_ms: float
-    collectives: dict[str, CollectiveTime] = field(default_factory=dict)
-    exposed_wait_ms: float = 0.0
+    step_ms: Annotated[float, Meta(gt=0)]
+    compute_ms: NotNegative
+    comm_ms: NotNegative
+    copy_ms: NotNegative
+    idle_ms: NotNegative
+    hidden_comm_ms: NotNegative
+    collectives: dict[CollectiveKind, CollectiveTime] = field(default_factory=dict)
+    exposed_wait_ms: NotNegative = 0.0
 
     @property
     def exposed_comm_ms(self) -> float:
@@ -133,12 +131,6 @@ class StepOverlap:
             excess_ms[f"{kind} is more than comm_ms"] = time.total_ms - self.comm_ms
             excess_ms[f"hidden_ms of {kind} is more than hidden_comm_ms"] = time.hidden_ms - self.hidden_comm_ms
         return next((rule for rule, excess in excess_ms.items() if excess > _ROUNDING_MS), None)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StepOverlap:
-        """Build the step from an entry of a validated document."""
-        times = {kind: CollectiveTime(**time) for kind, time in data["collectives"].items()}
-        return cls(**{**data, "collectives": times})
 
 
 class FamilyTime(Model, frozen=True):
@@ -177,8 +169,7 @@ class Call:
         return replace(self, num_bytes=None) if self.kind is Collective.ALL_TO_ALL else self
 
 
-@dataclass(frozen=True)
-class CollectiveCalls:
+class CollectiveCalls(Model, frozen=True):
     """The calls of one rank that are of one kind, group and size, in the order of all ranks of the group.
 
     Attributes:
@@ -190,13 +181,68 @@ class CollectiveCalls:
         ms: Duration of each call in the profiled steps in milliseconds, in order.
     """
 
-    kind: str
-    group: str
-    group_size: int | None
-    num_bytes: int | None
-    ms: list[float]
+    kind: CollectiveKind
+    group: Annotated[str, Meta(max_length=4096)]
+    group_size: Positive | None
+    num_bytes: Count | None
+    ms: Annotated[list[NotNegative], Meta(max_length=4096)]
 
     @property
     def key(self) -> Call:
         """Return the key of these calls, which the calls of the group's other ranks have too."""
         return Call(Collective(self.kind), self.group, self.group_size, self.num_bytes).key
+
+
+# A lane of a timeline -> ``[begin_ms, end_ms]`` of each interval, from the beginning of the step.
+LaneName: TypeAlias = Annotated[str, Meta(pattern=f"^(compute|copy|wait|{'|'.join(Collective)})$")]
+Timeline: TypeAlias = dict[LaneName, Annotated[list[list[NotNegative]], Meta(max_length=1000)]]
+
+
+class Profile(Model, frozen=True, omit_defaults=True):
+    """The profiled steps of one rank.
+
+    Attributes:
+        steps: One breakdown per step; empty if there is a ``problem``, or if no step was profiled.
+        timeline: Lanes of the last profiled step, ``compute``, ``copy``, ``wait`` and the collectives' names, as
+            ``[begin_ms, end_ms]`` from the beginning of the step; if a lane has too many intervals to draw, the
+            shortest gaps are closed.
+        head_start: Lead of the host in the profiled steps; None on CPU ranks and if no step was profiled.
+        as_run: Breakdowns of the same steps without a head start; empty on CPU ranks.
+        kernels: Time and calls per profiled step of each kernel family, or on CPU ranks of each operator without the
+            operators that it calls; at most 64 entries: if there are more, the last one sums the shortest.
+        collectives: The calls of collectives in the profiled steps.
+        problem: The reason why steps were profiled without a result; empty if ``steps`` has entries or no step was
+            profiled.
+    """
+
+    steps: list[StepOverlap] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=dict)
+    head_start: HeadStart | None = None
+    as_run: list[StepOverlap] = field(default_factory=list)
+    kernels: Kernels = field(default_factory=dict)
+    collectives: Annotated[list[CollectiveCalls], Meta(max_length=64)] = field(default_factory=list)
+    problem: Annotated[str, Meta(max_length=1000)] = ""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run; none without steps.
+
+        If a head start was tried and failed, the steps show the host's delay. The overlap metrics are then those of the
+        steps as they run, with ``_as_run`` after their names, so that nothing compares them with a baseline.
+        """
+        if not self.steps:
+            return {}
+        suffix = AS_RUN if self.head_start and not self.head_start.succeeded else ""
+        found = {
+            f"{name}{suffix}": value for name, value in _overlap_metrics(self.as_run if suffix else self.steps).items()
+        }
+        if self.as_run:
+            found["device_idle_ms"] = median(step.idle_ms for step in self.as_run)
+        return found
+
+
+def _overlap_metrics(steps: Sequence[StepOverlap]) -> dict[str, float]:
+    """Return ``exposed_comm_ms``, a mean over steps, and ``overlap_ratio`` over all steps if they communicate."""
+    exposed_ms = sum(step.exposed_comm_ms for step in steps)
+    comm_ms = sum(step.comm_ms for step in steps)
+    found = {"exposed_comm_ms": exposed_ms / len(steps)}
+    return found | ({"overlap_ratio": (comm_ms - exposed_ms) / comm_ms} if comm_ms else {})

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Annotated
 
@@ -149,14 +149,14 @@ def joined_calls(parts: Sequence[Sequence[CollectiveCalls]]) -> list[CollectiveC
     longest = (
         sorted(every, key=lambda calls: -sum(calls.ms))[:MAX_COLLECTIVES] if len(every) > MAX_COLLECTIVES else every
     )
-    return [replace(calls, ms=calls.ms[:MAX_CALLS]) for calls in longest]
+    return [calls.replace(ms=calls.ms[:MAX_CALLS]) for calls in longest]
 
 
 def _joined(same: Sequence[CollectiveCalls]) -> CollectiveCalls:
     durations_ms = [duration for calls in same for duration in calls.ms]
     sizes = [calls.num_bytes * len(calls.ms) for calls in same if calls.num_bytes is not None]
     num_bytes = sum(sizes) // len(durations_ms) if len(sizes) == len(same) else None
-    return replace(same[0], num_bytes=num_bytes, ms=durations_ms)
+    return same[0].replace(num_bytes=num_bytes, ms=durations_ms)
 
 
 def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[Call, dict[int, list[CollectiveCalls]]]:

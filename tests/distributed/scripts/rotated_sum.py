@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.worker import recorder
 
 BYTES_OF_ONE_ORDER = 64

@@ -6,13 +6,12 @@ import json
 import resource
 from pathlib import Path
 
+import pynvml
 import pytest
 
+from pytest_aorta.cli import doctor
 from pytest_aorta.cli import main as cli
-from pytest_aorta.cli.doctor import command as doctor_command
-from pytest_aorta.cli.doctor import host as doctor
-from pytest_aorta.cli.doctor import torch_probe as doctor_torch
-from pytest_aorta.cli.doctor.host import MIB, NOTE, OK, PROBLEM
+from pytest_aorta.cli.doctor import MIB, NOTE, OK, PROBLEM
 from pytest_aorta.launch.leases import lease, mark_bad
 from pytest_aorta.plan.device_kind import AMD, NVIDIA
 from tests.unit.builders import gpus, replace
@@ -48,40 +47,59 @@ def test_gpus_of_two_models_are_noted():
     assert states(doctor.device_findings([*gpus(1), *gpus(1, "NVIDIA A100")])) == [OK, NOTE]
 
 
+CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+
+
 @pytest.mark.parametrize(
-    ("value", "state"), [("0,1", OK), ("", OK), ("1", OK), ("0,7", PROBLEM), ("0,0", PROBLEM), ("gpu0", PROBLEM)]
+    ("environ", "vendor", "expected", "said"),
+    [
+        ({CUDA: "0,1"}, NVIDIA, [OK], ""),
+        ({CUDA: ""}, NVIDIA, [OK], ""),
+        ({CUDA: "1"}, NVIDIA, [OK], ""),
+        ({CUDA: "0,7"}, NVIDIA, [PROBLEM], "names 2 and gives 1 of 2 GPUs"),
+        ({CUDA: "0,0"}, NVIDIA, [PROBLEM], "names 2 and gives "),
+        ({CUDA: "gpu0"}, NVIDIA, [PROBLEM], "gives 0 of 2 GPUs"),
+        ({HIP: "0", CUDA: "1"}, AMD, [OK, OK, PROBLEM], "HIP goes by the former"),
+        ({HIP: "0", CUDA: "0"}, AMD, [OK, OK], ""),
+        ({ROCR: "0"}, NVIDIA, [OK, NOTE], "mean nothing to these GPUs"),
+        ({"NCCL_P2P_DISABLE": "1", "PATH": "x"}, NVIDIA, [NOTE], "configure collectives: NCCL_P2P_DISABLE=1"),
+    ],
 )
-def test_visible_devices_that_name_more_than_they_give_are_a_problem(value, state):
-    assert states(doctor.variable_findings({"CUDA_VISIBLE_DEVICES": value}, NVIDIA, 2)) == [state]
+def test_variables_that_hide_devices_or_configure_collectives_are_judged(environ, vendor, expected, said):
+    found = doctor.variable_findings(environ, vendor, 2)
+    assert states(found) == expected
+    assert said in found[-1].text
 
 
-def test_two_variables_of_amd_that_differ_are_a_problem():
-    environ = {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}
-    assert "HIP goes by the former" in problem(doctor.variable_findings(environ, AMD, 2)).text
-    assert PROBLEM not in states(doctor.variable_findings(environ | {"CUDA_VISIBLE_DEVICES": "0"}, AMD, 2))
+@pytest.mark.parametrize(
+    ("changes", "has_infiniband", "short"),
+    [
+        ({}, False, ""),
+        (dict.fromkeys(LIMITS, resource.RLIM_INFINITY), True, ""),
+        ({"nofile": 1024}, False, "nofile"),
+        ({"nproc": 100}, False, "nproc"),
+        ({}, True, "memlock"),
+    ],
+)
+def test_low_limit_is_a_problem_and_locked_memory_counts_with_infiniband(changes, has_infiniband, short):
+    found = doctor.limit_findings(LIMITS | changes, 8, has_infiniband)
+    assert [finding.text.partition(":")[0] for finding in found if finding.state == PROBLEM] == [short] * bool(short)
+    assert len(found) == 3
 
 
-def test_variables_of_amd_are_noted_on_nvidia():
-    assert states(doctor.variable_findings({"ROCR_VISIBLE_DEVICES": "0"}, NVIDIA, 2)) == [OK, NOTE]
+@pytest.mark.parametrize(("version", "expected"), [(13000, (13, 0)), (12040, (12, 4)), (None, None)])
+def test_version_of_cuda_comes_from_the_driver(monkeypatch, version, expected):
+    def asked():
+        if version is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return version
 
-
-def test_variables_of_transports_are_noted_with_their_values():
-    [found] = doctor.variable_findings({"NCCL_P2P_DISABLE": "1", "PATH": "x"}, NVIDIA, 2)
-    assert (found.state, found.text) == (NOTE, "variables configure collectives: NCCL_P2P_DISABLE=1")
-
-
-def test_ample_limits_are_well():
-    assert states(doctor.limit_findings(LIMITS, 8, False)) == [OK, OK, OK]
-    assert states(doctor.limit_findings(dict.fromkeys(LIMITS, resource.RLIM_INFINITY), 8, True)) == [OK, OK, OK]
-
-
-@pytest.mark.parametrize(("name", "value"), [("nofile", 1024), ("nproc", 100)])
-def test_low_limit_is_a_problem(name, value):
-    assert name in problem(doctor.limit_findings(LIMITS | {name: value}, 8, False)).text
-
-
-def test_locked_memory_counts_where_there_is_infiniband():
-    assert "memlock" in problem(doctor.limit_findings(LIMITS, 8, True)).text
+    ended = []
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: ended.append(True))
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", asked)
+    assert doctor.driver_cuda() == expected
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +110,12 @@ def test_shared_memory_is_judged_by_what_a_run_needs(free_mib, num_gpus, state):
 
 
 def test_torch_that_can_not_be_imported_is_a_problem_with_its_last_words():
-    found = problem(doctor_torch.torch_findings("ModuleNotFoundError: No module named 'torch'", [], None))
+    found = problem(doctor.torch_findings("ModuleNotFoundError: No module named 'torch'", [], None))
     assert "No module named 'torch'" in found.text
 
 
 def test_fitting_torch_is_well():
-    assert states(doctor_torch.torch_findings(TORCH, gpus(2), (13, 0))) == [OK, OK, OK]
+    assert states(doctor.torch_findings(TORCH, gpus(2), (13, 0))) == [OK, OK, OK]
 
 
 @pytest.mark.parametrize(
@@ -111,19 +129,19 @@ def test_fitting_torch_is_well():
     ],
 )
 def test_unfit_torch_is_a_problem(changes, said):
-    assert said in problem(doctor_torch.torch_findings(TORCH | changes, gpus(2), (13, 0))).text
+    assert said in problem(doctor.torch_findings(TORCH | changes, gpus(2), (13, 0))).text
 
 
 def test_driver_that_is_older_than_torch_is_named():
-    found = problem(doctor_torch.torch_findings(TORCH | {"device_count": 0}, gpus(2), (12, 4)))
+    found = problem(doctor.torch_findings(TORCH | {"device_count": 0}, gpus(2), (12, 4)))
     assert "torch is built for CUDA 13.0, the driver supports 12.4" in found.text
 
 
 def test_torch_for_rocm_fits_gpus_of_amd():
     devices = [replace(device, vendor=AMD) for device in gpus(2)]
     facts = TORCH | {"cuda": None, "hip": "7.0"}
-    assert states(doctor_torch.torch_findings(facts, devices, None)) == [OK, OK, OK]
-    assert "RCCL 2.28" in [finding.text for finding in doctor_torch.torch_findings(facts, devices, None)]
+    assert states(doctor.torch_findings(facts, devices, None)) == [OK, OK, OK]
+    assert "RCCL 2.28" in [finding.text for finding in doctor.torch_findings(facts, devices, None)]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +149,7 @@ def test_torch_for_rocm_fits_gpus_of_amd():
     [({}, []), ({"0": 18}, []), ({"0": 18, "1": 18}, [OK]), ({"0": 0, "1": 0}, [NOTE]), ({"0": 18, "1": 17}, [NOTE])],
 )
 def test_links_are_reported_where_there_are_two_gpus(links, expected):
-    assert states(doctor_torch.link_findings(links)) == expected
+    assert states(doctor.link_findings(links)) == expected
 
 
 def test_port_can_be_had_here():
@@ -170,8 +188,8 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(doctor_command, "visible_devices", lambda *_: [])
-    monkeypatch.setattr(doctor_torch, "probe_torch", lambda: TORCH)
+    monkeypatch.setattr(doctor, "visible_devices", lambda *_: [])
+    monkeypatch.setattr(doctor, "probe_torch", lambda: TORCH)
     monkeypatch.setattr(doctor, "read_limits", lambda: LIMITS)
     return monkeypatch
 
@@ -181,7 +199,7 @@ def test_amd_variables_are_no_mistake_where_they_hide_every_gpu_or_there_is_none
     cli.main(["doctor"])
     assert "mean nothing" not in capsys.readouterr().out
     machine.setattr(
-        doctor_command,
+        doctor,
         "visible_devices",
         lambda *environ: [replace(gpu, vendor=AMD) for gpu in gpus(2)] if environ else [],
     )
@@ -199,7 +217,7 @@ def test_command_ends_with_0_where_all_is_well(machine, capsys):
 
 
 def test_command_ends_with_1_and_the_remedy_where_something_breaks_a_run(machine, capsys):
-    machine.setattr(doctor_torch, "probe_torch", lambda: "No module named 'torch'")
+    machine.setattr(doctor, "probe_torch", lambda: "No module named 'torch'")
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "torch          PROBLEM  can't be imported: No module named 'torch'" in out

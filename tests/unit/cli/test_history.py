@@ -7,18 +7,17 @@ import json
 import random
 import re
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.history_changes import CONFIRMING_VERSIONS, find_changes, new_changes
-from pytest_aorta.cli.history_series import case_histories
+from pytest_aorta.cli.history import CONFIRMING_VERSIONS, case_histories, find_changes, new_changes
 from pytest_aorta.cli.main import main
-from pytest_aorta.session.history.entries import Side
+from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
 from tests.unit.sample_history import (
     commit_of,
     entries_of,
@@ -26,7 +25,6 @@ from tests.unit.sample_history import (
     make_history,
     make_launch,
     make_verdict,
-    moment_of,
     write_history,
 )
 
@@ -54,8 +52,7 @@ def one(entries):
 
 
 def with_values(number, values, **changes):
-    launch = make_launch(commit=commit_of(number), measured_at=moment_of(number), values=values, **changes)
-    return replace(make_entry(number), launches=(launch,))
+    return make_entry(number).replace(launches=(make_launch(values, number=number, **changes),))
 
 
 def hashes(*texts):
@@ -73,7 +70,7 @@ def test_launches_of_one_commit_are_one_version_and_the_median_counts():
 
 def test_uncommitted_changes_of_two_runs_are_two_versions():
     dirty = [with_values(0, {"step_time_p50": 10.0}, dirty=True) for _ in range(2)]
-    history = one([dirty[0], replace(dirty[1], run="20260105T030000.000000Z-ffffffff"), make_entry(0)])
+    history = one([dirty[0], dirty[1].replace(run="20260105T030000.000000Z-ffffffff"), make_entry(0)])
     assert sorted(version.name for version in history.versions) == [
         commit_of(0)[:12], f"{commit_of(0)[:12]} and changes", f"{commit_of(0)[:12]} and changes",
     ]  # fmt: skip
@@ -81,7 +78,7 @@ def test_uncommitted_changes_of_two_runs_are_two_versions():
 
 def test_launches_of_a_reference_or_under_a_profiler_are_left_out():
     launches = [make_launch(), make_launch(side=Side.REFERENCE), make_launch(profiler="nsys")]
-    assert one([replace(make_entry(), launches=tuple(launches))]).num_launches == 1
+    assert one([make_entry().replace(launches=tuple(launches))]).num_launches == 1
 
 
 def test_platforms_and_cases_have_histories_of_their_own():
@@ -189,7 +186,7 @@ def test_changes_exits_with_1_for_a_new_change_and_names_what_else_differs(here,
     assert main(["history", "changes", "history"]) == 1
     out = capsys.readouterr().out
     assert re.search(rf"step_time_p50 +{commit_of(19)[:12]} +{commit_of(20)[:12]} .*worse, torch 2.11.0 -> 2.12.0", out)
-    assert out.endswith("1 new change in 1 metrics of 1 case\n")
+    assert out.endswith("1 new change in 4 metrics of 1 case\n")
     assert main(["history", "changes", "history", "--since", commit_of(22)]) == 0
 
 
@@ -198,7 +195,7 @@ def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys
     (here / "history" / "z.jsonl").write_text("{}\n{")
     assert main(["history", "changes", "history"]) == 1
     err = capsys.readouterr().err
-    assert "aorta: left out: history/z.jsonl:1: schema_version is None" in err
+    assert "aorta: left out: history/z.jsonl:1: $: Object missing required field" in err
     assert "history/z.jsonl:2: not valid JSON" in err
 
 
@@ -220,7 +217,7 @@ def test_wrong_usage_exits_with_2(here, capsys, arguments, message):
 def test_series_that_are_too_short_for_any_change_are_named(here, otava, capsys):
     write_history(here / "history", entries_of([10.0, 10.0, 44.0, 44.0]))
     assert main(["history", "changes", "history"]) == 0
-    assert "not searched: 1 metric with fewer than the 6 versions that a change needs" in capsys.readouterr().out
+    assert "not searched: 4 metrics with fewer than the 6 versions that a change needs" in capsys.readouterr().out
 
 
 def test_branches_are_not_mixed(here, otava, capsys):
@@ -229,7 +226,7 @@ def test_branches_are_not_mixed(here, otava, capsys):
         here / "history",
         [
             *entries_of(STEADY),
-            *(replace(row, run=f"20260105T030000.000000Z-{n:08x}") for n, row in enumerate(pull, 99)),
+            *(row.replace(run=f"20260105T030000.000000Z-{n:08x}") for n, row in enumerate(pull, 99)),
         ],
     )
     assert main(["history", "changes", "history"]) == 2
@@ -250,7 +247,7 @@ def test_empty_folder_exits_with_1(here, capsys):
 
 
 def test_baseline_center_is_drawn_where_a_verdict_has_one():
-    entries = [replace(make_entry(0), verdicts=(make_verdict(baseline=9.5), make_verdict(metric=HASH, baseline="a")))]
+    entries = [make_entry(0).replace(verdicts=(make_verdict(baseline=9.5), make_verdict(metric=HASH, baseline="a")))]
     assert one(entries).versions[0].baselines == {"step_time_p50": 9.5}
-    ab = [replace(make_entry(0), verdicts=(make_verdict(reference="A/B"),))]
+    ab = [make_entry(0).replace(verdicts=(make_verdict(reference=VerdictReference(ReferenceKind.AB)),))]
     assert one(ab).versions[0].baselines == {}

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.cli import main as cli
-from pytest_aorta.cli.run import command as run_command
-from pytest_aorta.cli.run import trials
-from pytest_aorta.cli.run.summary import summary_lines
-from pytest_aorta.cli.run.trials import APPEND, write_trial
+from pytest_aorta.cli import run as run_command
+from pytest_aorta.cli import run as trials
+from pytest_aorta.cli.run import APPEND, summary_lines, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.profiler import ProfilerSchedule
@@ -22,7 +21,7 @@ from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
-from pytest_aorta.session.session import Session
+from pytest_aorta.session.launcher import Session
 from pytest_aorta.verdict.baseline import write_baseline
 from tests.unit.builders import ENDED_WELL, make_baseline, make_result, on_cpu, rank_values, stored, with_p50
 
@@ -81,7 +80,7 @@ def toy(tmp_path, monkeypatch):
     class FakeSession(Session):
         def __init__(self, options):
             super().__init__(options)
-            self.launcher = launcher
+            self.start = launcher
 
     monkeypatch.setattr(run_command, "Session", FakeSession)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
@@ -96,7 +95,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def run(*arguments: str, workload: str = "toy") -> int:
-    return cli.main(["run", "--workload", workload, "--device", "cpu", *arguments])
+    return cli.main(["run", "--workload", workload, "--gpus", "0", *arguments])
 
 
 def refused(capsys, *arguments: str, workload: str = "toy") -> str:
@@ -110,7 +109,7 @@ def refused(capsys, *arguments: str, workload: str = "toy") -> str:
 def test_result_has_the_command_line_that_launched_it(toy):
     assert run("--steps", "3") == 0
     found = read_result(toy.path / "results" / "toy" / "trial_0.json").provenance
-    assert found.command == ["aorta", "run", "--workload", "toy", "--device", "cpu", "--steps", "3"]
+    assert found.command == ["aorta", "run", "--workload", "toy", "--gpus", "0", "--steps", "3"]
 
 
 def test_each_trial_is_a_launch_and_a_valid_file(toy, capsys):
@@ -258,7 +257,8 @@ def test_wrong_usage_is_one_paragraph_and_launches_nothing(toy, capsys, argument
         (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer from 1 to 1073741824"),
         (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
         (["--timeout", "soon"], "--timeout/--aorta-timeout: got 'soon', allowed is a number of seconds"),
-        (["--device", "gpu"], "--device/--aorta-device: invalid choice: 'gpu' (choose from "),
+        (["--profiler", "nsys:wait=1"], "allowed is one of torch, nsys, rocprofv3, or torch:SCHEDULE"),
+        (["--launcher", "mpi"], "--launcher/--aorta-launcher: invalid choice: 'mpi' (choose from "),
         (["--fail-on", "all"], "--fail-on/--aorta-fail-on: got 'all', allowed is a comma-separated list of "),
         (["--aorta-share-host"], "unrecognized arguments: --aorta-share-host"),
     ],
@@ -301,20 +301,8 @@ def test_profiler_is_passed_to_the_launch_and_its_traces_are_located(toy, capsys
 
 
 def test_schedule_of_the_profiler_is_passed_to_the_launch(toy):
-    assert run("--profiler", "torch", "--profiler-schedule", "active=2 repeat=3") == 0
+    assert run("--profiler", "torch:active=2 repeat=3") == 0
     assert toy.plans[-1].profiler_schedule == ProfilerSchedule(active=2, repeat=3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "--profiler-schedule: no trace is kept without a profiler; give --profiler=torch too"),
-        (("--profiler", "nsys"), "aorta_profiler_schedule=wait=1 warmup=1 repeat=1 is a schedule of torch's profiler"),
-    ],
-)
-def test_schedule_without_a_profiler_that_has_one_is_refused(toy, capsys, options, message):
-    assert message in refused(capsys, "--profiler-schedule", "wait=1", *options)
-    assert toy.plans == []
 
 
 def test_profiler_that_is_not_installed_is_refused_before_a_launch(toy, capsys, monkeypatch):
@@ -428,7 +416,7 @@ def test_check_of_no_file_launches_nothing(toy, capsys):
 
 def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     (toy.path / "train.py").write_text("")
-    assert cli.main(["run", "--script", "train.py", "--device", "cpu", "--nproc", "1", "--", "--lr", "1"]) == 0
+    assert cli.main(["run", "--script", "train.py", "--gpus", "0", "--nproc", "1", "--", "--lr", "1"]) == 0
     assert (toy.plans[0].args, toy.plans[0].world.size) == (("--lr", "1"), 1)
     assert read_result(toy.path / "results/train/trial_0.json").config == {"args": ["--lr", "1"]}
 
@@ -441,12 +429,3 @@ def test_script_takes_no_config(toy, capsys):
 def test_more_gpus_than_there_are_is_wrong_usage(toy, capsys):
     assert cli.main(["run", "--workload", "toy", "--aorta-gpus", "64"]) == 2
     assert "--aorta-gpus=64: 0 GPUs are visible" in capsys.readouterr().err
-
-
-def test_trial_that_does_not_fit_the_schema_is_not_written(tmp_path, toy):
-    run()
-    result = read_result(tmp_path / "results/toy/trial_0.json")
-    object.__setattr__(result, "world_size", 0)
-    with pytest.raises(ResultError, match="world_size"):
-        write_trial(tmp_path / "bad.json", result)
-    assert not (tmp_path / "bad.json").exists()

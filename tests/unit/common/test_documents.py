@@ -88,7 +88,7 @@ def test_document_written_in_rows_is_read_back_equal(tmp_path):
     document = {"b": [1.5, 2], "a": {"d": None, "c": "x\ny"}}
     write_json_rows(tmp_path / "rows.json", document)
     assert read_json(tmp_path / "rows.json", max_bytes=MAX_BYTES) == document
-    assert (tmp_path / "rows.json").read_text(encoding="utf-8").splitlines()[2] == '"b": [1.5, 2]'
+    assert (tmp_path / "rows.json").read_text(encoding="utf-8").splitlines()[2] == '"b": [1.5,2]'
 
 
 def test_number_of_too_many_digits_is_refused(tmp_path):

@@ -26,7 +26,7 @@ from pytest_aorta.common.files import (
     write_json,
     write_link,
 )
-from pytest_aorta.common.signals import terminable
+from pytest_aorta.common.processes import terminable
 
 MAX_BYTES = 10_000
 ANY_TEXT = st.text(st.characters(exclude_categories=()))

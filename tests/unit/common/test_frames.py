@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.common.frames import is_harness, is_library, without_harness
+from pytest_aorta.common.text import is_harness, is_library, without_harness
 
 
 @pytest.mark.parametrize(

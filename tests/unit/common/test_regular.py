@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.common.documents import UnreadableFile, read_json
-from pytest_aorta.common.regular import read_regular
+from pytest_aorta.common.documents import UnreadableFile, read_json, read_regular
 
 
 def make_fifo(path: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from pytest_aorta.common.signals import Terminated, terminable, uninterrupted
+from pytest_aorta.common.processes import Terminated, terminable, uninterrupted
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SBATCH = sorted(EXAMPLES.glob("slurm/*.sbatch"))

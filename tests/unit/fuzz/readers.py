@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import pickle
@@ -23,14 +22,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.history_series import case_histories
+from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
-from pytest_aorta.launch.nodes.meeting import Heartbeat, Hello, NodeVerdict, read
-from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.workload.adapter import (
+from pytest_aorta.launch.node_agent import Heartbeat, Hello, NodeVerdict, read
+from pytest_aorta.plan.adapter import (
     TORCHTITAN_PATTERN,
     Adapter,
     adapted,
@@ -38,20 +36,19 @@ from pytest_aorta.plan.workload.adapter import (
     read_records,
     refuse_bad_adapter,
 )
-from pytest_aorta.plugin.read_markers import read_markers
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.plan.options import OPTIONS
+from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.flight import refusal
 from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
-from pytest_aorta.result.trace.operators import OperatorCall, operators_document, read_operators
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, CollectiveTime, FamilyTime, StepOverlap
-from pytest_aorta.result.trace.telemetry import read_iterations
+from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_iterations, read_operators
 from pytest_aorta.result.trace.transfers import CollectiveFacts
-from pytest_aorta.session.history.entries import parse_entry, read_history
-from pytest_aorta.session.search.log import SearchLog, SearchRequest
+from pytest_aorta.session.history import parse_entry, read_history
+from pytest_aorta.session.search import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise import locate_operator
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe
@@ -65,7 +62,6 @@ from tests.unit.builders import (
     make_provenance,
     make_result,
     rank_values,
-    replace,
     stored,
     write_plan_file,
 )
@@ -158,8 +154,8 @@ def _place(error: BaseException) -> str:
 
 # --- stored documents -------------------------------------------------------------------------------------------------
 
-HASHES = asdict(TensorHashes(["w"], [[2]], {"3": ["a" * 32]}))
-STEP = asdict(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": CollectiveTime(4.0, 2.0)}))
+HASHES = to_builtins(TensorHashes(["w"], [[2]], {"3": ["a" * 32]}))
+STEP = to_builtins(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": CollectiveTime(4.0, 2.0)}))
 CALLS = {"kind": "all_gather", "group": "0 [0, 1]", "group_size": 2, "num_bytes": 64, "ms": [4.0]}
 PROFILED = {"kernels": {"gemm": {"ms": 6.0, "calls": 2.0}}, "collectives": [CALLS]}
 RANK = rank_values(
@@ -169,7 +165,7 @@ RANK = rank_values(
 )  # fmt: skip
 RESULT = make_result(
     [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]],
-    overlap=[[StepOverlap.from_json(STEP)]] * 2, kernels=[{"gemm": FamilyTime(6.0, 2.0)}] * 2,
+    overlap=[[convert(STEP, StepOverlap, "step")]] * 2, kernels=[{"gemm": FamilyTime(6.0, 2.0)}] * 2,
     collectives=[[CollectiveCalls(**CALLS)]] * 2, wait_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
     memory_bytes=[[5] * 12] * 2,
     rank_metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
@@ -219,13 +215,13 @@ def _read_baseline(data: bytes, folder: Path) -> None:
         to_builtins(row)
 
 
-HISTORY = replace(make_entry(0, 10.0, 11.0), verdicts=(history_verdict(),)).to_json()
-HISTORY_FILE = b"".join(json.dumps(entry.to_json()).encode() + b"\n" for entry in entries_of([10.0, 10.1, 12.0]))
+HISTORY = json.loads(make_entry(0, 10.0, 11.0).replace(verdicts=(history_verdict(),)).to_line())
+HISTORY_FILE = b"".join(entry.to_line().encode() for entry in entries_of([10.0, 10.1, 12.0]))
 
 
 def _read_history_line(data: bytes, folder: Path) -> None:
     entry = parse_entry(data, "history.jsonl:1")
-    json.dumps(entry.to_json(), allow_nan=False)
+    json.dumps(to_builtins(entry), allow_nan=False)
     assert all(history.versions for history in case_histories([entry]))
 
 
@@ -295,9 +291,8 @@ def _read_trace(data: bytes, folder: Path) -> None:
     merge_run(folder)
 
 
-OPERATORS = operators_document(
-    1, [OperatorCall("aten.mm.default", "backward", "a", "m.py:7", False, "[1]", ("a" * 32,), ("b" * 32,), ((0, "w"),))]
-)
+CALL = OperatorCall("aten.mm.default", "backward", "a", "m.py:7", False, "[1]", ("a" * 32,), ("b" * 32,), ((0, "w"),))
+OPERATORS = to_builtins(StepOperators(1, [CALL]))
 
 
 def _read_operators(data: bytes, folder: Path) -> None:
@@ -305,7 +300,7 @@ def _read_operators(data: bytes, folder: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     (place / "operators.json").write_bytes(data)
     if (calls := read_operators(folder, 0, 1)) is not None:
-        locate_operator({0: calls}, {0: [OperatorCall.from_json(call) for call in OPERATORS["calls"]]})
+        locate_operator({0: calls}, {0: [CALL]})
 
 
 TELEMETRY = {
@@ -321,7 +316,7 @@ def _read_telemetry(data: bytes, folder: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         (place / "telemetry.jsonl").write_bytes(content + b"\n")
     iterations = read_iterations(folder, 2)
-    json.dumps([asdict(step) | {"overlap_ratio": step.overlap_ratio} for step in iterations], allow_nan=False)
+    assert all(step.overlap_ratio is None or step.overlap_ratio >= 0 for step in iterations)
 
 
 TRACE = json.dumps(rank_trace()).encode()
@@ -534,23 +529,8 @@ DUMP = {
 DUMPS = [pickle.dumps(DUMP, protocol=protocol) for protocol in (2, 3, 4, 5)]
 HOSTILE_DUMPS = [
     *(pickle.dumps({"entries": [_Payload()]}, protocol=protocol) for protocol in range(6)),
-    b"\x80\x02]r\xff\xff\xff\x7f.", b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02\x82\x01.", b"I" + b"9" * 5000 + b"\n.",
+    b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02\x82\x01.", b"I" + b"9" * 5000 + b"\n.",
 ]  # fmt: skip
-
-
-def _read_dump(data: bytes, folder: Path) -> None:
-    if refusal(data) is None:
-
-        class Plain(pickle.Unpickler):
-            def find_class(self, module: str, name: str) -> Any:
-                raise AssertionError(f"{module}.{name} was reached")
-
-        try:
-            Plain(io.BytesIO(data)).load()
-        except AssertionError:
-            raise
-        except Exception:  # noqa: BLE001 - the analyzer reports a dump that is damaged
-            pass
 
 
 # --- the command line, the ini file and markers -----------------------------------------------------------------------
@@ -578,12 +558,12 @@ OPTION_TEXTS = st.text(max_size=20) | st.sampled_from(
 
 def _read_option(case: tuple[int, str], folder: Path) -> None:
     number, text = case
-    OPTIONS[number].parse(text, f"aorta_{OPTIONS[number].name}")
+    OPTIONS[number].read(text)
 
 
 MARKS_OF_TESTS = st.builds(
     lambda name, args, kwargs: pytest.Mark(name, tuple(args), kwargs, _ispytest=True),
-    st.sampled_from(["world", "tolerance", "launch_timeout", "timeout", "fsdp", "distributed"]),
+    st.sampled_from(["world", "tolerance", "launch_timeout", "overlap", "fsdp"]),
     st.lists(HOSTILE, max_size=2).filter(lambda args: not any(callable(arg) for arg in args)),
     st.dictionaries(
         st.sampled_from(["size", "device", "warm", "nodes", "step_time_p50", "p50", "loss", "x"]), JUNK, max_size=3
@@ -592,7 +572,9 @@ MARKS_OF_TESTS = st.builds(
 
 
 def _read_marks(marks: list[Any], folder: Path) -> None:
-    read_markers(marks, refuse_timeout=True)
+    for mark in marks:
+        if mark.name in MARKERS:
+            MARKERS[mark.name].value(mark)
 
 
 # --- Logs of searches for commits ------------------------------------------------------------------------------------
@@ -661,7 +643,6 @@ READERS = [
     Reader(
         "marks of bad devices", damaged_json({"boot": _boot(), "reasons": {"gpu0": "hung"}}), _read_bad
     ),
-    Reader("flight recorder dumps", damaged_bytes(*DUMPS, *HOSTILE_DUMPS), _read_dump),
     Reader("options", st.tuples(st.integers(0, len(OPTIONS) - 1), OPTION_TEXTS), _read_option),
     Reader("markers", st.lists(MARKS_OF_TESTS, max_size=3), _read_marks),
 ]  # fmt: skip

@@ -15,20 +15,19 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
-from pytest_aorta.common.errors import AortaError, BaselineError, ResultError, SpecError
+from pytest_aorta.common.errors import AortaError, BaselineError, SpecError
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.workload.adapter import TORCHTITAN_PATTERN, log_records
-from pytest_aorta.plan.workload.command import Command, check_environment, command_line
-from pytest_aorta.result.diagnosis.launch import launch_failure
-from pytest_aorta.result.flight import MAX_OPCODES, flight_verdict, refusal
+from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plan.options import OPTIONS
+from pytest_aorta.plan.workloads import Command, check_environment, command_line
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.evidence import flight_verdict
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from pytest_aorta.result.reading import read_result
-from pytest_aorta.result.trace.kineto.reading import TraceError, read_trace
+from pytest_aorta.result.trace.kineto_events import TraceError, read_trace
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.unit.builders import make_plan, write_plan_file, write_rank_file
 from tests.unit.fuzz.mutations import paths_of
-from tests.unit.fuzz.readers import BASELINE, DUMP, DUMPS, HOSTILE_DUMPS, LONG_LINES, RESULT, VERDICT
+from tests.unit.fuzz.readers import BASELINE, DUMP, HOSTILE_DUMPS, LONG_LINES, VERDICT
 from tests.unit.kineto_traces import rank_trace
 
 PACKAGE = Path(__file__).parents[3] / "pytest_aorta"
@@ -84,35 +83,6 @@ def test_median_of_zero_and_unknown_device_of_a_baseline_are_refused(tmp_path):
     assert found.startswith("environment.device: got 'tpu', allowed is one of [")
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (
-            ("rank_step_times_ms", 1),
-            [1.0],
-            r"\$.rank_step_times_ms\[1\]: got 1 step times, allowed are 3, as many as rank 0 has",
-        ),
-        (
-            ("rank_step_times_ms",),
-            [[1.0, 2.0]] * 3,
-            r"\$.rank_step_times_ms: got 3 ranks, allowed is 2, the world_size, or 1",
-        ),
-        (("rank_step_times_ms",), [[0.0, 0.0, 1.0]] * 2, r"\$.rank_step_times_ms: got a median of 0 ms"),
-        (("wait_ms", 1), [1.0], r"\$.wait_ms: got ranks with different numbers of steps"),
-        (
-            ("rank_metrics", "peak_memory_bytes"),
-            [1.0],
-            r"\$.rank_metrics.peak_memory_bytes: got entries of 1 ranks, allowed are 2",
-        ),
-    ],
-)
-def test_ragged_result_is_refused_by_key(tmp_path, path, value, message):
-    file = tmp_path / "result.json"
-    file.write_text(json.dumps(edited(RESULT, path, value)))
-    with pytest.raises(ResultError, match=rf"result invalid: {re.escape(str(file))}: {message}"):
-        read_result(file)
-
-
 # --- what a launch leaves ---------------------------------------------------------------------------------------------
 
 
@@ -124,10 +94,8 @@ def test_files_of_another_shape_are_named_beside_the_diagnosis(tmp_path):
     failure = launch_failure(make_plan(tmp_path), LaunchOutcome(EndReason.EXIT, 1, (), (), 1.0))
     assert failure is not None
     found = [line for line in failure.text.splitlines() if line.startswith("damaged: ")]
-    assert found == [
-        f'damaged: {tmp_path}/agent.json: $.failures[0].rank: got "one", allowed is type "integer"',
-        f"damaged: {tmp_path}/ranks/0/error.json: $: 'message' is a required property",
-        f'damaged: {tmp_path}/ranks/1/collectives.json: $.entries: got {{}}, allowed is type "array"',
+    assert [line.partition(": $")[0] for line in found] == [
+        f"damaged: {tmp_path}/{name}" for name in ("agent.json", "ranks/0/error.json", "ranks/1/collectives.json")
     ]
 
 
@@ -211,47 +179,31 @@ def test_search_for_torchtitans_line_is_not_slow_on_long_lines():
 def test_option_with_thousands_of_digits_is_refused():
     option = next(option for option in OPTIONS if option.name == "gpus")
     with pytest.raises(SpecError, match=r"aorta_gpus: got '9+\.\.\., allowed is an integer of 0 or more"):
-        option.parse("9" * 5000, "aorta_gpus")
+        option.read("9" * 5000)
 
 
 # --- flight recorder dumps --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dump", DUMPS)
-def test_dump_of_plain_data_is_accepted(dump):
-    assert refusal(dump) is None
-
-
-@pytest.mark.parametrize("dump", HOSTILE_DUMPS)
-def test_dump_that_does_more_than_build_plain_data_is_refused(dump):
-    assert re.match(
-        r"pickle opcode [A-Z0-9_]+ at byte [\d,]+, allowed are|memo index 2,147,483,647|not a whole pickle: ",
-        refusal(dump) or "",
-    )
-
-
-def test_dump_with_too_many_opcodes_is_refused():
-    assert refusal(b"\x80\x02" + b"N" * (MAX_OPCODES + 1) + b".") == "more than the 5,000,000 pickle opcodes allowed"
-
-
-def test_refused_dump_is_never_unpickled_and_does_not_hide_the_others(tmp_path, monkeypatch):
+@pytest.mark.parametrize("hostile", HOSTILE_DUMPS)
+def test_dump_of_other_than_built_in_values_runs_nothing_and_does_not_hide_the_others(tmp_path, monkeypatch, hostile):
     analyzed: list[str] = []
 
     def analyze(folder: str) -> str:
         analyzed.extend(path.name for path in Path(folder).iterdir())
         return "analyzed"
 
-    monkeypatch.setattr("pytest_aorta.result.flight._analyze", analyze)
+    monkeypatch.setattr("pytest_aorta.result.evidence._analyze", analyze)
     folder = tmp_path / "flight"
     folder.mkdir()
     (folder / "rank_0").write_bytes(pickle.dumps(DUMP, protocol=2))
-    (folder / "rank_1").write_bytes(HOSTILE_DUMPS[2])
+    (folder / "rank_1").write_bytes(hostile)
     (folder / "rank_2").symlink_to(folder / "rank_0")
-    (folder / "rank_x").write_bytes(HOSTILE_DUMPS[2])
+    (folder / "rank_x").write_bytes(hostile)
     assert flight_verdict(tmp_path) is None
     assert analyzed == ["rank_0"]
     report = (tmp_path / "flight_recorder.txt").read_text()
-    assert re.search(rf"refused {folder}/rank_1: pickle opcode GLOBAL at byte", report)
+    assert f"refused {folder}/rank_1: not a whole pickle of built-in values: " in report
     assert f"refused {folder}/rank_2: " in report
 
 
@@ -259,8 +211,9 @@ def test_nothing_else_in_the_package_unpickles():
     unpickles = re.compile(r"^\s*(?:import|from) (?:pickle|_pickle|shelve|marshal|dill|cloudpickle|joblib)\b|"
                            r"torch\.load\(|\.recv\(\)|weights_only", re.MULTILINE)  # fmt: skip
     sources = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workloads").rglob("*.py")]
-    assert len(sources) > 200
-    assert [str(path) for path in sources if unpickles.search(path.read_text(encoding="utf-8"))] == []
+    assert len(sources) > 50
+    found = [path.name for path in sources if unpickles.search(path.read_text(encoding="utf-8"))]
+    assert found == ["evidence.py"]
 
 
 def test_paths_of_a_document_name_every_value():

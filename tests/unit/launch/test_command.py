@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.launch import command
-from pytest_aorta.launch.command import agent_command, launch_environment
-from pytest_aorta.launch.guarded import prepare_folder
+from pytest_aorta.launch import guarded as command
+from pytest_aorta.launch.guarded import agent_command, launch_environment, prepare_folder
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.profiler import ProfilerSchedule
-from pytest_aorta.plan.workload.command import CPU_KERNELS, case_suffix, pinned_cpu_kernels
-from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workloads import CPU_KERNELS, WorkloadSpec, case_suffix, pinned_cpu_kernels
 from pytest_aorta.plan.world import World
 from tests.unit.builders import gpus, make_plan
 

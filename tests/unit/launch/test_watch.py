@@ -11,9 +11,9 @@ import pytest
 from pytest_aorta.launch.watch import LaunchState, LaunchWatch, launch_state
 from pytest_aorta.plan.accelerators import SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.gpu_facts import Capability, Reading
+from pytest_aorta.result.measurements import Capability, Reading
 from tests.unit.builders import gpus, make_plan, replace, write_rank_file
 
 # Only a watch that hangs reaches this limit.
@@ -34,7 +34,6 @@ def count_steps(plan: LaunchPlan, *steps: int) -> None:
 
 
 class FakeSensors:
-    source = "NVML"
     capabilities = (Capability(1980),) * 2
 
     def __init__(self, readings=10_000):

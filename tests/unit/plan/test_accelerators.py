@@ -308,7 +308,7 @@ def test_rocm_smi_that_can_not_answer_is_no_lack_of_devices(rocm_smi, monkeypatc
     rocm_smi(f"PATH=/usr/bin:/bin; {script}")
     began_s = time.monotonic()
     with pytest.raises(
-        DevicesUnavailable, match=r"^rocm-smi --showproductname .* can't list the GPUs.*: .*--aorta-device=cpu"
+        DevicesUnavailable, match=r"^rocm-smi --showproductname .* can't list the GPUs.*: .*--aorta-gpus=0"
     ):
         on_amd()
     assert time.monotonic() - began_s < 30

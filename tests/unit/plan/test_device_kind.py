@@ -35,7 +35,7 @@ ACCELERATORS: dict[str, Accelerator] = {"toys": Toys(), '''),
 ]  # fmt: skip
 USED = """
 from pathlib import Path
-from pytest_aorta.launch.command import launch_environment
+from pytest_aorta.launch.guarded import launch_environment
 from pytest_aorta.launch.watch import LaunchWatch
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -43,7 +43,7 @@ from pytest_aorta.plan.world import WorldSpec, resolve_world
 from tests.unit.builders import make_options
 
 devices = visible_devices({"TOY_VISIBLE": "2,1"})
-world = resolve_world(WorldSpec("all", "toy"), make_options(device="toy"), devices)
+world = resolve_world(WorldSpec("all", "toy"), make_options(), devices)
 print(world.platform)
 cpu = resolve_world(WorldSpec(2, "cpu"), make_options(), devices)
 plans = [LaunchPlan("toy", None, {}, "train.py", (), each, 9.0, Path("/run"), Path("/")) for each in (world, cpu)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from argparse import ArgumentTypeError
 
 import pytest
@@ -7,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.options import run
-from pytest_aorta.plan.options.run import make_options
-from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.options.values import FAIL_ON_NOTHING, FailOn
+from pytest_aorta.plan.options import FAIL_ON_NOTHING, OPTIONS, FailOn, Profiling, Recording, make_options
+from pytest_aorta.plan.profiler import ProfilerSchedule
 
 BY_NAME = {option.name: option for option in OPTIONS}
 VALUES = {
@@ -18,7 +17,8 @@ VALUES = {
     "timeout": st.floats(1e-6, 604800),
     "fail_on": st.frozensets(st.sampled_from(FailOn)),
     "ab": st.text().filter(lambda text: text.strip() and not text.startswith("-") and text != "python:"),
-    "device": st.sampled_from(BY_NAME["device"].choices),
+    "launcher": st.sampled_from(BY_NAME["launcher"].choices),
+    "profiler": st.sampled_from([Profiling("nsys"), Profiling("torch", ProfilerSchedule(active=2, shapes=True))]),
 }
 
 
@@ -27,7 +27,7 @@ VALUES = {
 def test_word_of_a_value_gives_the_value_again(name, data):
     value = data.draw(VALUES[name])
     flag, _, text = BY_NAME[name].word(value).partition("=")
-    assert (flag, BY_NAME[name].parse(text, "")) == (f"--aorta-{name.replace('_', '-')}", value)
+    assert (flag, BY_NAME[name].type(text)) == (f"--aorta-{name.replace('_', '-')}", value)
 
 
 def test_word_of_a_switch_is_its_flag_and_of_no_verdict_is_none():
@@ -35,25 +35,56 @@ def test_word_of_a_switch_is_its_flag_and_of_no_verdict_is_none():
     assert BY_NAME["fail_on"].word(frozenset()) == f"--aorta-fail-on={FAIL_ON_NOTHING}"
 
 
-def test_options_that_write_are_those_of_files_and_of_recording():
-    assert {option.name for option in OPTIONS if option.writes} == {
-        "update_baselines", "reset_baselines", "force_baseline", "launches", "results", "report", "markdown", "history",
-        "progress",
-    }  # fmt: skip
+def test_there_are_at_most_twenty_options_beside_those_of_nodes():
+    assert len(BY_NAME) <= 20
 
 
-@pytest.mark.parametrize("text", ["a.txt", "/.md", "md", ""])
-def test_markdown_is_a_file_that_is_named_so(text):
-    with pytest.raises(ArgumentTypeError, match=r"a file whose name ends in \.md"):
-        BY_NAME["markdown"].type(text)
+INTEGER, SECONDS = "an integer of 0 or more", "a number of seconds above 0 and up to 604800 (a week)"
+FAIL_ON = "a comma-separated list of inconclusive, not-applicable, improved, missing, or none"
+VERSION = "a branch, tag or commit, or python:PATH of another environment's interpreter"
+RECORD = "replace, noisy:REASON, or replace,noisy:REASON"
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "allowed"),
+    [
+        ("gpus", ["two", "-1", "1.5", "²", "9" * 5000], INTEGER),
+        ("timeout", ["0", "-5", "inf", "nan", "5s", ""], SECONDS),
+        ("fail_on", ["warn", "missing,", "none,missing", "regression"], FAIL_ON),
+        ("baselines", ["", " "], "a folder"),
+        ("markdown", ["findings.txt", "out/.md", "md", ""], "a file whose name ends in .md"),
+        ("max_launches", ["1", "13"], "an integer from 2 to 12"),
+        ("launches", ["x", "0"], "an integer from 1 to 50"),
+        ("record", ["", "noisy:", "noisy: ", "replaced", "replace,", "noisy"], RECORD),
+        ("ab", ["-f", " ", "python:"], VERSION),
+        ("profiler", ["perf", "nsys:wait=1", "torch:active=0", "torch:"], "torch"),
+    ],
+)
+def test_text_that_is_not_allowed_is_refused_with_what_is(name, texts, allowed):
+    for text in texts:
+        with pytest.raises(ArgumentTypeError) as caught:
+            BY_NAME[name].type(text)
+        assert str(caught.value).startswith("got ")
+        assert f"allowed is {allowed}" in str(caught.value) or f"one of {allowed}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "recording"),
+    [
+        ("replace", Recording(replaces=True)),
+        ("noisy: shared, slow machine", Recording(reason="shared, slow machine")),
+        ("replace,noisy:replace it", Recording(replaces=True, reason="replace it")),
+    ],
+)
+def test_recording_replaces_or_takes_noisy_launches_or_both(text, recording):
+    assert BY_NAME["record"].type(text) == recording
 
 
 def test_baselines_that_can_not_be_written_are_refused_before_they_are_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(run.os, "access", lambda path, mode: path != tmp_path)
-    values = {option.name: option.default for option in OPTIONS} | {"baselines": "stored/here"}
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    values = {"baselines": BY_NAME["baselines"].type("stored/here")}
     make_options(values, tmp_path)
-    expected = rf"--aorta-baselines=stored/here: {tmp_path} can't be written, and --update-baselines writes there"
-    with pytest.raises(SpecError, match=expected):
+    with pytest.raises(SpecError, match=rf"^--aorta-baselines=.*stored/here: {tmp_path} can't be written"):
         make_options(values | {"update_baselines": True}, tmp_path)
     (tmp_path / "stored").mkdir()
     make_options(values | {"update_baselines": True}, tmp_path)

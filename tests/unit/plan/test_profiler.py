@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
-from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.guarded import agent_command, launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import ProfilerSchedule, check_profiler
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
@@ -21,25 +21,25 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_plan, make_result, stored, with_p50
 
 
-def test_nsys_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path):
-    bare = agent_command(make_plan(tmp_path))
-    command = agent_command(make_plan(tmp_path, profiler="nsys"))
-    assert command[:3] == ["nsys", "profile", f"--output={tmp_path}/nsys"]
-    assert {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"} < set(command)
+@pytest.mark.parametrize(
+    ("profiler", "first", "others"),
+    [
+        (
+            "nsys",
+            ["nsys", "profile", "--output={}/nsys"],
+            {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"},
+        ),
+        ("rocprofv3", ["rocprofv3"], {"-d", "{}/rocprofv3", "--"}),
+        ("torch", [], set()),
+    ],
+)
+def test_wrapper_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path, profiler, first, others):
+    bare, command = agent_command(make_plan(tmp_path)), agent_command(make_plan(tmp_path, profiler=profiler))
+    before = command[: -len(bare)]
     assert command[-len(bare) :] == bare
-
-
-def test_rocprofv3_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path):
-    bare = agent_command(make_plan(tmp_path))
-    command = agent_command(make_plan(tmp_path, profiler="rocprofv3"))
-    assert command[0] == "rocprofv3"
-    assert command[command.index("-d") + 1] == f"{tmp_path}/rocprofv3"
-    assert command[command.index("--") + 1 :] == bare
-
-
-@pytest.mark.parametrize("profiler", [None, "torch"])
-def test_nothing_is_started_around_torchrun_otherwise(tmp_path, profiler):
-    assert agent_command(make_plan(tmp_path, profiler=profiler)) == agent_command(make_plan(tmp_path))
+    assert before[: len(first)] == [word.format(tmp_path) for word in first]
+    assert {word.format(tmp_path) for word in others} <= set(before)
+    assert bool(before) == bool(first)
 
 
 @pytest.mark.parametrize("profiler", ["torch", "nsys", "rocprofv3"])

@@ -17,13 +17,20 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.guarded import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
-from pytest_aorta.plan import worktree
+from pytest_aorta.plan import reference as worktree
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference
-from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
-from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
-from pytest_aorta.plan.worktree import Setup, commit_of, open_worktree
+from pytest_aorta.plan.reference import (
+    CommitReference,
+    EnvironmentReference,
+    References,
+    Setup,
+    check_reference,
+    commit_of,
+    open_worktree,
+)
+from pytest_aorta.plan.workloads import find_workload, read_workload, resolve_config
 from tests.unit.builders import make_plan
 
 YAML = """
@@ -435,7 +442,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 def workload_places(own_dirs):
-    folder = Path(__file__).parents[3] / "toys" / "toy"
+    folder = Path(__file__).parents[2] / "toys" / "toy"
     lost = SimpleNamespace(folder=None, module="lost")
     return {"toy": [SimpleNamespace(folder=folder, module="toys.toy")], "lost": [lost]}
 """
@@ -447,8 +454,7 @@ def complete(environment: Path) -> Path:
         ("torch/__init__.py", ""),
         ("pytest_aorta/__init__.py", ""),
         ("pytest_aorta/plan/__init__.py", ""),
-        ("pytest_aorta/plan/workload/__init__.py", ""),
-        ("pytest_aorta/plan/workload/declaration.py", FAKE_SPEC),
+        ("pytest_aorta/plan/workloads.py", FAKE_SPEC),
         ("pytest_aorta/launch/__init__.py", ""),
         ("pytest_aorta/launch/process/__init__.py", ""),
         ("pytest_aorta/launch/process/torchrun.py", ""),
@@ -506,7 +512,7 @@ def test_environment_that_lacks_a_package_is_reported_with_its_name(opener, envi
 
 
 def test_environment_with_another_version_is_refused(opener, complete):
-    [declaration] = complete.parents[1].rglob("plan/workload/declaration.py")
+    [declaration] = complete.parents[1].rglob("plan/workloads.py")
     declaration.write_text("")
     with pytest.raises(SpecError, match="is not an interpreter with this version of pytest-aorta: ImportError: cannot"):
         opener(f"python:{complete}").open()

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.device_kind import AMD, Device
-from pytest_aorta.result.gpu_facts import Capability, Reading
+from pytest_aorta.result.measurements import Capability, Reading
 
 NVIDIA_GPU = Device("1", "NVIDIA H200", "GPU-b")
 AMD_GPU = Device("1", "MI300X", "GPU-0000000000000002", AMD)

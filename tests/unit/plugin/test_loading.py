@@ -15,19 +15,16 @@ print("\\nmodules:", *sorted(sys.modules))
 sys.exit(code)
 """
 # Each of these takes long to import, and only a launch or a comparison needs it.
-HEAVY = {"numpy", "scipy", "jsonschema", "jsonschema_rs", "yaml", "torch", "pynvml", "jinja2", "matplotlib"}
+HEAVY = {"msgspec", "numpy", "scipy", "jsonschema", "yaml", "torch", "pynvml", "jinja2", "matplotlib"}
 # Other plugins that import numpy, or much of hypothesis.
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:randomly")
-# The plugin's own modules, with the packages that contain them.
-NEEDED = {
-    "pytest_aorta", "pytest_aorta.common", "pytest_aorta.common.errors", "pytest_aorta.common.signals",
-    "pytest_aorta.common.text",
-    "pytest_aorta.plan", "pytest_aorta.plan.device_kind", "pytest_aorta.plan.options", "pytest_aorta.plan.options.run",
-    "pytest_aorta.plan.options.table", "pytest_aorta.plan.options.values", "pytest_aorta.plan.profiler",
-    "pytest_aorta.plan.world",
-    "pytest_aorta.plugin", "pytest_aorta.plugin.disabled", "pytest_aorta.plugin.hooks", "pytest_aorta.plugin.markers",
-    "pytest_aorta.plugin.options", "pytest_aorta.plugin.run",
-}  # fmt: skip
+# What only tests with launches need.
+LAUNCHING = ("session", "launch", "verdict", "result", "report", "worker", "cli")
+
+
+def of_launches(modules: set[str]) -> list[str]:
+    """Return the modules of this package that a suite without launches does not need."""
+    return [name for name in modules if name.startswith(tuple(f"pytest_aorta.{package}" for package in LAUNCHING))]
 
 
 def modules_after(folder: Path, test: str, *arguments: str) -> set[str]:
@@ -46,22 +43,29 @@ def modules_after(folder: Path, test: str, *arguments: str) -> set[str]:
     return set(done.stdout.rpartition("modules: ")[2].split())
 
 
-@pytest.mark.parametrize("argument", ["--collect-only", "--help", "--markers"])
-def test_suite_without_launches_is_collected_without_packages_that_only_a_launch_needs(tmp_path, argument):
-    modules = modules_after(tmp_path, "def test_other(): pass\n", argument)
+@pytest.mark.parametrize("arguments", [("--collect-only",), ("--help",), ("--markers",), ()])
+def test_suite_without_launches_runs_without_packages_that_only_a_launch_needs(tmp_path, arguments):
+    modules = modules_after(tmp_path, "def test_other(): pass\n", *arguments)
     assert HEAVY & modules == set()
-    assert {name for name in modules if name.partition(".")[0] == "pytest_aorta"} == NEEDED
-
-
-def test_suite_without_launches_runs_with_the_modules_that_collect_it(tmp_path):
-    modules = modules_after(tmp_path, "def test_other(): pass\n")
-    assert HEAVY & modules == set()
-    of_a_run = {"pytest_aorta.plugin.progress_line"}
-    assert {name for name in modules if name.partition(".")[0] == "pytest_aorta"} == NEEDED | of_a_run
+    assert of_launches(modules) == []
 
 
 def test_test_with_a_launch_is_collected_without_importing_what_launches_it(tmp_path):
     test = "import pytest\n@pytest.mark.tolerance(step_time_p50='5%')\ndef test_speed(workload): pass\n"
     modules = modules_after(tmp_path, test, "--collect-only")
-    assert {"numpy", "scipy", "jsonschema", "torch"} & modules == set()
-    assert {"pytest_aorta.session.session", "pytest_aorta.session.runner", "pytest_aorta.launch"} & modules == set()
+    assert HEAVY & modules == set()
+    assert of_launches(modules) == []
+
+
+HOOKS = """
+def test_other(request):
+    plugins = request.config.pluginmanager
+    names = {name for name, plugin in plugins.list_name_plugin() if "aorta" in name}
+    assert names == {"aorta"} | ({"aorta-disabled"} & names)
+    for hook in ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_makereport"):
+        assert not [call for call in getattr(plugins.hook, hook).get_hookimpls() if "aorta" in call.plugin_name]
+"""
+
+
+def test_suite_without_launches_has_no_hook_around_its_tests(tmp_path):
+    modules_after(tmp_path, HOOKS)

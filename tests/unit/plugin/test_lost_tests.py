@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pytest_aorta.plugin.run import Controller, Run
 from pytest_aorta.report.markdown import headline
 from pytest_aorta.report.write import write_session_reports
 from pytest_aorta.session.record import TestRecord
-from tests.unit.builders import make_options, replace
+from tests.unit.builders import make_options, ran, replace
 
-PASSED = TestRecord("test_a.py::test_one", outcome="passed", num_launches=1, can_launch=True)
+PASSED = TestRecord("test_a.py::test_one", outcome="passed", launches=ran(1), can_launch=True)
 CRASHED = TestRecord("test_a.py::test_two", outcome="error", failure="worker 'gw1' crashed")
 
 
@@ -23,7 +21,7 @@ def controller():
 
 def report(record: TestRecord, when: str = "call", outcome: str = "passed") -> pytest.TestReport:
     found = pytest.TestReport(record.nodeid, ("test_a.py", 1, ""), {}, outcome, record.failure, when)
-    vars(found).update(aorta=json.dumps(record.to_json()), aorta_nodeid=record.nodeid)
+    vars(found).update(aorta=record.to_text(), aorta_nodeid=record.nodeid)
     return found
 
 

@@ -139,21 +139,18 @@ def on_a_terminal(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("choice", "environ", "expected"),
+    ("environ", "expected"),
     [
-        ("auto", {}, True),
-        ("on", {}, True),
-        ("off", {}, False),
-        ("auto", {"CI": "true"}, False),
-        ("auto", {"BUILD_NUMBER": "7"}, False),
-        ("auto", {"CI": ""}, True),
-        ("on", {"CI": "true"}, True),
-        ("on", {"TERM": "dumb"}, False),
-        ("on", {"TERM": ""}, False),
+        ({}, True),
+        ({"CI": ""}, True),
+        ({"CI": "true"}, False),
+        ({"BUILD_NUMBER": "7"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": ""}, False),
     ],
 )
-def test_line_is_wanted_on_a_terminal_and_in_ci_only_where_asked_for(on_a_terminal, choice, environ, expected):
-    assert wanted(choice, FakeConfig(), {"TERM": "xterm"} | environ) is expected
+def test_line_is_wanted_on_a_terminal_and_not_in_ci(on_a_terminal, environ, expected):
+    assert wanted(FakeConfig(), {"TERM": "xterm"} | environ) is expected
 
 
 @pytest.mark.parametrize(
@@ -161,15 +158,15 @@ def test_line_is_wanted_on_a_terminal_and_in_ci_only_where_asked_for(on_a_termin
     [FakeConfig(capture="no"), FakeConfig(capture=None), FakeConfig(reporter=None), FakeConfig(reporter=OtherReporter)],
 )
 def test_line_is_never_wanted_beside_what_tests_print_or_without_pytests_own(on_a_terminal, config):
-    assert not wanted("on", config, {"TERM": "xterm"})
+    assert not wanted(config, {"TERM": "xterm"})
 
 
 def test_line_is_never_wanted_in_a_worker_of_xdist(on_a_terminal):
     config = FakeConfig()
     config.workerinput = {}
-    assert not wanted("on", config, {"TERM": "xterm"})
+    assert not wanted(config, {"TERM": "xterm"})
 
 
 def test_line_is_never_wanted_without_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
-    assert not wanted("on", FakeConfig(), {"TERM": "xterm"})
+    assert not wanted(FakeConfig(), {"TERM": "xterm"})

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.plugin.summary import summary_lines
-from pytest_aorta.session.record import Compared, TestRecord
-from pytest_aorta.session.text import totals
+from pytest_aorta.session.record import Comparison, TestRecord, totals
+from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NotApplicable, ReferenceKind, VerdictReference
-from tests.unit.builders import make_verdict, replace
+from tests.unit.builders import compared, make_baseline, make_facts, make_record, make_verdict, ran, replace
 
 CASE = "tests/test_a.py::test_x::fsdp"
 PASS = make_verdict(Outcome.PASS, case=CASE)
@@ -21,12 +21,10 @@ FINDINGS = [
     make_verdict(outcome, case=CASE)
     for outcome in (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
 ]
-MEASURED = {"step_time_p50": 10.0, "device_idle_ms": 3.33462, "weight_hash": "ab" * 16}
 
 
 def record(*verdicts, **changes) -> TestRecord:
-    defaults = TestRecord("tests/test_a.py::test_x", list(verdicts), num_launches=1, outcome="passed")
-    return replace(defaults, **changes)
+    return make_record("tests/test_a.py::test_x", verdicts, **changes)
 
 
 def not_applicable(reason: NotApplicable, detail: str = "torch is 1"):
@@ -76,7 +74,7 @@ def test_verbose_summary_has_every_row_and_note():
 
 
 def test_quiet_summary_is_one_line_whatever_happened():
-    assert summary_lines([record(*FINDINGS, notes=["slow"], traces=["a trace"])], -1) == [
+    assert summary_lines([record(*FINDINGS, notes=["slow"], launches=ran(1, traces=["a trace"]))], -1) == [
         "aorta: 1 test, 1 regression, 1 missing, 1 inconclusive, 1 improved, 0 metrics match"
     ]
 
@@ -110,7 +108,9 @@ def test_notes_that_only_verbosity_shows_are_counted():
 
 
 def test_traces_are_always_named():
-    assert "note: test_a::test_x: trace in out" in summary_lines([record(PASS, traces=["trace in out"])])
+    assert "note: test_a::test_x: trace in out" in summary_lines(
+        [record(PASS, launches=ran(1, traces=["trace in out"]))]
+    )
 
 
 def test_metrics_without_a_baseline_share_a_row_per_comparison():
@@ -139,15 +139,15 @@ def test_finding_of_a_retried_attempt_has_its_row_and_counts_as_an_attempt():
     ("changes", "text"),
     [
         ({}, "1 test; 1 test without a comparison"),
-        ({"num_launches": 3}, "1 test, 3 launches; 1 test without a comparison"),
+        ({"launches": ran(3)}, "1 test, 3 launches; 1 test without a comparison"),
         ({"outcome": "failed"}, "1 test; 1 test failed without a verdict"),
         ({"outcome": "error"}, "1 test; 1 test failed without a verdict"),
         (
-            {"outcome": "failed", "num_launches": 0, "can_launch": True},
+            {"outcome": "failed", "launches": (), "can_launch": True},
             "no test launched; 1 test failed before a launch",
         ),
-        ({"num_launches": 0, "lacked_devices": "2"}, "no test launched; 1 test skipped for lack of devices"),
-        ({"new_launches": [None]}, "1 test; 1 baseline measured"),
+        ({"launches": (), "lacked_devices": "2"}, "no test launched; 1 test skipped for lack of devices"),
+        ({"comparisons": (Comparison("case", new=NewLaunches(make_baseline())),)}, "1 test; 1 baseline measured"),
     ],
 )
 def test_test_without_a_verdict_is_counted_by_what_became_of_it(changes, text):
@@ -164,7 +164,8 @@ def test_every_verdict_is_counted_once(verdicts):
 
 
 def test_verbose_summary_has_what_was_measured_and_not_compared():
-    measured = record(PASS, compared=[Compared(CASE, measured=MEASURED)])
+    facts = make_facts(weight_hashes={"20": "ab" * 16}, metrics={"device_idle_ms": 3.33462})
+    measured = record(comparisons=(compared(CASE, facts, rows=(PASS,)),))
     shown = [line.split() for line in summary_lines([measured], 1)]
     assert ["test_a::test_x::fsdp", "device_idle_ms", "3.335", "ms", "-", "-", "-", "-", "measured"] in shown
     assert ["test_a::test_x::fsdp", "weight_hash", "abababababab", "-", "-", "-", "-", "measured"] in shown

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pytest_aorta.common.schema import violation
 from pytest_aorta.report.from_results import dataset_report
-from pytest_aorta.report.iterations import write_iterations
-from pytest_aorta.report.summary import SCHEMA, summary
-from pytest_aorta.report.write import write_report
+from pytest_aorta.report.timeline import write_iterations
+from pytest_aorta.report.write import SCHEMA, summary, write_report
 from tests.unit.builders import make_result
 
 
@@ -60,7 +59,7 @@ def test_overlap_of_both_sides_is_tabulated_drawn_and_compared(tmp_path):
     compared = document["cases"][0]["iterations"]
     assert compared["candidate"] == {
         "count": 2, "mean_loss": 2.0, "mean_compute_ms": 6.0, "mean_hidden_comm_ms": 1.5, "mean_exposed_comm_ms": 2.5,
-        "overlap_ratio": 0.375, "collectives": None,
+        "overlap_ratio": 0.375, "collectives": {},
     }  # fmt: skip
     assert compared["overlap_ratio_delta"] == 0.375 - 0.875
 

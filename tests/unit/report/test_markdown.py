@@ -23,16 +23,16 @@ from pytest_aorta.report.markdown import (
     preformatted,
     reproducing_command,
 )
-from pytest_aorta.session.history.entries import MeasuredLaunch, Side
-from pytest_aorta.session.record import RETRIED, Compared, TestRecord
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.session.record import RETRIED, Side, TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_facts, make_verdict, replace
+from tests.unit.builders import compared, make_facts, make_record, make_verdict, replace
 
-FAILED = TestRecord(
+FAILED = make_record(
     "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
 )
-GOOD = TestRecord("a.py::good", [make_verdict(Outcome.PASS)], outcome="passed", num_launches=1)
-OPEN = TestRecord("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)], outcome="passed")
+GOOD = make_record("a.py::good", [make_verdict(Outcome.PASS)])
+OPEN = make_record("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)])
 CROSS, WARNING, CHECK = "## \N{CROSS MARK} ", "## \N{WARNING SIGN}", "## \N{WHITE HEAVY CHECK MARK} "
 
 
@@ -120,29 +120,29 @@ def test_interrupted_run_is_not_a_success():
 
 
 def test_verdict_that_does_not_apply_is_not_a_finding():
-    assert "<details>" not in markdown([replace(GOOD, verdicts=[make_verdict(Outcome.NOT_APPLICABLE)])])
-    assert "|" not in markdown([replace(GOOD, verdicts=[make_verdict(Outcome.NOT_APPLICABLE)])])
+    assert "<details>" not in markdown([make_record("a.py::good", [make_verdict(Outcome.NOT_APPLICABLE)])])
+    assert "|" not in markdown([make_record("a.py::good", [make_verdict(Outcome.NOT_APPLICABLE)])])
 
 
 @pytest.mark.parametrize("outcome", [Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED])
 def test_finding_is_a_row_with_its_reason(outcome):
-    page = Page(markdown([replace(GOOD, verdicts=[make_verdict(outcome, detail="be<cause")])]))
+    page = Page(markdown([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
     assert page.texts["td"][0] == "a.py::good"
     assert page.texts["td"][-1] == f"{outcome.value}: be<cause"
 
 
 def test_regression_that_the_test_expects_is_not_a_finding():
     expected = make_verdict(Outcome.REGRESSION, is_expected=True)
-    assert "|" not in markdown([replace(GOOD, verdicts=[expected])])
+    assert "|" not in markdown([make_record("a.py::good", [expected])])
 
 
 def test_metrics_without_a_baseline_share_a_row_per_comparison():
     lacking = make_verdict(Outcome.MISSING, is_unrecorded=True, detail="no baseline")
     rows = [replace(lacking, metric=metric, case=case) for case in ("a::one", "a::two") for metric in ("x", "y", "z")]
-    page = Page(markdown([replace(GOOD, verdicts=[*rows, replace(rows[0], is_unrecorded=False)])]))
+    page = Page(markdown([make_record("a.py::good", [*rows, replace(rows[0], is_unrecorded=False)])]))
     cells = page.texts["td"]
     assert [cells[place : place + 2] for place in range(0, len(cells), 8)] == [
-        ["a::one", "3 metrics"], ["a::two", "3 metrics"], ["a::one", "x"],
+        ["a::one", "3 metrics"], ["a::one", "x"], ["a::two", "3 metrics"],
     ]  # fmt: skip
     assert cells[7] == "missing: no baseline; record one with --update-baselines"
 
@@ -161,7 +161,7 @@ def test_command_is_quoted_for_a_shell(nodeid, repeated):
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
-    record = TestRecord(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
+    record = make_record(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
     page = Page(markdown([record], RunFacts(("pytest", failure), (nodeid,))))
     assert (page.wrong, page.open) == ([], [])
     assert set(page.tags) <= EXPECTED
@@ -191,11 +191,11 @@ REFERENCES = (
 
 @pytest.mark.parametrize("text", REFERENCES)
 def test_references_and_addresses_are_text_wherever_they_stand(text):
-    launch = replace(measured(branch=text), torch=text)
-    record = TestRecord(
+    launch = measured(branch=text, environment={"torch": text})
+    record = make_record(
         f"a.py::t[{text}]", [make_verdict(Outcome.REGRESSION, detail=text)], outcome="failed", failure=text,
-        compared=[Compared("a", launches=[launch])],
     )  # fmt: skip
+    record = replace(record, comparisons=(*record.comparisons, compared("a", launch)))
     page = Page(markdown([record], RunFacts(("pytest", text), (text,))))
     assert "a" not in page.tags
     # GitHub and GitLab look for links neither in code nor in preformatted text.
@@ -215,7 +215,7 @@ def test_line_of_a_failure_can_not_be_a_quick_action_of_gitlab():
 
 @given(st.integers(0, 400), st.integers(600, 20_000))
 def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
-    records = [TestRecord(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
+    records = [make_record(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
     text = markdown(records, max_bytes=limit)
     assert len(text.encode()) <= limit
     shown = text.count("\N{BUG}")
@@ -225,7 +225,7 @@ def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests,
 @settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(0, 30_000), st.integers(2_000, MAX_COMMENT_BYTES))
 def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, limit):
-    failed = [replace(FAILED, nodeid=f"a.py::{n}", verdicts=[], failure="<" * length) for n in range(tests)]
+    failed = [replace(FAILED, nodeid=f"a.py::{n}", comparisons=(), failure="<" * length) for n in range(tests)]
     text = markdown(failed, RunFacts(("pytest", "x" * length)), limit)
     assert len(text.encode()) <= limit
     page = Page(text)
@@ -246,19 +246,18 @@ def test_thousands_of_passed_verdicts_take_one_line():
     assert len(markdown(records).encode()) < 200 < MAX_BYTES
 
 
-def measured(**changes) -> MeasuredLaunch:
-    known = {"commit": "c0ffee00" * 5, "branch": "main", "dirty": True, "environment": {"torch": "2.13.0"}}
-    return MeasuredLaunch.of(make_facts(**(known | changes)), Side.CANDIDATE)
+def measured(**changes) -> LaunchFacts:
+    cpu = {"torch": "2.13.0", "device": "cpu"}
+    known = {"commit": "c0ffee00" * 5, "branch": "main", "dirty": True, "environment": cpu}
+    return make_facts(**(known | changes))
 
 
 def test_provenance_is_folded_and_lists_values_that_differ():
-    launches = [
-        measured(),
-        measured(recorded_at="2026-01-02T03:09:05Z"),
-        replace(measured(), side=Side.REFERENCE, torch="1"),
-    ]
-    record = replace(GOOD, compared=[Compared("a", launches=launches)])
-    other = replace(GOOD, compared=[Compared("b", launches=[replace(measured(), accelerator="NVIDIA H200")])])
+    first = compared("a", measured(), measured(recorded_at="2026-01-02T03:09:05Z"))
+    reference = compared("a", measured(environment={"torch": "1"}), side=Side.REFERENCE)
+    record = replace(GOOD, comparisons=(first, reference))
+    on_h200 = measured(environment={"torch": "2.13.0", "device_name": "NVIDIA H200"})
+    other = replace(GOOD, comparisons=(compared("b", on_h200),))
     page = Page(markdown([record, other], RunFacts(("pytest", "-k", "two words"))))
     assert page.texts["summary"] == ["Measured: commit c0ffee00c0ff and changes, torch 2.13.0"]
     assert page.texts["li"] == [
@@ -272,7 +271,7 @@ def test_provenance_is_folded_and_lists_values_that_differ():
 
 
 def test_provenance_that_would_push_findings_out_is_left_out():
-    record = replace(FAILED, compared=[Compared("a", launches=[measured(branch="x" * 3_000)])])
+    record = replace(FAILED, comparisons=(compared("a", measured(branch="x" * 3_000)),))
     text = markdown([record], max_bytes=2_000)
     assert len(text.encode()) <= 2_000
     assert "Measured:" not in text

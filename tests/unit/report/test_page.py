@@ -13,15 +13,22 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.report import write
-from pytest_aorta.report.data import Case, Launch, Report, Test
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import Case, Launch, Report, Test, session_report
 from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
 from pytest_aorta.report.write import require_packages, write_report, write_session_reports
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.provenance import CodeVersion
-from pytest_aorta.session.record import Compared, TestRecord, properties
+from pytest_aorta.session.record import TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_options, make_result, make_verdict
+from tests.unit.builders import (
+    compared,
+    make_facts,
+    make_options,
+    make_provenance,
+    make_record,
+    make_result,
+    make_verdict,
+    ran,
+)
 from tests.unit.sample_run import make_run
 
 EVIL = "a.py::test[</script><script>alert(1)</script>|`*_\"'&amp;]"
@@ -115,7 +122,7 @@ def test_report_without_its_packages_names_the_extra(monkeypatch):
 
 # The reports of a session
 
-GOOD = TestRecord("a.py::good", [make_verdict(Outcome.PASS)], outcome="passed", num_launches=1)
+GOOD = make_record("a.py::good", [make_verdict(Outcome.PASS)])
 
 
 def test_summary_is_appended_to_what_is_there(tmp_path):
@@ -138,8 +145,8 @@ def test_nothing_is_written_for_a_run_without_a_launch(tmp_path):
 
 
 def test_page_of_a_run_without_a_result_names_version_and_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "code_version", lambda folder: CodeVersion("c0ffee00" * 5, "main", dirty=True))
-    failed = TestRecord("a.py::failed", outcome="failed", failure="no", num_launches=1, num_failed_launches=1)
+    monkeypatch.setattr(write, "provenance", lambda folder: make_provenance(dirty=True))
+    failed = make_record("a.py::failed", outcome="failed", failure="no", launches=ran(1, failed=1))
     options = make_options(report=tmp_path / "page.html", command=("pytest", "-k", "a b"))
     write_session_reports([failed], options, {})
     text = Reader((tmp_path / "page.html").read_text()).text
@@ -166,18 +173,14 @@ def test_file_that_an_option_asks_for_and_that_can_not_be_written_is_an_error(tm
 
 def test_properties_have_every_measured_metric_and_its_verdict():
     row = make_verdict(Outcome.PASS)
-    measured = {"step_time_p50": 1.5, "weight_hash": "ab"}
-    record = TestRecord("a", [row], num_launches=3, compared=[Compared("case", measured=measured)])
-    assert properties(record) == [
-        ("aorta.launches", 3),
-        ("aorta.step_time_p50", str(row)),
-        ("aorta.step_time_p50.value", 1.5),
-        ("aorta.weight_hash.value", "ab"),
-        ("aorta.step_time_p50.verdict", "pass"),
-        ("aorta.step_time_p50.baseline", 1.0),
-    ]
+    comparison = compared("case", make_facts(final_loss=1.5), rows=(row,))
+    found = properties(TestRecord("a", comparisons=(comparison,), launches=ran(3)))
+    assert found[:2] == [("aorta.launches", 3), ("aorta.step_time_p50", str(row))]
+    assert {("aorta.step_time_p50.value", 10.0), ("aorta.final_loss.value", 1.5)} <= set(found)
+    assert found[-2:] == [("aorta.step_time_p50.verdict", "pass"), ("aorta.step_time_p50.baseline", 1.0)]
 
 
 def test_properties_of_two_comparisons_say_which_they_are_of():
-    record = TestRecord("a", compared=[Compared("a::x", measured={"m": 1}), Compared("a::y", measured={"m": 2})])
-    assert properties(record) == [("aorta.x.m.value", 1), ("aorta.y.m.value", 2)]
+    comparisons = (compared("a::x", make_facts(final_loss=1.0)), compared("a::y", make_facts(final_loss=2.0)))
+    found = properties(TestRecord("a", comparisons=comparisons))
+    assert {("aorta.x.final_loss.value", 1.0), ("aorta.y.final_loss.value", 2.0)} <= set(found)

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
-from pytest_aorta.report.provenance import provenance_pairs
+from pytest_aorta.report.data import provenance_pairs
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.session.history.entries import MeasuredLaunch, Side
-from tests.unit.builders import make_facts, make_provenance, make_result
+from tests.unit.builders import make_facts, make_provenance, make_result, replace
 
 GPU = {"torch": "2.11.0", "device": "cuda", "device_name": "NVIDIA H200"}
 COMMAND = ["pytest", "-k", "two words"]
@@ -24,21 +21,13 @@ def test_provenance_of_a_stored_launch_names_code_time_device_torch_and_command(
     assert dict(provenance_pairs(KNOWN)) == TEXT
 
 
-def test_provenance_of_a_launch_of_this_run_is_the_same_text():
-    launch = MeasuredLaunch.of(KNOWN, Side.CANDIDATE)
-    assert provenance_pairs(launch, COMMAND) == provenance_pairs(KNOWN)
+def test_command_of_the_run_is_named_for_a_launch_that_has_none():
+    assert dict(provenance_pairs(replace(KNOWN, command=[]), COMMAND)) == TEXT
 
 
-@pytest.mark.parametrize("side", ["facts", "measured"])
-def test_launch_on_cpu_ranks_names_them_as_the_device(side):
+def test_launch_on_cpu_ranks_names_them_as_the_device():
     facts = make_facts(environment={"torch": "2.11.0", "device": "cpu"})
-    launch = facts if side == "facts" else MeasuredLaunch.of(facts, Side.CANDIDATE)
-    assert dict(provenance_pairs(launch))["device"] == "CPU ranks"
-
-
-def test_value_that_was_not_stored_is_named_as_unknown():
-    old = launch_facts(make_result([[1.0]], provenance=None, environment={"device": "cuda"}))
-    assert {label: value for label, value in provenance_pairs(old) if value != "unknown"} == {}
+    assert dict(provenance_pairs(facts))["device"] == "CPU ranks"
 
 
 def test_detached_head_is_not_an_unknown_branch():

@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.common.schema import load_schema, violation
-from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
-from pytest_aorta.report.from_session import session_report
-from pytest_aorta.report.lanes import collective_overlaps, drawn_lanes, rank_overlaps
-from pytest_aorta.report.page.interval import REACH, WIDTH, interval_marks
-from pytest_aorta.report.page.plots import FRACTIONS, case_plots, numbers_a_launch
+from pytest_aorta.common.schema import violation
+from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches, session_report
 from pytest_aorta.report.page.rows import (
+    FRACTIONS,
+    REACH,
     UNKNOWN,
+    WIDTH,
+    case_plots,
     environment_rows,
     failing_first,
+    interval_marks,
+    numbers_a_launch,
     rank_times,
 )
-from pytest_aorta.report.summary import SCHEMA, ratio, summary
+from pytest_aorta.report.timeline import collective_overlaps, draw_timelines, drawn_lanes, rank_overlaps
+from pytest_aorta.report.write import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import Lane, overlap_of
-from pytest_aorta.session.record import RETRIED, Compared, TestRecord
-from pytest_aorta.session.text import totals
+from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
+from pytest_aorta.session.record import RETRIED, Comparison, TestRecord, totals
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
@@ -42,6 +42,7 @@ from tests.unit.builders import (
     make_facts,
     make_result,
     make_verdict,
+    ran,
     replace,
     stored,
 )
@@ -92,7 +93,9 @@ def test_one_broken_result_is_a_warning_that_names_it_and_spoils_no_other(tmp_pa
 
 def test_ranks_with_unequal_numbers_of_steps_are_a_warning_too(tmp_path):
     path = tmp_path / "result.json"
-    write_json(path, a_result().to_json() | {"rank_step_times_ms": [[1.0, 2.0], [1.0]]})
+    unequal = a_result().to_json()
+    unequal["ranks"][1]["step_times_ms"].pop()
+    write_json(path, unequal)
     assert read_launches([path])[0] == ()
 
 
@@ -101,13 +104,16 @@ def test_baseline_that_no_verdict_has_a_value_of_is_no_band(tmp_path):
     path = tmp_path / "baseline.json"
     write_json(path, to_builtins(make_baseline()))
     missing = replace(make_verdict(Outcome.MISSING), case="a::b::fsdp", baseline=None)
-    record = TestRecord("a::b", [missing], num_launches=1, compared=[Compared("a::b::fsdp", baseline=str(path))])
-    assert session_report([record], title="").tests[0].cases[0].baseline is None
+
+    def baseline_of(row):
+        comparison = Comparison(row.case, baseline=str(path), rows=(row,))
+        record = TestRecord("a::b", comparisons=(comparison,), launches=ran(1))
+        return session_report([record], title="").tests[0].cases[0].baseline
+
+    assert baseline_of(missing) is None
     by_ab = replace(missing, outcome=Outcome.PASS, baseline=10.0, reference=VerdictReference(ReferenceKind.AB, "main"))
-    record.verdicts = [by_ab]
-    assert session_report([record], title="").tests[0].cases[0].baseline is None
-    record.verdicts = [replace(missing, outcome=Outcome.PASS, baseline=10.0)]
-    assert session_report([record], title="").tests[0].cases[0].baseline == make_baseline()
+    assert baseline_of(by_ab) is None
+    assert baseline_of(replace(missing, outcome=Outcome.PASS, baseline=10.0)) == make_baseline()
 
 
 def test_tests_without_a_launch_are_left_out_unless_devices_were_lacking():
@@ -237,6 +243,12 @@ def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_f
     assert [row.ratio for row in rank_overlaps(result)] == pytest.approx([50 / 75, 50 / 80])
 
 
+def test_picture_of_the_profiled_steps_has_a_low_row_per_rank(run, tmp_path):
+    heights = [int.from_bytes(path.read_bytes()[20:24], "big") for path in draw_timelines(run, tmp_path)]
+    assert heights
+    assert max(heights) < 700  # four panels of two ranks
+
+
 def test_rank_without_communication_has_no_ratio_and_unprofiled_rank_has_no_row():
     alone = overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps
     (row,) = rank_overlaps(a_result(overlap=[[], alone]))
@@ -343,29 +355,6 @@ def test_expected_regression_is_counted_as_such_in_the_summary():
     assert found["cases"][0]["metrics"]["step_time_p50"]["verdict"] == "expected regression"
 
 
-# Plain numbers are checked a list at a time, to the same result
-
-ODD = st.floats(allow_nan=True) | st.integers(-2, 2) | st.booleans() | st.none() | st.text(max_size=2)
-
-
-@given(st.lists(st.lists(st.floats(-1, 5) | ODD, min_size=1, max_size=4), min_size=1, max_size=3))
-def test_quick_check_of_numbers_allows_what_the_schema_allows(times):
-    document = a_result().to_json() | {"rank_step_times_ms": times}
-    plain = Draft202012Validator(load_schema("workload_result.schema.json"))
-    # JSON has no infinity and no NaN, but jsonschema accepts them as numbers.
-    is_json = all(math.isfinite(time) for row in times for time in row if isinstance(time, float))
-    assert (violation(document, "workload_result.schema.json") is None) == (is_json and plain.is_valid(document))
-
-
-@given(st.lists(st.lists(st.floats(0, 5) | ODD, min_size=1, max_size=3), max_size=3))
-def test_quick_check_of_intervals_allows_what_the_schema_allows(lane):
-    document = a_result().to_json() | {"timeline": [{"compute": lane}]}
-    plain = Draft202012Validator(load_schema("workload_result.schema.json"))
-    # JSON has no infinity and no NaN, but jsonschema accepts them as numbers.
-    is_json = all(math.isfinite(time) for row in lane for time in row if isinstance(time, float))
-    assert (violation(document, "workload_result.schema.json") is None) == (is_json and plain.is_valid(document))
-
-
 @pytest.mark.parametrize("scale", Scale)
 def test_marks_are_the_same_on_every_scale(scale):
     marks = interval_marks(make_verdict(Outcome.PASS, delta=0.05, tolerance=Tolerance(0.05, scale)))
@@ -398,7 +387,7 @@ def test_retried_attempts_are_listed_with_their_number_and_left_out_of_the_count
         ({"outcome": "failed", "can_launch": True}, True),
         ({"outcome": "error", "can_launch": True}, True),
         ({"outcome": "error", "lacked_devices": "needs 8 GPUs"}, True),
-        ({"outcome": "failed", "can_launch": True, "num_launches": 1}, False),
+        ({"outcome": "failed", "can_launch": True, "launches": ran(1)}, False),
         ({"outcome": "skipped", "can_launch": True}, False),
         ({"outcome": "passed", "can_launch": True}, False),
         ({"outcome": "failed"}, False),

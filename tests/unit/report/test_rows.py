@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.report.data import Case, Launch, Report, Test
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.data import Case, Launch, Report, Test, session_report
 from pytest_aorta.report.page.rows import (
     compared_with,
     largest_change,
@@ -18,7 +17,7 @@ from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
-from tests.unit.builders import make_baseline, make_provenance, make_result, make_verdict
+from tests.unit.builders import make_baseline, make_provenance, make_result, make_verdict, ran
 
 
 @pytest.mark.parametrize(
@@ -71,24 +70,24 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
     reference = measured(commit="beef" * 10, branch=None, dirty=False)
     case = Case("c", (), launches, (reference,), make_baseline(), "A/B reference main")
     table = provenance_of_case(case, "candidate")
-    assert list(table.sides) == ["candidate", "A/B reference main", "stored baseline, revision\xa01"]
-    assert table.labels == ("commit", "branch", "measured", "device", "torch", "command")
-    candidate = table.sides["candidate"]
+    assert list(table) == ["candidate", "A/B reference main", "stored baseline, revision\xa01"]
+    candidate = table["candidate"]
+    assert tuple(candidate) == ("commit", "branch", "measured", "device", "torch", "command")
     assert candidate["commit"] == "c0ffee00c0ff; c0ffee00c0ff and changes"
     assert candidate["measured"] == "2026-01-02T03:04:05Z to 2026-01-02T03:04:06Z"
     assert (candidate["branch"], candidate["command"]) == ("main", "pytest -k 'a b'")
-    assert table.sides["A/B reference main"]["commit"] == "beefbeefbeef"
-    assert list(provenance_of_report(as_report(case)).sides) == ["candidate", "A/B reference main"]
+    assert table["A/B reference main"]["commit"] == "beefbeefbeef"
+    assert list(provenance_of_report(as_report(case))) == ["candidate", "A/B reference main"]
 
 
 def test_many_commits_of_one_side_are_counted():
     launches = tuple(measured(commit=f"{number}" * 40) for number in range(5))
     table = provenance_of_case(Case("c", candidate=launches), "candidate")
-    assert table.sides["candidate"]["commit"].endswith("; and 2 more")
+    assert table["candidate"]["commit"].endswith("; and 2 more")
 
 
 def test_provenance_of_nothing_has_no_side():
-    assert provenance_of_report(as_report()).sides == {}
+    assert provenance_of_report(as_report()) == {}
 
 
 # Totals
@@ -96,8 +95,8 @@ def test_provenance_of_nothing_has_no_side():
 
 def test_failed_launches_and_failures_before_a_launch_are_counted():
     records = [
-        TestRecord("a::x", outcome="failed", num_launches=3, num_failed_launches=1, can_launch=True),
-        TestRecord("a::y", outcome="failed", num_launches=1, num_failed_launches=1, can_launch=True),
+        TestRecord("a::x", outcome="failed", launches=ran(3, failed=1), can_launch=True),
+        TestRecord("a::y", outcome="failed", launches=ran(1, failed=1), can_launch=True),
         TestRecord("a::z", outcome="failed", can_launch=True),
         TestRecord("a::w", outcome="skipped", lacked_devices="needs 8 GPUs"),
     ]
@@ -108,4 +107,3 @@ def test_failed_launches_and_failures_before_a_launch_are_counted():
         ("1 test failed before a launch", True),
         ("1 test skipped for lack of devices", False),
     ]
-    assert TestRecord.from_json(records[0].to_json()) == records[0]

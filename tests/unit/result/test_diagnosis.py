@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from tests.unit.builders import (
     ENDED_WELL,

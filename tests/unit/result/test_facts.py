@@ -138,11 +138,6 @@ def test_facts_and_their_json_have_the_version_of_the_code(version):
     assert ("dirty" in to_builtins(facts)) is (dirty is not None)
 
 
-def test_facts_of_a_result_without_provenance_belong_to_no_block():
-    facts = launch_facts(make_result(TWO_RANKS))
-    assert (facts.moment_s, facts.block) == (0, "0" * 12)
-
-
 def test_late_steps_are_a_fact():
     lead = HeadStart(40.0, 3, 1.0, succeeded=True, late_steps=2)
     step = StepOverlap(10.0, 6.0, 2.0, 0.0, 2.0, 2.0)

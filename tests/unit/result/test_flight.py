@@ -3,7 +3,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 
-from pytest_aorta.result.flight import FlightVerdict, flight_verdict, read_report
+from pytest_aorta.result.evidence import FlightVerdict, flight_verdict, read_report
 
 REPORT = """
 Not all ranks joining collective, sequence number: 7

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.result import folder as names
-from pytest_aorta.result.diagnosis.launch import launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from tests.unit.builders import make_plan, write_plan_file

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.gpu_facts import (
+from pytest_aorta.common.model import convert, to_builtins
+from pytest_aorta.result.measurements import (
     Capability,
     PlatformFacts,
     Reading,
@@ -18,6 +16,7 @@ from pytest_aorta.result.gpu_facts import (
     summarize,
     throttled,
 )
+from tests.unit.builders import replace
 
 H200 = Capability(max_sm_clock_mhz=1980, power_limit_w=700, default_power_limit_w=700)
 BUSY = Reading(1755, 3201, 690, 61)
@@ -37,7 +36,7 @@ def test_numbers_are_those_of_the_measured_steps():
     assert (device.num_samples, device.in_steps) == (3, True)
     assert device.sm_clock_mhz == {"min": 1700, "median": 1800, "max": 1980}
     assert device.power_w == {"min": 690, "median": 690, "max": 690}
-    assert (device.before["power_w"], device.after["temperature_c"]) == (75, 30)
+    assert (device.before.power_w, device.after.temperature_c) == (75, 30)
 
 
 def test_launch_without_a_sample_in_its_steps_is_summarized_by_all_samples():
@@ -104,7 +103,7 @@ READINGS = st.builds(
 @given(st.lists(st.builds(Sample, st.tuples(READINGS, READINGS), st.booleans()), min_size=1))
 def test_any_samples_make_facts_that_survive_a_file(samples):
     facts = facts_of(*samples, names=("0", "1"))
-    assert PlatformFacts.from_json(json.loads(json.dumps(asdict(facts)))) == facts
+    assert convert(to_builtins(facts), PlatformFacts, "facts") == facts
     for device in facts.devices:
         assert all(0 < fraction <= 1 for fraction in device.throttle_reasons.values())
         for span in (device.sm_clock_mhz, device.power_w):

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import theilslopes
 
-from pytest_aorta.result.facts import rank_lags_ms
-from pytest_aorta.result.growth import DEPENDENT_STEPS, growth, slope_bounds
+from pytest_aorta.result.facts import DEPENDENT_STEPS, growth, rank_lags_ms, slope_bounds
 
 
 def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: float = 0.02) -> list[float]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from pytest_aorta.session.baselines import write_new_baselines
-from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.verdict.baseline import LOCK_FILE, Baseline, locked_baselines, read_baseline, write_baseline
 from pytest_aorta.verdict.learning import NewLaunches
 from tests.unit.builders import launches_near, make_baseline, make_options, stored
@@ -16,7 +16,8 @@ def baseline_of(p50: float, seed: int, count: int = 5, **changes) -> Baseline:
 
 
 def write(folder, *new: NewLaunches) -> tuple[list[str], bool]:
-    record = TestRecord(NODE, new_launches=list(new))
+    comparisons = tuple(Comparison(one.baseline.case, platform=one.baseline.platform, new=one) for one in new)
+    record = TestRecord(NODE, comparisons=comparisons)
     return write_new_baselines([record], {NODE}, make_options(baselines_dir=folder))
 
 

@@ -1,34 +1,36 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from pytest_aorta.common.errors import ComparisonFailed
-from pytest_aorta.session.expected import expected_regression
-from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.launcher import TestSpec
+from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_verdict
+from pytest_aorta.verdict.verdicts import Verdicts
+from tests.unit.builders import compared, make_facts, make_options, make_verdict
 
 REGRESSED = make_verdict(Outcome.REGRESSION, metric="weight_hash")
 SLOWER = make_verdict(Outcome.REGRESSION)
 OTHERS = [outcome for outcome in Outcome if outcome is not Outcome.REGRESSION]
 
 
-def compare(record: TestRecord, *rows) -> None:
-    record.verdicts += rows
-    raise ComparisonFailed("the text")
-
-
 def is_accepted(*rows, fail_on: frozenset[Outcome]) -> bool:
     """Return True if a block whose comparison has these verdicts passes, with its regression marked as expected."""
-    record = TestRecord("test_a.py::test_x")
+    test = RunningTest("test_a.py::test_x")
+    session = SimpleNamespace(options=make_options(fail_on=fail_on))
+    runner = WorkloadRunner(SimpleNamespace(launcher=SimpleNamespace(session=session, spec=TestSpec(), test=test)))
     try:
-        with expected_regression(record, ["weight_hash"], fail_on) as found:
-            compare(record, *rows)
+        with runner.expect_regression("weight_hash") as found:
+            runner._concluded(compared("case", make_facts()), Verdicts("case", rows))
     except ComparisonFailed:
-        assert not any(row.is_expected for row in record.verdicts)
+        assert not any(row.is_expected for row in test.record().verdicts)
         return False
-    assert found.text == "the text"
-    assert [row.is_expected for row in record.verdicts] == [row.outcome is Outcome.REGRESSION for row in rows]
+    assert "weight_hash: regression" in found.text
+    expected = [row.outcome is Outcome.REGRESSION for row in rows]
+    assert [row.is_expected for row in test.record().verdicts] == expected
     return True
 
 

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.session.record import Compared, LaunchTimes, TestRecord
+from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
-from tests.unit.builders import make_baseline, make_verdict
+from tests.unit.builders import make_baseline, make_facts, make_record, make_verdict
 
 MARKED = {"step_time_p50": Tolerance(0.05), "weight_hash": Tolerance(None)}
 VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -37,50 +35,32 @@ VERDICT = st.builds(
 )
 
 
-TIMES = st.builds(
-    LaunchTimes,
-    number=st.integers(1, 9),
+COMPARISON = st.builds(
+    Comparison,
+    case=st.text(),
+    kind=st.sampled_from(ReferenceKind),
+    launches=st.lists(st.builds(ComparedLaunch, st.sampled_from(Side), st.just(make_facts())), max_size=2).map(tuple),
+    rows=st.lists(VERDICT, max_size=2).map(tuple),
+    notes=st.lists(st.text(), max_size=2).map(tuple),
+    baseline=st.text(),
+    new=st.none() | st.just(NewLaunches(make_baseline(), MARKED, {"steps": 1}, fresh=True)),
+)
+LAUNCH = st.builds(
+    LaunchNote,
     launcher=st.just("torchrun"),
     times_s=st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6)),
-)
-
-COMPARED = st.builds(
-    Compared,
-    case=st.text(),
-    candidate=st.lists(st.text(), max_size=2),
-    reference=st.lists(st.text(), max_size=2),
-    baseline=st.none() | st.text(),
-    measured=st.dictionaries(st.text(), st.floats(allow_nan=False) | st.text(), max_size=2),
+    has_result=st.booleans(),
+    traces=st.lists(st.text(), max_size=1).map(tuple),
 )
 
 
-@given(
-    st.lists(VERDICT, max_size=3),
-    st.lists(st.text(), max_size=2),
-    st.none() | st.text(),
-    st.lists(TIMES, max_size=3),
-    st.lists(COMPARED, max_size=2),
-)
-def test_record_survives_the_way_from_a_worker(verdicts, notes, lacked, times, compared):
-    record = TestRecord(
-        "a::b",
-        verdicts,
-        [NewLaunches(make_baseline(), MARKED, {"steps": 1}, fresh=True)],
-        ["case"],
-        notes,
-        ["detects"],
-        lacked,
-        2,
-        times,
-        compared,
-        "failed",
-        "why",
-        traces=notes[:1],
-    )
-    assert TestRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+@given(st.lists(COMPARISON, max_size=2), st.lists(LAUNCH, max_size=2), st.none() | st.text(), st.text())
+def test_record_survives_the_way_from_a_worker(comparisons, launches, lacked, failure):
+    record = TestRecord("a::b", 2, "failed", failure, tuple(comparisons), tuple(launches), lacked, True, "cpu")
+    assert TestRecord.from_text(record.to_text()) == record
 
 
 def test_record_is_undecided_as_soon_as_one_verdict_is():
-    decided = TestRecord("a::b", [make_verdict(Outcome.PASS), make_verdict(Outcome.NOT_APPLICABLE)])
-    assert not decided.is_undecided
-    assert TestRecord("a::b", [*decided.verdicts, make_verdict(Outcome.INCONCLUSIVE)]).is_undecided
+    decided = [make_verdict(Outcome.PASS), make_verdict(Outcome.NOT_APPLICABLE)]
+    assert not make_record("a::b", decided).is_undecided
+    assert make_record("a::b", [*decided, make_verdict(Outcome.INCONCLUSIVE)]).is_undecided

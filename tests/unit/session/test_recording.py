@@ -6,7 +6,8 @@ import pytest
 
 from pytest_aorta.common.errors import BaselineError, LaunchError
 from pytest_aorta.session import baselines
-from pytest_aorta.session.baselines import Recording, unfinished_recordings
+from pytest_aorta.session.baselines import recorded, unfinished_recordings
+from pytest_aorta.session.rounds import settle
 from pytest_aorta.verdict.baseline import StoredLaunch
 from tests.unit.builders import make_baseline, make_facts, make_options, replace
 
@@ -25,21 +26,21 @@ def interrupted_after(number, options, **changes):
     """Record until Ctrl-C in the launch after ``number`` launches; each step time is the launch's number."""
     left = [make_facts(final_loss=float(count), **changes) for count in range(2, number + 1)]
 
-    def again():
+    def again(side):
         if not left:
             raise KeyboardInterrupt
         return left.pop(0)
 
     with pytest.raises(KeyboardInterrupt):
-        Recording(options, first(final_loss=1.0, **changes)).launches(number + 1, again)
+        settle(recorded(options, first(final_loss=1.0, **changes), number + 1), again)
 
 
 def continued(options, wanted, **changes):
     """Return the losses of a recording that continues, whose own launches have the losses 100, 101 and so on."""
     own = iter(range(101, 200))
-    recording = Recording(options, first(final_loss=100.0, **changes))
-    launches = recording.launches(wanted, lambda: make_facts(final_loss=float(next(own)), **changes))
-    return [launch.final_loss for launch in launches], recording.note
+    recording = recorded(options, first(final_loss=100.0, **changes), wanted)
+    launches, note = settle(recording, lambda side: make_facts(final_loss=float(next(own)), **changes))
+    return [launch.final_loss for launch in launches], note
 
 
 def test_launches_that_were_kept_come_first(options):
@@ -64,11 +65,11 @@ def test_single_launch_is_recorded_by_itself(options):
 def test_second_interruption_keeps_the_launches_of_both(options):
     interrupted_after(2, options)
 
-    def interrupt():
+    def interrupt(side):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Recording(options, first(final_loss=9.0)).launches(10, interrupt)
+        settle(recorded(options, first(final_loss=9.0), 10), interrupt)
     assert continued(options, 4)[0] == [1.0, 2.0, 9.0, 100.0]
 
 
@@ -90,11 +91,11 @@ def test_launches_of_other_circumstances_are_not_used_and_the_reason_is_noted(op
 
 
 def test_launch_that_fails_keeps_nothing(options):
-    def fail():
+    def fail(side):
         raise LaunchError("boom", "signal", 0)
 
     with pytest.raises(LaunchError):
-        Recording(options, first()).launches(10, fail)
+        settle(recorded(options, first(), 10), fail)
     assert list(options.unfinished.rglob("*.json")) == []
 
 

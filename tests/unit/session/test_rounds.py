@@ -4,7 +4,8 @@ from itertools import cycle
 
 import pytest
 
-from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
+from pytest_aorta.session.record import Side
+from pytest_aorta.session.rounds import in_pairs, joined, settle, with_baseline, with_both
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -35,9 +36,9 @@ def paired_comparison(max_pairs: int) -> PairedComparison:
 def settled(p50s: list[float], max_launches: int = 5):
     """Return the verdict on the median and the number of launches; each launch has the next of ``p50s``."""
     left = [with_p50(make_facts(), p50) for p50 in p50s]
-    launches = [left.pop(0)]
-    verdicts = settle(stored_comparison(max_launches), launches, lambda: left.pop(0))
-    return verdicts["step_time_p50"].outcome, len(launches)
+    comparing = with_baseline(stored_comparison(max_launches), left.pop(0))
+    verdicts = settle(comparing, lambda side: left.pop(0))
+    return verdicts["step_time_p50"].outcome, len(p50s) - len(left)
 
 
 def test_launch_like_the_baseline_needs_no_other():
@@ -67,15 +68,14 @@ def test_decided_rows_stay_while_another_is_open():
     baseline = make_baseline(launches=stored(*launches_near(10.0, 10, final_loss=2.0)))
     marked = {"final_loss": Tolerance(0.05), "step_time_p50": Tolerance(0.05)}
     comparison = stored_comparison(5, baseline, marked)
-    launches = [with_p50(first, 12.0)]
-    verdicts = settle(comparison, launches, later.pop)
-    assert len(launches) == 3
+    verdicts = settle(with_baseline(comparison, with_p50(first, 12.0)), lambda side: later.pop())
+    assert later == []
     assert (verdicts["final_loss"].outcome, verdicts["final_loss"].launches) == (Outcome.PASS, 1)
 
 
 def test_exact_difference_is_not_launched_again():
-    launches = [with_p50(make_facts(weight_hashes={"10": "f" * 16}), 12.0)]
-    verdicts = settle(stored_comparison(5), launches, lambda: pytest.fail("launched again"))
+    first = with_p50(make_facts(weight_hashes={"10": "f" * 16}), 12.0)
+    verdicts = settle(with_baseline(stored_comparison(5), first), lambda side: pytest.fail("launched again"))
     assert verdicts["weight_hash"].outcome is Outcome.REGRESSION
 
 
@@ -86,20 +86,14 @@ def pairs(
     order: list[str] = []
     candidate_p50 = cycle(candidate_p50s)
 
-    def launch(name: str, p50: float):
-        order.append(name)
-        return with_p50(make_facts(), p50)
+    def launch(side: Side):
+        order.append("new" if side is Side.CANDIDATE else "old")
+        return with_p50(make_facts(), next(candidate_p50) if side is Side.CANDIDATE else reference_p50)
 
-    candidates, references = [make_facts()] * made, [make_facts()] * made
-    verdicts = settle_pairs(
-        paired_comparison(max_pairs),
-        candidates,
-        references,
-        lambda: launch("new", next(candidate_p50)),
-        lambda: launch("old", reference_p50),
-        reference_first=reference_first,
-    )
-    assert len(candidates) == len(references)
+    there = [make_facts()] * made
+    comparing = in_pairs(paired_comparison(max_pairs), there, there, reference_first=reference_first)
+    verdicts = settle(comparing, launch)
+    assert order.count("new") == order.count("old")
     return verdicts["step_time_p50"], order
 
 
@@ -123,26 +117,26 @@ def test_pairs_end_at_the_most_that_are_allowed(allowed):
     assert len(order) == 2 * allowed
 
 
-def test_open_metrics_are_left_to_an_a_b():
-    comparison = stored_comparison(5)
-    assert unsettled(comparison.judge([with_p50(make_facts(), 12.0)]), comparison) == ["step_time_p50"]
-    assert unsettled(comparison.judge([make_facts()]), comparison) == []
+def is_left_to_pairs(comparison: StoredComparison, first) -> bool:
+    """Return whether an A/B is launched after a first launch."""
+    return next(with_both(comparison, first, "main"), None) is Side.CANDIDATE
 
 
-def test_metric_that_no_launch_could_decide_is_left_to_an_a_b():
+@pytest.mark.parametrize(("p50", "expected"), [(12.0, True), (10.0, False)])
+def test_open_metrics_are_left_to_an_a_b(p50, expected):
+    assert is_left_to_pairs(stored_comparison(5), with_p50(make_facts(), p50)) is expected
+
+
+@pytest.mark.parametrize(("most", "expected"), [(5, True), (1, False)])
+def test_metric_that_no_launch_could_decide_is_left_to_an_a_b(most, expected):
     few = make_baseline(launches=stored(*launches_near(10.0, 3, deviation=0.05, seed=2)))
-    comparison = stored_comparison(5, few, TIMES)
-    verdicts = comparison.judge([make_facts()])
-    assert (verdicts["step_time_p50"].outcome, verdicts.need_launches) == (Outcome.INCONCLUSIVE, False)
-    assert unsettled(verdicts, comparison) == ["step_time_p50"]
-    assert unsettled(verdicts, stored_comparison(1, few, TIMES)) == []
+    assert is_left_to_pairs(stored_comparison(most, few, TIMES), make_facts()) is expected
 
 
-def test_marked_time_of_another_machine_is_left_to_an_a_b():
+@pytest.mark.parametrize(("marked", "expected"), [(TIMES, True), ({}, False)])
+def test_marked_time_of_another_machine_is_left_to_an_a_b(marked, expected):
     baseline = make_baseline(launches=stored(on_cpu(block="f" * 12)))
-    for marked, found in ((TIMES, ["step_time_p50"]), ({}, [])):
-        comparison = stored_comparison(5, baseline, marked)
-        assert unsettled(comparison.judge([on_cpu()]), comparison) == found
+    assert is_left_to_pairs(stored_comparison(5, baseline, marked), on_cpu()) is expected
 
 
 def test_verdicts_of_an_a_b_take_the_places_of_the_stored_ones():

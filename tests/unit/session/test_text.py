@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.session.text import comparison_text
+from pytest_aorta.session.rounds import comparison_text
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, stored
+from tests.unit.builders import compared, default_priors, make_baseline, make_facts, stored
 
 FILE = Path("/repo/baselines/nvidia-h200-x2-nccl/x.json")
 CONFIG = {"steps": 20, "dtype": "float32"}
@@ -30,7 +30,9 @@ def text_of(
     )
     verdicts = comparison.judge(launches)
     failing = verdicts.failing({Outcome.MISSING})
-    return comparison_text(failing, make_result([[10.0]]), launches, FILE, ["a note"], test).splitlines()
+    case = "tests/test_a.py::test_x::fsdp"
+    ended = compared(case, *launches, platform="cpu-x1-gloo", workload="toy", baseline=str(FILE), notes=("a note",))
+    return comparison_text(ended, failing, test).splitlines()
 
 
 def test_missing_baseline_is_one_line_with_its_file_and_command():

@@ -6,7 +6,8 @@ import pytest
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, FamilyTime, HeadStart
-from pytest_aorta.session.rounds import settle, settle_pairs
+from pytest_aorta.session.record import Side
+from pytest_aorta.session.rounds import in_pairs, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import launches_to_learn, objections
@@ -85,9 +86,10 @@ def test_ratio_that_only_the_new_code_has_is_to_be_recorded():
 
 
 def settled(*launches: LaunchFacts, max_launches=5) -> tuple[Verdict, int]:
-    left, made = list(launches[1:]), [launches[0]]
+    left = list(launches[1:])
     comparison = StoredComparison("case", AHEAD.config, AHEAD, {}, default_priors, max_launches)
-    return settle(comparison, made, lambda: left.pop(0))["overlap_ratio"], len(made)
+    found = settle(with_baseline(comparison, launches[0]), lambda side: left.pop(0))["overlap_ratio"]
+    return found, len(launches) - len(left)
 
 
 def test_late_host_is_launched_again_and_the_next_launch_decides():
@@ -116,11 +118,10 @@ def test_launches_that_are_too_few_without_the_late_ones_name_the_late_host():
 
 
 def paired(candidates: list[LaunchFacts], references: list[LaunchFacts], max_pairs=6) -> tuple[Verdict, int]:
-    here, there = iter(candidates), iter(references)
+    left = {Side.CANDIDATE: [*candidates], Side.REFERENCE: [*references]}
     comparison = PairedComparison("case", MARKED, default_priors, ["overlap_ratio"], max_pairs)
-    made: list[LaunchFacts] = []
-    verdicts = settle_pairs(comparison, made, [], lambda: next(here), lambda: next(there))
-    return verdicts["overlap_ratio"], len(made)
+    verdicts = settle(in_pairs(comparison), lambda side: left[side].pop(0))
+    return verdicts["overlap_ratio"], len(candidates) - len(left[Side.CANDIDATE])
 
 
 def test_pair_with_a_late_host_is_left_out():

@@ -37,7 +37,7 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
     assert message.startswith(
         f"{new.case}: not added to the stored baseline, because it is not shown to be unchanged:\n  "
     )
-    assert message.endswith("replace the baseline with --update-baselines --aorta-reset-baselines")
+    assert message.endswith("replace the baseline with --update-baselines --aorta-record=replace")
     return message
 
 

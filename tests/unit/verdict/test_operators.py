@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.trace.operators import OperatorCall
+from pytest_aorta.result.trace.rank_files import OperatorCall
 from pytest_aorta.verdict.bitwise import Evidence, first_operator, locate_operator
+from tests.unit.builders import replace
 
 MM, ADAMW, GATHER = "aten.mm.default", "aten._fused_adamw_.default", "c10d._allgather_base_.default"
 

@@ -26,7 +26,6 @@ from tests.unit.builders import (
     make_facts,
     make_result,
     on_cpu,
-    replace,
     stored,
     with_p50,
 )
@@ -132,7 +131,7 @@ def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank
         [step(all_gather=1.0), step(all_gather=2.0)],
         [step(all_gather=4.0, send_recv=2.0), step(all_gather=5.0)],
     ]
-    facts = launch_facts(replace(make_result([[1.0] * 3] * 2), overlap=overlap))
+    facts = launch_facts(make_result([[1.0] * 3] * 2, overlap=overlap))
     assert facts.exposed_ms == {"all_gather": 3.0, "send_recv": 0.5}
     assert facts.most_exposed_rank == 1
     bare = launch_facts(make_result([[1.0] * 3] * 2))
@@ -211,7 +210,7 @@ def test_noisier_baseline_decides_only_what_is_obvious_and_says_why():
         assert (row.outcome, row.is_open) == (Outcome.INCONCLUSIVE, False)
         assert re.fullmatch(
             "further launches could not decide; standard deviation of the baseline's launches is .* at most 5 points; "
-            "record the baseline again with --update-baselines --aorta-reset-baselines, or set a tolerance",
+            "record the baseline again with --update-baselines --aorta-record=replace, or set a tolerance",
             row.detail,
         )
     assert check([launch(0.1)], recorded, max_launches=5)["overlap_ratio"].is_open

@@ -24,7 +24,7 @@ def test_metric_that_the_baseline_lacks_is_missing():
     row = check(make_facts(), baseline=make_baseline(launches=stored(make_facts(weight_hashes={}))))["weight_hash"]
     assert (row.outcome, row.is_lost) == (Outcome.MISSING, False)
     assert (
-        row.reason == "the baseline has no weight_hash; record it again with --update-baselines --aorta-reset-baselines"
+        row.reason == "the baseline has no weight_hash; record it again with --update-baselines --aorta-record=replace"
     )
 
 

@@ -37,7 +37,7 @@ def remedy(count: int, tolerance: float, between=0.001) -> str | None:
 def test_remedy_is_the_least_number_of_launches_that_resolves_the_tolerance():
     text = remedy(3, 0.097)
     found = re.fullmatch(
-        r"record (\d+) more launches \(--update-baselines --aorta-reset-baselines --aorta-launches=(\d+)\): the "
+        r"record (\d+) more launches \(--update-baselines --aorta-record=replace --aorta-launches=(\d+)\): the "
         r"baseline's 3 cannot resolve 9\.7%",
         text,
     )

@@ -10,7 +10,7 @@ from tests.unit.builders import default_priors, launches_near, make_baseline, st
 
 USUAL = {"compute": 8.0, "straggler": 0.0, "exposed_comm": 1.0, "copy": 0.5, "idle": 0.5}
 CHANGED = {"compute": 10.0, "straggler": 8.1, "exposed_comm": 2.9, "copy": 0.5, "idle": 0.8}
-RESET = "--update-baselines --aorta-reset-baselines"
+RESET = "--update-baselines --aorta-record=replace"
 
 
 def launches(p50: float, count: int, parts: dict[str, float] | None, rank: int | None = 0, **changes):

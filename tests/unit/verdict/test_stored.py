@@ -79,9 +79,7 @@ def test_metric_where_more_is_better_regresses_downwards():
 def test_improvement_says_that_the_baseline_is_stale():
     row = check(*[with_p50(make_facts(), 5.0)] * 3, baseline=STABLE)["step_time_p50"]
     assert row.outcome is Outcome.IMPROVED
-    assert (
-        row.reason == "the baseline is stale; record the better value with --update-baselines --aorta-reset-baselines"
-    )
+    assert row.reason == "the baseline is stale; record the better value with --update-baselines --aorta-record=replace"
 
 
 def test_absent_baseline_is_missing_and_says_how_to_record_it():
@@ -94,7 +92,7 @@ def test_undecided_verdict_of_a_small_baseline_says_to_record_more():
     few = make_baseline(launches=stored(*launches_near(10.0, 4)))
     row = check(*launches_near(10.6, 3, deviation=0.2), baseline=few)["step_time_p50"]
     assert row.outcome is Outcome.INCONCLUSIVE
-    assert row.reason == "only 4 launches in the center; record more with --update-baselines --aorta-reset-baselines"
+    assert row.reason == "only 4 launches in the center; record more with --update-baselines --aorta-record=replace"
 
 
 def test_center_is_the_median_of_the_center_launches_alone():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.cli.run.trials import write_trial
+from pytest_aorta.cli.run import write_trial
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.gpu_facts import Capability, PlatformFacts, Reading, Sample, summarize
+from pytest_aorta.result.measurements import Capability, PlatformFacts, Reading, Sample, summarize
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import read_baseline, write_baseline

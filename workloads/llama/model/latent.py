@@ -1,5 +1,6 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all heads come from one
-narrow vector per token.
+"""Multi-head latent attention: keys and values of all heads come from one narrow vector per token.
+
+DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Messages and keys of fork servers; their processes are tested in tests/distributed."""
+"""Messages and keys of fork servers, and the end of a warm launch; tests/distributed has whole launches."""
 
 from __future__ import annotations
 
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,7 @@ import pytest
 
 from pytest_aorta.launch import warm
 from pytest_aorta.launch.process.channel import close_all, receive, send
-from pytest_aorta.launch.process.forkserver import children
-from pytest_aorta.launch.process.warm_agent import rank_environment
+from pytest_aorta.launch.process.forkserver import children, rank_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan.world import World
 from tests.unit.builders import make_plan, replace
@@ -109,3 +109,53 @@ def test_children_are_found_when_a_thread_has_ended_after_the_threads_were_liste
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         found = children()
     assert str(child.pid) in found
+
+
+STOPPED_BETWEEN_WAIT_AND_RECORD = """
+import os, signal
+from pathlib import Path
+from pytest_aorta.launch.process.forkserver import WarmAgent, fork
+
+ended, running = fork(signal.pause), fork(signal.pause)
+os.kill(ended, signal.SIGKILL)
+os.waitpid(ended, 0)
+agent = WarmAgent(Path(), 2)
+agent.running = {ended: 0, running: 1}
+agent.stop()
+print(os.path.exists(f"/proc/{running}"))
+"""
+
+HOLDING_THE_GIL = """
+import faulthandler, itertools, signal, time
+from pathlib import Path
+from pytest_aorta.launch.process import forkserver as warm_agent
+
+def hold(stacks, ready):
+    faulthandler.register(signal.SIGUSR1, stacks)
+    signal.signal(signal.SIGTERM, print)
+    ready.touch()
+    sum(itertools.repeat(0))
+
+warm_agent.TERM_S = 0.1
+stacks, ready = open("stacks.txt", "w"), Path("ready")
+rank = warm_agent.fork(lambda: hold(stacks, ready))
+while not ready.exists():
+    time.sleep(0.01)
+agent = warm_agent.WarmAgent(Path(), 1)
+agent.running = {rank: 0}
+agent.stop()
+print("in hold" in Path("stacks.txt").read_text(), Path(f"/proc/{rank}").exists())
+"""
+
+
+def test_rank_that_holds_the_gil_writes_its_stacks_before_it_is_killed(tmp_path):
+    command = [sys.executable, "-c", HOLDING_THE_GIL]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ended.stdout, ended.stderr) == ("True False\n", "")
+
+
+def test_ranks_are_ended_even_if_the_end_of_one_could_not_be_recorded():
+    """SIGTERM can arrive after a rank was waited for and before its exit code is recorded."""
+    command = [sys.executable, "-c", STOPPED_BETWEEN_WAIT_AND_RECORD]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("False\n", "")

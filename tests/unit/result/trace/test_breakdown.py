@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.trace.breakdown import Part, break_down
-from pytest_aorta.result.trace.kineto.device import overlap_with_host
+from pytest_aorta.result.trace.kineto_capture import overlap_with_host
+from pytest_aorta.result.trace.overlap import Part, break_down
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from tests.unit.builders import make_result, replace
 from tests.unit.kineto_traces import boundary, event, kernel, trace
@@ -32,8 +32,9 @@ def traced(step_ms: float, *kernels: tuple[str, float, float]) -> list[StepOverl
 
 def facts(ranks: list[list[StepOverlap]], p50_ms: float, as_run: list[list[StepOverlap]] | None = None) -> LaunchFacts:
     """Return the facts of a launch whose hosts were ahead in ``ranks``."""
-    result = make_result([[p50_ms] * 3] * len(ranks), overlap=ranks, overlap_as_run=as_run or ranks)
-    return launch_facts(replace(result, head_start=[AHEAD] * len(ranks)))
+    leads = [AHEAD] * len(ranks)
+    times_ms = [[p50_ms] * 3] * len(ranks)
+    return launch_facts(make_result(times_ms, overlap=ranks, overlap_as_run=as_run or ranks, head_start=leads))
 
 
 USUAL = traced(10, ("gemm", 0, 8), (GATHER, 2, 7), ("copy", 8, 9))
@@ -95,8 +96,8 @@ def test_host_that_only_profiling_delays_costs_no_more_than_the_timed_step_leave
 
 def test_steps_without_a_successful_head_start_are_taken_as_they_ran():
     ahead, as_run = [traced(40, ("gemm", 30, 38))], [USUAL]
-    result = make_result([[10.0] * 3], overlap=ahead, overlap_as_run=as_run)
-    result = replace(result, head_start=[replace(AHEAD, succeeded=False)])
+    late = [replace(AHEAD, succeeded=False)]
+    result = make_result([[10.0] * 3], overlap=ahead, overlap_as_run=as_run, head_start=late)
     assert launch_facts(result).breakdown_ms == facts([USUAL], 10.0).breakdown_ms
 
 

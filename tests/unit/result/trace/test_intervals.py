@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.trace.intervals import clip, coarsened, difference, intersection, length, union
+from pytest_aorta.result.trace.overlap import clip, coarsened, difference, intersection, length, union
 
 edges = st.integers(-20, 20)
 drawn = st.lists(st.tuples(edges, edges), max_size=12)

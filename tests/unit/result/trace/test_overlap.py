@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.schema import violation
+from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import (
     MAX_LANE_INTERVALS,
-    OverlapCapture,
     PartAhead,
+    Profile,
     is_too_late,
     joined,
     joined_ahead,
     overlap_of,
+    union,
 )
 from pytest_aorta.result.trace.profiled_steps import (
     Collective,
@@ -29,6 +28,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     HeadStart,
     StepOverlap,
 )
+from tests.unit.builders import replace
 
 MS = 1_000_000
 LANES = ("compute", "copy", "wait", *Collective)
@@ -47,7 +47,7 @@ def test_step_is_split_into_compute_hidden_and_exposed_communication_copies_and_
     }
     capture = overlap_of(lanes, [(0, 10 * MS)])
     (step,) = capture.steps
-    assert asdict(step) == {
+    assert to_builtins(step) == {
         "step_ms": 10, "compute_ms": 6, "comm_ms": 5, "copy_ms": 2, "idle_ms": 1, "hidden_comm_ms": 3,
         "collectives": {
             "all_gather": {"total_ms": 3, "hidden_ms": 2},
@@ -152,11 +152,14 @@ def test_impossible_lengths_are_named(changes, rule):
 
 
 def test_capture_is_added_to_a_result_beside_its_own_metrics():
-    result = RankResult(True, 0, 1, 1, [1.0], 0.1, metrics={"tokens_per_s": 5.0})
+    result = RankResult(
+        passed=True, failure_count=0, configured_iterations=1, total_iterations=1, step_times_ms=[1.0], elapsed_sec=0.1,
+        metrics={"tokens_per_s": 5.0},
+    )  # fmt: skip
     capture = overlap_of({"compute": lane((0, 5)), "all_gather": lane((0, 5))}, [(0, 5 * MS)])
-    found = capture.added_to(result)
+    found = result.with_profile(capture)
     assert found.metrics == {"tokens_per_s": 5.0, "exposed_comm_ms": 0.0, "overlap_ratio": 1.0}
-    assert (found.overlap, found.timeline) == (capture.steps, capture.timeline)
+    assert found.profile == capture
 
 
 def test_captures_of_some_steps_each_are_joined():
@@ -184,7 +187,7 @@ def test_captures_of_some_steps_each_are_joined():
 
 
 def test_size_that_one_capture_does_not_know_is_unknown():
-    capture = OverlapCapture([GOOD], {}, collectives=[CollectiveCalls("all_to_all", "g", 2, 8, [1.0])])
+    capture = Profile([GOOD], {}, collectives=[CollectiveCalls("all_to_all", "g", 2, 8, [1.0])])
     unknown = replace(capture, collectives=[CollectiveCalls("all_to_all", "g", 2, None, [2.0])])
     assert joined([capture, unknown]).collectives == [CollectiveCalls("all_to_all", "g", 2, None, [1.0, 2.0])]
 
@@ -197,16 +200,16 @@ def test_joined_calls_stay_within_the_limits_of_a_result(each, keys):
          for key in range(keys)]
         for part in range(3)
     ]  # fmt: skip
-    found = joined([OverlapCapture([GOOD], {}, collectives=calls) for calls in parts]).collectives
+    found = joined([Profile([GOOD], {}, collectives=calls) for calls in parts]).collectives
     assert (len(found), len(found[0].ms)) == (keys, each)
     assert min(calls.ms[0] for calls in found) > (40 if keys > 1 else 0)
-    assert all(violation(asdict(calls), "workload_result.schema.json", "collective_calls") is None for calls in found)
+    assert convert(to_builtins(found), list[CollectiveCalls], "calls") == found
 
 
 def part(num_steps: int, *, late: bool = False, ratio: float | None = 1.0, call: str | None = None, lead_ms=20.0):
     step = replace(GOOD, copy_ms=GOOD.copy_ms + late)
     lead = HeadStart(lead_ms, 3 if late else 1, ratio, succeeded=not late, blocked_by=call)
-    return PartAhead(OverlapCapture([step] * num_steps, {}), lead)
+    return PartAhead(Profile([step] * num_steps, {}), lead)
 
 
 def test_steps_of_late_parts_do_not_count_and_are_reported():

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.session.history import entries
-from pytest_aorta.session.history.entries import HistoryVerdict, MeasuredLaunch, Side, parse_entry, read_history
-from pytest_aorta.session.history.keep import MAX_COMMAND, history_entries, keep_history
-from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.session import history as entries
+from pytest_aorta.session.history import (
+    MAX_COMMAND,
+    history_entries,
+    keep_history,
+    parse_entry,
+    read_history,
+)
+from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.baseline import write_baseline
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
-from tests.unit.builders import make_baseline, make_facts, make_options, make_verdict, replace, stored
+from tests.unit.builders import compared, make_baseline, make_facts, make_options, make_verdict, stored
 from tests.unit.sample_history import entries_of, make_entry, make_history, write_history
 
 CASE = "tests/test_a.py::test_x::fsdp"
 
 
-def record(**changes) -> TestRecord:
-    facts = make_facts(commit="c" * 40, branch="main", dirty=False)
-    compared = Compared(
-        CASE, platform="nvidia-h200-x2-nccl", workload="fsdp", launches=[MeasuredLaunch.of(facts, Side.CANDIDATE)]
-    )
+FACTS = make_facts(commit="c" * 40, branch="main", dirty=False)
+
+
+def record(facts: LaunchFacts = FACTS, **changes) -> TestRecord:
     reference = VerdictReference(ReferenceKind.BASELINE, "file", 3)
-    verdict = make_verdict(Outcome.PASS, case=CASE, reference=reference)
-    found = TestRecord("tests/test_a.py::test_x", verdicts=[verdict], compared=[compared], outcome="passed")
-    return replace(found, **changes)
+    known = {
+        "platform": "nvidia-h200-x2-nccl",
+        "workload": "fsdp",
+        "rows": (make_verdict(Outcome.PASS, case=CASE, reference=reference),),
+    }
+    comparison = compared(CASE, facts, **(known | changes))
+    return TestRecord("tests/test_a.py::test_x", outcome="passed", comparisons=(comparison,))
 
 
 def test_written_run_is_read_again(tmp_path):
@@ -39,19 +46,12 @@ def test_written_run_is_read_again(tmp_path):
     assert line == f"history: {tmp_path / 'new' / entry.run}.jsonl"
     assert (entry.command, entry.revision, entry.outcome) == ("pytest -m 'a b'", 3, "passed")
     (launch,) = entry.launches
-    assert (launch.commit, launch.branch, launch.dirty) == ("c" * 40, "main", False)
-    assert (launch.torch, launch.accelerator) == ("2.11.0", "NVIDIA H200")
-    assert launch.values["step_time_p50"] == 10.0
+    assert launch.facts == FACTS
     assert [(row.metric, row.outcome) for row in entry.verdicts] == [("step_time_p50", "pass")]
 
 
-def test_records_survive_the_way_between_processes():
-    given = record()
-    assert TestRecord.from_json(json.loads(json.dumps(given.to_json()))) == given
-
-
 def test_two_runs_at_one_moment_write_two_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("pytest_aorta.session.history.keep._RUN_FORMAT", "20260105T030000.000000Z")
+    monkeypatch.setattr("pytest_aorta.session.history._RUN_FORMAT", "20260105T030000.000000Z")
     for _ in range(2):
         keep_history([record()], [], make_options(history=tmp_path))
     assert len(read_history(tmp_path)[0]) == 2
@@ -59,7 +59,7 @@ def test_two_runs_at_one_moment_write_two_files(tmp_path, monkeypatch):
 
 
 def test_run_that_compared_nothing_or_keeps_no_history_writes_no_file(tmp_path):
-    assert keep_history([record(compared=[])], [], make_options(history=tmp_path)) == []
+    assert keep_history([TestRecord("a::b")], [], make_options(history=tmp_path)) == []
     assert keep_history([record()], [], make_options()) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -77,18 +77,15 @@ def test_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path):
 
 def test_value_that_does_not_fit_the_schema_is_not_written(tmp_path):
     facts = make_facts(metrics={"tokens_per_s": 1e300})
-    compared = replace(record().compared[0], launches=[MeasuredLaunch.of(facts, Side.CANDIDATE)])
-    with pytest.raises(AortaError, match=r"violates its own schema: .*tokens_per_s: got 1e\+300"):
-        keep_history([record(compared=[compared])], [], make_options(history=tmp_path))
+    with pytest.raises(AortaError, match=r"not written: line 1: \$\.launches\[0\]\.facts\.metrics.*1e\+100"):
+        keep_history([record(facts)], [], make_options(history=tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_expected_regression_is_kept_as_such():
-    assert HistoryVerdict.of(make_verdict(Outcome.REGRESSION, is_expected=True)).outcome == "expected regression"
-
-
-def test_change_without_a_number_is_left_out():
-    assert HistoryVerdict.of(make_verdict(Outcome.REGRESSION, delta=float("inf"))).change is None
+def test_change_without_a_number_is_null_and_an_expected_regression_is_kept_as_such():
+    row = make_verdict(Outcome.REGRESSION, is_expected=True, delta=float("inf"), low=0.0)
+    (read,) = parse_entry(make_entry().replace(verdicts=(row,)).to_line().encode(), "f").verdicts
+    assert (read.label, read.delta, read.low) == ("expected regression", None, 0.0)
 
 
 def test_launches_of_update_baselines_belong_to_the_revision_that_was_written(tmp_path):
@@ -96,30 +93,30 @@ def test_launches_of_update_baselines_belong_to_the_revision_that_was_written(tm
         case=CASE, launches=(*stored(make_facts(), center=False), *stored(make_facts(), revision=2))
     )
     write_baseline(tmp_path, baseline)
-    learned = record(verdicts=[], new_launches=[NewLaunches(make_baseline(case=CASE))])
+    learned = record(rows=(), new=NewLaunches(make_baseline(case=CASE)))
     assert history_entries([learned], "run", "pytest", tmp_path)[0].revision == 2
-    assert history_entries([record(verdicts=[])], "run", "pytest", tmp_path)[0].revision is None
+    assert history_entries([record(rows=())], "run", "pytest", tmp_path)[0].revision is None
 
 
 def test_bad_lines_are_named_and_the_others_are_read(tmp_path):
     write_history(tmp_path, entries_of([1.0, 2.0]))
     first, second = sorted(tmp_path.iterdir())
-    first.write_bytes(first.read_bytes() + b"{\n\xff\n" + json.dumps({"schema_version": 2}).encode())
+    first.write_bytes(first.read_bytes() + b"{\n\xff\n" + b'{"schema_version": 1, "run": 0}')
     second.write_text(second.read_text().replace('"pytest -m overlap"', "7"))
     entries, problems = read_history(tmp_path)
     assert len(entries) == 1
     starts = (
         f"{first}:2: not valid JSON",
         f"{first}:3: not UTF-8",
-        f"{first}:4: schema_version is 2",
+        f"{first}:4: $.schema_version: got 1",
         f"{second}:1: $.command: got 7",
     )
     assert [problem.startswith(start) for problem, start in zip(problems, starts, strict=True)] == [True] * 4
 
 
 def test_moment_that_does_not_exist_is_a_problem_of_its_line():
-    line = json.dumps(make_entry().to_json()).replace("2026-01-05T", "2026-13-05T")
-    with pytest.raises(AortaError, match=r"^f:7: \$\.launches\[0\]\.measured_at: got '2026-13-05T"):
+    line = make_entry().to_line().replace("2026-01-05T", "2026-13-05T")
+    with pytest.raises(AortaError, match=r"^f:7: \$\.launches\[0\]\.facts: recorded_at: got '2026-13-05T"):
         parse_entry(line.encode(), "f:7")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.search.log import SearchLog, SearchRequest, Skip, give
+from pytest_aorta.session.search import SearchLog, SearchRequest, Skip, give
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.comparison import PairedComparison
 from tests.unit.builders import default_priors, make_facts, with_p50

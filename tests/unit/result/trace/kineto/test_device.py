@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.trace.families import is_communication
-from pytest_aorta.result.trace.kineto.device import learn_step, overlap_of_device, overlap_with_host
+from pytest_aorta.result.trace.kineto_capture import learn_step, overlap_of_device, overlap_with_host
 from pytest_aorta.result.trace.transfers import waits_ms
 from tests.unit.kineto_traces import boundary, event, kernel, trace
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pytest_aorta.result.trace.kineto.reading import read_trace
+from pytest_aorta.result.trace.kineto_events import read_trace
 from tests.unit.kineto_traces import boundary, trace
 
 

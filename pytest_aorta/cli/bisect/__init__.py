@@ -1,1 +1,0 @@
-"""``aorta bisect``: the search for the commit that changed a metric of a test."""

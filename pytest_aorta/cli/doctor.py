@@ -1,0 +1,393 @@
+"""``aorta doctor``: looks for problems that would break a run, on the host and in its torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytest_aorta.cli import ExitCode
+from pytest_aorta.common.errors import AortaError, SpecError
+from pytest_aorta.common.processes import run_program
+from pytest_aorta.common.text import counted, emit, output_width, wrapped
+from pytest_aorta.launch.leases import bad_marks, holders
+from pytest_aorta.plan.accelerators import visible_devices, visible_tokens
+from pytest_aorta.plan.device_kind import (
+    AMD,
+    CUDA_VARIABLE,
+    HIP_VARIABLE,
+    NVIDIA,
+    ROCR_VARIABLE,
+    VISIBLE_VARIABLES,
+    Device,
+)
+from pytest_aorta.plan.world import CPU_WORLD_SIZE, MAX_CPU_RANKS_PER_CORE
+
+_Answer = TypeVar("_Answer")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument("--json", action="store_true", help="print JSON: a list with topic, state, text and remedy")
+    for name in ("results", "baselines"):
+        about = f"folder of {name} (default: {name})"
+        parser.add_argument(f"--{name}", metavar="DIR", type=Path, default=Path(name), help=about)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings."""
+    found = findings({"results": arguments.results, "baselines": arguments.baselines})
+    problems = sum(finding.state == PROBLEM for finding in found)
+    if arguments.json:
+        emit(json.dumps([asdict(finding) for finding in found], indent=2).splitlines())
+    else:
+        emit(_lines(found))
+        emit([f"{counted(problems, 'problem')} would break a run" if problems else "nothing here would break a run"])
+    return ExitCode.PROBLEM if problems else ExitCode.OK
+
+
+def findings(folders: dict[str, Path]) -> list[Finding]:
+    """Return all findings, in the order in which they would affect a run."""
+    found: list[Finding] = []
+    devices: list[Device] = []
+    try:
+        devices = visible_devices()
+        found += device_findings(devices)
+    except AortaError as error:
+        found.append(Finding("devices", PROBLEM, str(error), "repair the driver or the variable that is named"))
+    everything = _all_gpus(devices)
+    found += variable_findings(os.environ, everything[0].vendor if everything else "", len(everything))
+    found += torch_findings(probe_torch(), devices, driver_cuda())
+    found += link_findings(_active_nvlinks(devices))
+    found += port_findings()
+    room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
+    found += shm_findings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, len(devices))
+    num_ranks = max(len(devices), CPU_WORLD_SIZE)
+    found += limit_findings(read_limits(), num_ranks, _has_infiniband())
+    found += lease_findings()
+    return found + folder_findings(folders)
+
+
+def _all_gpus(devices: list[Device]) -> list[Device]:
+    """Return all GPUs regardless of visibility variables, or the visible GPUs if that fails."""
+    try:
+        return visible_devices({})
+    except AortaError:
+        return devices
+
+
+def _lines(found: list[Finding]) -> list[str]:
+    width, topics = output_width(), max(len(finding.topic) for finding in found)
+    lines = []
+    for finding in found:
+        mark = finding.state if finding.state == OK else finding.state.upper()
+        lines += wrapped(f"{finding.topic.ljust(topics)}  {mark.ljust(len(PROBLEM))}  {finding.text}", width)
+        if finding.remedy and finding.state != OK:
+            lines += wrapped(f"{' ' * topics}  {' ' * len(PROBLEM)}  -> {finding.remedy}", width)
+    return lines
+
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+MIB, GIB = 1 << 20, 1 << 30
+# The default size in containers, which a few NCCL channels fill.
+SMALL_SHM_BYTES = 64 * MIB
+ROOMY_SHM_BYTES = GIB
+MIN_FREE_DISK_BYTES = GIB
+# Sockets, logs and shared memory of one rank, at most.
+FILES_PER_RANK = 128
+MIN_PROCESSES = 512
+_TRANSPORT_PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check; ``state`` is ok, note (a run works) or problem (a run would fail)."""
+
+    topic: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+def device_findings(devices: Sequence[Device]) -> list[Finding]:
+    """Report the GPUs that a run can use."""
+    cores = os.cpu_count() or 1
+    if not devices:
+        text = f"no GPU is visible; runs take CPU ranks, at most {MAX_CPU_RANKS_PER_CORE * cores} on {cores} cores"
+        return [Finding("devices", NOTE, text, "none, unless this machine has GPUs: then check their driver")]
+    models = sorted({device.model for device in devices})
+    found = [Finding("devices", OK, f"{counted(len(devices), 'GPU')}: {' + '.join(models)}")]
+    if len(models) > 1:
+        remedy = f"choose GPUs of one model with {CUDA_VARIABLE}"
+        found.append(Finding("devices", NOTE, "GPUs differ; the slowest sets every step's time", remedy))
+    return found
+
+
+def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> list[Finding]:
+    """Report variables that hide devices; ``count`` and ``vendor`` describe all GPUs, before variables are applied."""
+    found = []
+    given = {name: environ[name] for name in VISIBLE_VARIABLES if name in environ}
+    for name, value in given.items():
+        wanted = [part.strip() for part in value.split(",") if part.strip()]
+        read = visible_tokens(value, count)
+        if count and len(read) < len(wanted):
+            text = f"{name}={value!r} names {len(wanted)} and gives {len(read)} of {counted(count, 'GPU')}"
+            remedy = "remove invalid and repeated entries: entries after them are ignored"
+            found.append(Finding("variables", PROBLEM, text, remedy))
+        else:
+            found.append(Finding("variables", OK, f"{name}={value!r}"))
+    if vendor == AMD and HIP_VARIABLE in given and given.get(CUDA_VARIABLE, given[HIP_VARIABLE]) != given[HIP_VARIABLE]:
+        text = f"{HIP_VARIABLE} and {CUDA_VARIABLE} differ; HIP goes by the former"
+        found.append(Finding("variables", PROBLEM, text, f"unset {CUDA_VARIABLE}"))
+    if vendor == NVIDIA and (others := sorted({HIP_VARIABLE, ROCR_VARIABLE} & set(given))):
+        found.append(Finding("variables", NOTE, f"{' and '.join(others)} mean nothing to these GPUs", "unset them"))
+    if transport := sorted(name for name in environ if name.startswith(_TRANSPORT_PREFIXES)):
+        values = ", ".join(f"{name}={environ[name]}" for name in transport)
+        found.append(
+            Finding("variables", NOTE, f"variables configure collectives: {values}", "check that they are intended")
+        )
+    return found
+
+
+def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bool) -> list[Finding]:
+    """Report soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` means no limit."""
+    needed = {"nofile": FILES_PER_RANK * (num_ranks + 1), "nproc": MIN_PROCESSES}
+    remedies = {
+        "nofile": f"ulimit -n {needed['nofile']}, or LimitNOFILE of the service",
+        "nproc": f"ulimit -u {needed['nproc']}, or LimitNPROC of the service",
+        "memlock": "ulimit -l unlimited (in a container: --ulimit memlock=-1)",
+    }
+    reasons = {name: f", a run takes up to {least}" for name, least in needed.items()}
+    reasons["memlock"] = ", and there is InfiniBand, which locks memory"
+    found = []
+    for name, limit in limits.items():
+        is_short = limit < needed[name] if name in needed else has_infiniband
+        if is_short and limit != resource.RLIM_INFINITY:
+            found.append(Finding("ulimits", PROBLEM, f"{name}: {limit:,}{reasons[name]}", remedies[name]))
+        else:
+            text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+            found.append(Finding("ulimits", OK, f"{name}: {text}"))
+    return found
+
+
+def shm_findings(size_bytes: int, free_bytes: int, num_gpus: int) -> list[Finding]:
+    """Report shared memory, which NCCL and data loaders use between processes of one host."""
+    text = f"/dev/shm: {free_bytes / MIB:,.0f} of {size_bytes / MIB:,.0f} MiB free"  # noqa: S108
+    remedy = "start the container with --shm-size=16g or --ipc=host"
+    if num_gpus > 1 and free_bytes <= SMALL_SHM_BYTES:
+        return [Finding("shared memory", PROBLEM, f"{text}; NCCL runs out of it", remedy)]
+    if free_bytes < ROOMY_SHM_BYTES:
+        return [Finding("shared memory", NOTE, f"{text}; data loaders with workers need more", remedy)]
+    return [Finding("shared memory", OK, text)]
+
+
+def port_findings() -> list[Finding]:
+    """Report what rendezvous needs: a free port on the loopback interface, and a host name that resolves."""
+    found = []
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            probe.listen()
+        found.append(Finding("ports", OK, "the kernel gives free ports on the loopback"))
+    except OSError as error:
+        text = f"no port can be had on the loopback: {error.strerror or error}"
+        remedy = "ip link set lo up; widen net.ipv4.ip_local_port_range; see what holds ports with ss -tln"
+        found.append(Finding("ports", PROBLEM, text, remedy))
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        remedy = f"put it into /etc/hosts, or export GLOO_SOCKET_IFNAME=lo on one host (host name {name!r})"
+        found.append(Finding("ports", NOTE, f"the host name leads nowhere ({error.strerror}); gloo may ask", remedy))
+    return found
+
+
+def lease_findings() -> list[Finding]:
+    """Report leases of devices, and devices that are marked bad."""
+    try:
+        held, bad = holders(), bad_marks()
+    except AortaError as error:
+        return [Finding("leases", PROBLEM, str(error), "name another folder, or have its owner remove it")]
+    found = [
+        Finding(
+            "leases", PROBLEM, f"{name} is given to nobody: {why}", f"aorta devices clear-bad {name}, once it works"
+        )
+        for name, why in sorted(bad.items())
+    ]
+    for claim in held:
+        who = f"{counted(len(claim.resources), 'resource')} held by {claim.owner} ({claim.process})"
+        if claim.is_dead:
+            text = f"{who}, which is dead: a process it has started lives"
+            found.append(Finding("leases", NOTE, text, "end that process: ps -eo pid,ppid,cmd shows ranks"))
+        else:
+            found.append(Finding("leases", NOTE, f"{who}; a run waits for it", "none; see aorta devices list"))
+    return found or [Finding("leases", OK, "nothing is leased, nothing is marked bad")]
+
+
+def folder_findings(folders: Mapping[str, Path]) -> list[Finding]:
+    """Report whether results and baselines can be written and have free space."""
+    found = []
+    for what, folder in folders.items():
+        nearest = folder.absolute()
+        while not nearest.exists():
+            nearest = nearest.parent
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            found.append(Finding("folders", PROBLEM, f"{what}: {folder} can't be written", f"chmod u+wx {nearest}"))
+            continue
+        free = shutil.disk_usage(nearest).free
+        is_short = free < MIN_FREE_DISK_BYTES
+        text, remedy = f"{what}: {folder}, {free / GIB:,.1f} GiB free", "make room" if is_short else ""
+        found.append(Finding("folders", NOTE if is_short else OK, text, remedy))
+    return found
+
+
+def read_limits() -> dict[str, int]:
+    """Return the soft limits of this process."""
+    numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
+    return {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
+
+
+def _has_infiniband() -> bool:
+    """Return whether the kernel lists an InfiniBand device."""
+    with suppress(OSError):
+        return any(Path("/sys/class/infiniband").iterdir())
+    return False
+
+
+# An import of torch from a cold network disk can take minutes.
+PROBE_S = 300.0
+MIN_TORCH = (2, 11)
+MAX_NVLINKS = 18
+_INSTALL = "install torch as https://pytorch.org/get-started says for this machine"
+_PROBE = """
+import json, torch, torch.distributed as dist
+has_cuda = torch.cuda.is_available()
+facts = {
+    "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip,
+    "device_count": torch.cuda.device_count() if has_cuda else 0,
+    "backends": [name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)],
+    "nccl": None,
+}
+if "nccl" in facts["backends"]:
+    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+print("\\n" + json.dumps(facts))
+"""
+
+
+def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str:
+    """Return facts about torch, or the reason why it can't be imported; another process imports it."""
+    try:
+        status, output, complaint = run_program([sys.executable, "-c", _PROBE], environ, PROBE_S)
+    except SpecError as error:
+        return str(error)
+    if status:
+        return " ".join(complaint.strip().splitlines()[-1:]) or f"its process ended with {status}"
+    facts: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return facts
+
+
+def torch_findings(
+    facts: dict[str, Any] | str, devices: Sequence[Device], driver_cuda: tuple[int, int] | None
+) -> list[Finding]:
+    """Report the version and build of torch, its backends, and whether it finds the GPUs of the driver."""
+    if isinstance(facts, str):
+        return [Finding("torch", PROBLEM, f"can't be imported: {facts}", _INSTALL)]
+    build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
+    found = [_version(facts["torch"], build)]
+    if "gloo" not in facts["backends"]:
+        found.append(Finding("torch", PROBLEM, "it has no gloo, the backend of CPU ranks", _INSTALL))
+    if not devices:
+        return found
+    vendor = devices[0].vendor
+    library = "NCCL" if vendor == NVIDIA else "RCCL"
+    if not (facts["cuda"] if vendor == NVIDIA else facts["hip"]):
+        text = f"GPUs are there and torch is built for {build} only"
+        return [*found, Finding("torch", PROBLEM, text, f"{_INSTALL}, or run with --aorta-gpus=0")]
+    if facts["nccl"] is None:
+        found.append(Finding("torch", PROBLEM, f"it has no {library}, the backend of GPU ranks", _INSTALL))
+    else:
+        found.append(Finding("torch", OK, f"{library} {facts['nccl']}"))
+    return [*found, *_driver(facts, devices, driver_cuda)]
+
+
+def _version(version: str, build: str) -> Finding:
+    number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if number < MIN_TORCH:
+        least = ".".join(map(str, MIN_TORCH))
+        return Finding("torch", PROBLEM, f"{version}, which is older than {least}", f"{_INSTALL}, {least} or newer")
+    return Finding("torch", OK, f"{version}, built for {build}")
+
+
+def _driver(facts: dict[str, Any], devices: Sequence[Device], driver_cuda: tuple[int, int] | None) -> list[Finding]:
+    if facts["device_count"] == len(devices):
+        driver = f"; the driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}" if driver_cuda else ""
+        return [Finding("torch", OK, f"torch finds {facts['device_count']} of {len(devices)} GPUs{driver}")]
+    text = f"torch finds {facts['device_count']} GPUs, the driver {len(devices)}"
+    if driver_cuda and facts["cuda"] and int(facts["cuda"].split(".")[0]) > driver_cuda[0]:
+        text += f": torch is built for CUDA {facts['cuda']}, the driver supports {driver_cuda[0]}.{driver_cuda[1]}"
+        return [Finding("torch", PROBLEM, text, "update the driver, or install torch for the driver's CUDA")]
+    remedy = "run `python -c 'import torch; torch.cuda.init()'`, and read the kernel log (dmesg)"
+    return [Finding("torch", PROBLEM, text, remedy)]
+
+
+def _ask_driver(question: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
+    """Return the answer to a question to NVML; ``otherwise`` without an NVIDIA driver that knows the answer."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            return question(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return otherwise
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """Return the newest CUDA version that the NVIDIA driver supports; None without a driver."""
+    version = _ask_driver(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()), 0)
+    return (version // 1000, version % 1000 // 10) if version else None
+
+
+def link_findings(links: Mapping[str, int]) -> list[Finding]:
+    """Report NVLinks; ``links`` has the number of active NVLinks of each GPU."""
+    if len(links) < 2:
+        return []
+    counts = set(links.values())
+    listed = ", ".join(f"{token}: {count}" for token, count in links.items())
+    if counts == {0}:
+        return [Finding("links", NOTE, "no NVLink between GPUs; collectives go over PCIe", "see nvidia-smi topo -m")]
+    if len(counts) > 1:
+        text = f"active NVLinks differ by GPU ({listed}); the fewest set the speed"
+        return [Finding("links", NOTE, text, "see nvidia-smi nvlink --status for links that are down")]
+    return [Finding("links", OK, f"{counts.pop()} active NVLinks on each GPU")]
+
+
+def _active_nvlinks(devices: Sequence[Device]) -> dict[str, int]:
+    """Return token -> number of active NVLinks, for NVIDIA GPUs for which NVML reports NVLinks."""
+    asked = [one for one in devices if one.vendor == NVIDIA and not one.uuid.startswith("MIG-")]
+    return _ask_driver(
+        lambda nvml: {
+            one.token: sum(_is_up(nvml, nvml.nvmlDeviceGetHandleByUUID(one.uuid), link) for link in range(MAX_NVLINKS))
+            for one in asked
+        },
+        {},
+    )
+
+
+def _is_up(nvml: Any, handle: Any, link: int) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
+    except nvml.NVMLError:  # no such link
+        return False

@@ -1,1 +1,0 @@
-"""The subcommand `aorta doctor`."""

@@ -1,0 +1,354 @@
+"""``aorta run``: launches a workload or a script, and keeps and prints the result of each trial."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli.run_config import given_config, tolerance_texts
+from pytest_aorta.cli.workloads import require_folder
+from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, ResultError, UsageError
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.text import counted, emit
+from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
+from pytest_aorta.plan.profiler import check_profiler
+from pytest_aorta.plan.workloads import find_workload
+from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.measurements import WorkloadResult, over_ranks
+from pytest_aorta.session.launcher import Session, TestSpec
+from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.runner import WorkloadRunner
+from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.verdict.applicability import identity
+from pytest_aorta.verdict.baseline import read_baseline_file
+from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, parse_tolerances
+
+# The name of the lease's holder, which tests that wait for the lease report.
+OWNER = "aorta run"
+# Options of pytest that this command shares.
+SHARED = ("gpus", "timeout", "workloads", "launcher", "fail_on", "profiler")
+MAX_TRIALS = 100
+MAX_STEPS = 1 << 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand; options of pytest have the same names."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--workload", metavar="NAME", help="workload to launch; `aorta workloads` lists them")
+    what.add_argument("--script", metavar="FILE", help="training script (.py) or dotted module that records steps")
+    parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script, after --")
+    parser.add_argument(
+        "--trials", metavar="N", type=integer_from(1, MAX_TRIALS), default=1, help="separate launches (default: 1)"
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=integer_from(1, MAX_STEPS), help="measured steps, the config key `steps`"
+    )
+    parser.add_argument(
+        "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
+        help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
+    )  # fmt: skip
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
+        help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: results)"
+    )
+    parser.add_argument("--check", metavar="PATH", type=Path, help="baseline to compare with: a file, or a folder")
+    parser.add_argument(
+        "--tolerance",
+        metavar="METRIC=VALUE",
+        action="append",
+        default=[],
+        help="tolerance for --check, as in the tolerance marker",
+    )
+    present = parser.add_mutually_exclusive_group()
+    for kind, text in ((APPEND, "add to existing trials"), (OVERWRITE, "replace existing trials")):
+        present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
+    for option in OPTIONS:
+        if option.name in SHARED:
+            flags = [f"--{option.name.replace('_', '-')}"] + ([] if option.ini_only else [option.flag])
+            parser.add_argument(*flags, default=option.default, **option.argparse_keywords())
+    parser.set_defaults(run=run, existing=REFUSE)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Launch, keep and print each trial, then compare the trials with a baseline on request.
+
+    Raises:
+        UsageError: The command line is wrong; nothing was launched.
+        SpecError: The workload or its config is wrong; nothing was launched.
+        AortaError: A launch or a comparison failed; earlier trials are kept.
+    """
+    trials = arguments.trials
+    options, tolerances = _options(arguments), parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance")
+    check_profiler(options.profiler)
+    launch = _checked(arguments, options)
+    spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc), tolerances)
+    test = RunningTest(OWNER)
+    with closing(Session(options)) as session, terminable():
+        world = _world(session, spec, launch)
+        _refuse_other_baseline(arguments.check, launch, world)
+        # Checked last: --append and --overwrite help only if the rest of the command line is right.
+        paths = _trial_paths(arguments.results / launch.folder, trials, arguments.existing)
+        require_torch()
+        launches = arguments.results / launch.folder / "launches"
+        with session.launcher(world, spec, test, launches, timed=True) as launcher:
+            distributed_world, results = DistributedWorld(launcher), []
+            for path in paths:
+                results.append(launch.start(distributed_world))
+                written = write_trial(path, results[-1], arguments.existing)
+                emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
+                emit([f"  {note}" for note in test.launches[-1].traces])
+                sys.stdout.flush()
+            if arguments.check is not None:
+                _check(WorkloadRunner(distributed_world), test, results, arguments.check)
+    failed = sum(not result.passed for result in results)
+    emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
+    return ExitCode.PROBLEM if failed else ExitCode.OK
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A checked launch; ``folder`` is its folder in the folder of results, and a script has no ``config``."""
+
+    folder: str
+    name: str
+    min_world_size: int = 1
+    config: dict[str, Any] | None = None
+    args: list[str] | tuple[str, ...] = ()
+
+    @property
+    def result_name(self) -> str:
+        """The name of the workload in results."""
+        return self.name if self.config is not None else Path(self.name).name
+
+    def start(self, world: DistributedWorld) -> WorkloadResult:
+        """Launch once."""
+        if self.config is None:
+            return world.launch_script(self.name, self.args)
+        return world.launch(self.name, **self.config)
+
+
+def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
+    if arguments.workload is None:
+        unfit = {"--steps": arguments.steps, "--config": arguments.config, "--set": arguments.assignments}
+        if given := [flag for flag, value in unfit.items() if value]:
+            raise UsageError(f"{given[0]}: a script has no config keys; give arguments of the script after --")
+        path = Path(arguments.script)
+        folder = path.stem if path.suffix == ".py" else arguments.script
+        if not folder or "/" in folder:
+            raise UsageError(f"--script: got {arguments.script!r}, allowed is a file ending in .py or a dotted module")
+        return _Launch(folder, arguments.script, args=arguments.args)
+    if arguments.args:
+        raise UsageError(f"{arguments.args}: a workload takes no arguments; --set KEY=VALUE sets config keys")
+    spec = find_workload(arguments.workload, options.workload_dirs)
+    config = given_config(spec, arguments.config, arguments.steps, arguments.assignments)
+    return _Launch(spec.name, spec.name, spec.min_world_size, config)
+
+
+def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
+    try:
+        check_budget(session.options, session.devices)
+        world = resolve_world(spec.world, session.options, session.devices)
+    except DevicesUnavailable as error:
+        raise UsageError(f"--nproc, --gpus: {error}") from None
+    if world.size < launch.min_world_size:
+        raise UsageError(
+            f"workload {launch.name!r} needs at least {launch.min_world_size} ranks, and this run has {world.size}: "
+            f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc, or --gpus=0"
+        )
+    return world
+
+
+def _check(runner: WorkloadRunner, test: RunningTest, results: list[WorkloadResult], given: Path) -> None:
+    path = _baseline(given, results[-1])
+    try:
+        runner.check_stored(results, path)
+    finally:
+        record = test.record()
+        rows = [*map(str, record.verdicts), *(f"note: {note}" for note in record.notes)]
+        emit([f"compared with {path}:", *(f"  {row}" for row in rows)] if rows else [])
+
+
+def _refuse_other_baseline(given: Path | None, launch: _Launch, world: World) -> None:
+    """Check before any launch that the file of --check exists and belongs to this workload and platform."""
+    if given is None or given.is_dir():
+        return
+    if not given.exists():
+        raise UsageError(f"--check: there is no file or folder {given}")
+    baseline = read_baseline_file(given)
+    of_run = launch.result_name, world.platform
+    if (baseline.workload, baseline.platform) != of_run:
+        raise UsageError(
+            f"--check: {given} is a baseline of {baseline.workload!r} on {baseline.platform}, but this run launches "
+            f"{of_run[0]!r} on {of_run[1]}"
+        )
+
+
+def _baseline(given: Path, result: WorkloadResult) -> Path:
+    """Return the file, or the only file of a folder with this workload, platform and config.
+
+    Raises:
+        BaselineError: No file or several files fit.
+    """
+    if not given.is_dir():
+        return given
+    found, others, config = [], [], identity(result.config)
+    for path in sorted((given / result.platform).glob("*.json")):
+        baseline = read_baseline_file(path)
+        if baseline.workload != result.workload:
+            continue
+        differs = next((key for key in sorted(baseline.config) if baseline.config[key] != config.get(key)), None)
+        if differs is None:
+            found.append(path)
+        else:
+            others.append(f"{path} has {differs}={baseline.config[differs]!r}, this run {config.get(differs)!r}")
+    if len(found) == 1:
+        return found[0]
+    there = f"{len(found)} fit: {', '.join(map(str, found))}; name one of them" if found else "none fits"
+    if others and not found:
+        there += f": {'; '.join(others)}"
+    raise BaselineError(
+        f"--check: {given} has to hold one baseline of workload {result.workload!r} with this config on "
+        f"{result.platform}; {there}"
+    )
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS}
+    for folder in values["workloads"]:
+        require_folder(folder)
+    return make_options(values, Path.cwd(), command=arguments.command_line)
+
+
+# Smaller differences between the medians of ranks are noise.
+_LEAST_SPAN = 0.01
+_SHOWN = ("step_time_p50", "step_time_p99")
+
+
+def summary_lines(result: WorkloadResult) -> list[str]:
+    """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
+    facts = launch_facts(result)
+    lines = [_step_times(result, facts), *_ranks(result), *_metrics(result)]
+    if facts.late_steps:
+        lines.append(f"overlap: {facts.late_steps}")
+    if result.weight_hashes:
+        step = max(result.weight_hashes, key=int)
+        lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")
+    if result.loss:
+        lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
+    return lines + _failure_lines(result)
+
+
+def _step_times(result: WorkloadResult, facts: LaunchFacts) -> str:
+    # A percentile that needs more steps is not printed; the file has all step times.
+    named = [METRICS[name] for name in _SHOWN if facts.num_steps >= METRICS[name].min_steps]
+    shown = [
+        f"{metric.name.removeprefix('step_time_')} {format_value(metric.measure(facts), 'ms')}" for metric in named
+    ]
+    if len(named) < len(_SHOWN):
+        shown.append(f"slowest {format_value(facts.step_time_ms['max'], 'ms')}")
+    return f"step time: {', '.join(shown)} ({facts.num_steps} steps on {result.platform})"
+
+
+def _ranks(result: WorkloadResult) -> list[str]:
+    own = [median(times) for times in result.rank_step_times_ms]
+    if len(own) == 1:
+        return [f"only rank 0 of {result.world_size} has step times"] if result.world_size > 1 else []
+    slowest, fastest = max(own), min(own)
+    if slowest <= fastest * (1 + _LEAST_SPAN):
+        return [f"ranks: all within {_LEAST_SPAN:.0%} of each other by their own median step"]
+    return [
+        f"ranks: {own.index(slowest)} is the slowest by its own median step, {slowest:.4g} ms; "
+        f"{own.index(fastest)} the fastest, {fastest:.4g} ms"
+    ]
+
+
+def _metrics(result: WorkloadResult) -> list[str]:
+    shown = []
+    for name in sorted(result.rank_metrics):
+        metric, value = METRICS.get(name), over_ranks(name, result.rank_metrics[name])
+        is_count = metric.direction is Direction.EXACT if metric else value.is_integer()
+        shown.append(f"{name}: {format_value(value, metric.unit if metric else '', exact=is_count)}")
+    return shown
+
+
+def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
+    if result.passed:
+        return []
+    found = [str(detail) for detail in result.failure_details[:limit]]
+    return [f"FAILED: {result.failure_count} of its own checks", *(f"  {line}" for line in found)]
+
+
+REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
+
+
+def _trial_paths(folder: Path, count: int, existing: str) -> list[Path]:
+    """Return the files of ``count`` trials.
+
+    Args:
+        folder: Folder of the trials.
+        count: Number of trials.
+        existing: Treatment of existing trials: ``refuse``, ``append`` with the next numbers, ``overwrite``.
+
+    Raises:
+        UsageError: Trials exist, and ``existing`` is ``refuse``.
+    """
+    present = sorted(_number(path) for path in folder.glob("trial_*.json") if _number(path) >= 0)
+    if present and existing == REFUSE:
+        raise UsageError(
+            f"{folder} has {counted(len(present), 'trial')}, up to {folder / f'trial_{present[-1]}.json'}; --append "
+            f"adds to them, --overwrite replaces trials of the same number, --results names another folder"
+        )
+    first = present[-1] + 1 if present and existing == APPEND else 0
+    return [folder / f"trial_{number}.json" for number in range(first, first + count)]
+
+
+def write_trial(path: Path, result: WorkloadResult, existing: str = OVERWRITE) -> Path:
+    """Write a result and return its file.
+
+    Only ``overwrite`` replaces a file. Otherwise the result gets the next free number if another `aorta run` has
+    written this trial since :func:`trial_paths` chose it.
+
+    Raises:
+        ResultError: The file can't be written.
+    """
+    document = result.to_json()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while existing != OVERWRITE and not _is_reserved(path):
+            path = path.with_name(f"trial_{_number(path) + 1}.json")
+        try:
+            write_json(path, document)
+        except BaseException:
+            if existing != OVERWRITE:
+                path.unlink()
+            raise
+    except OSError as error:
+        raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
+    return path
+
+
+def _is_reserved(path: Path) -> bool:
+    """Create an empty file, which no other process then uses; return False if the file exists already."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _number(path: Path) -> int:
+    text = path.stem.removeprefix("trial_")
+    return int(text) if text.isascii() and text.isdigit() else -1

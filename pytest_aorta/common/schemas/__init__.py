@@ -1,1 +1,0 @@
-"""JSON Schemas of the files that pytest-aorta writes."""

@@ -1,1 +1,0 @@
-"""Launches over several nodes: the coordinator on node 0 and one node agent per node."""

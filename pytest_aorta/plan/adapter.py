@@ -1,0 +1,405 @@
+"""Adapters: conversion of a script's own log into the result of a rank. Ranks call this module; it needs no torch."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+from msgspec import field
+
+from pytest_aorta.common.documents import UnreadableFile, open_regular, read_bytes
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import files_below
+from pytest_aorta.common.model import Model
+from pytest_aorta.common.text import brief, filled
+
+LOG, TENSORBOARD, TORCHTITAN = "log", "tensorboard", "torchtitan"
+ALL, FIRST = "all", "first"
+# Quantities that do not become metrics.
+STEP, TIMESTAMP, LOSS, GRAD_NORM = "step", "timestamp", "loss", "grad_norm"
+STEP_TIMES = {"step_time_ms": 1.0, "step_time_s": 1000.0}
+THROUGHPUT = "tokens_per_s"
+_SERIES = {STEP, TIMESTAMP, LOSS, GRAD_NORM, *STEP_TIMES}
+_METRIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
+GIB = 1 << 30
+MAX_COUNT = 10**15
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_LAST_LINES = 5
+# Limits of a log: its size in bytes, which is also the limit of an event file, and the number of characters of a line
+# that are searched. The time of a search can grow with the square of that number.
+MAX_LOG_BYTES = 256 << 20
+MAX_LINE = 10_000
+# The line that torchtitan logs for a step; its memory is the peak reserved since the previous line. Every repetition
+# has a limit, so that the search takes linear time.
+TORCHTITAN_PATTERN = (
+    r"\[titan\] (?P<timestamp>\d\S{1,30} \d\S{1,30}) - \S{1,80} - \S{1,20} - step:\s{0,20}(?P<step>\d{1,18})"
+    r"\s{1,20}loss:\s{0,20}(?P<loss>\S{1,30})(?:\s{1,20}grad_norm:\s{0,20}(?P<grad_norm>\S{1,30}))?"
+    r"\s{1,20}memory:\s{0,20}(?P<peak_memory_reserved_gib>-?[\d.,]{1,20})GiB\([^)]{0,20}\)"
+    r"\s{1,20}tps:\s{0,20}(?P<tokens_per_s>[\d,]{1,20})(?:\s{1,20}tflops:\s{0,20}(?P<model_tflops>[\d,.]{1,20}))?"
+)
+TORCHTITAN_SCALARS = {
+    "step_time_s": "time_metrics/end_to_end(s)",
+    "loss": "loss_metrics/global_avg_loss",
+    "grad_norm": "grad_norm",
+    "tokens_per_s": "throughput(tps)",
+    "peak_memory_active_gib": "memory/max_active(GiB)",
+    "peak_memory_reserved_gib": "memory/max_reserved(GiB)",
+}
+
+
+class AdapterError(AortaError):
+    """The log of a script is missing, or does not match the adapter."""
+
+
+class AdapterBlock(Model, frozen=True):
+    """The block ``adapter:`` of a workload's yaml, as :class:`Adapter` describes it.
+
+    Texts, and texts in place of numbers, may contain names in braces; ``tokens_per_step`` are factors.
+    """
+
+    kind: Literal["log", "tensorboard", "torchtitan"]
+    pattern: str = ""
+    file: str = ""
+    folder: str = ""
+    scalars: dict[str, str] = field(default_factory=dict)
+    ranks: Literal["all", "first"] = "all"
+    warmup: int | str = 0
+    last_step: int | str = 0
+    every: int | str = 1
+    tokens_per_step: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One logged step.
+
+    Attributes:
+        step: Number of the step.
+        moment_s: Time of logging in seconds, by any clock; None if unknown.
+        values: Quantity -> value.
+    """
+
+    step: int
+    moment_s: float | None
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter whose texts are filled in.
+
+    Attributes:
+        kind: ``log`` or ``tensorboard``.
+        pattern: Regular expression for a line of the log, with named groups for quantities.
+        file: Path of the log; empty for the rank's own output.
+        folder: Folder that contains the event file, at any depth.
+        scalars: Pairs of a quantity and its tag in the event file.
+        ranks: ``all`` if all ranks log, ``first`` if only rank 0 does.
+        warmup: Number of records to leave out at the beginning.
+        last_step: Required number of the last logged step; 0: any number.
+        every: Steps between records; step times are means over that many steps.
+        tokens_per_step: Tokens of one rank per step, from which throughput gives the step time; 0: unknown.
+    """
+
+    kind: str
+    pattern: str = ""
+    file: str = ""
+    folder: str = ""
+    scalars: tuple[tuple[str, str], ...] = ()
+    ranks: str = ALL
+    warmup: int = 0
+    last_step: int = 0
+    every: int = 1
+    tokens_per_step: int = 0
+
+    @property
+    def quantities(self) -> set[str]:
+        """The quantities that a record can contain."""
+        if self.kind == TENSORBOARD:
+            # Each event contains its step and time.
+            return {STEP, TIMESTAMP, *(name for name, _ in self.scalars)}
+        return set(re.compile(self.pattern).groupindex)
+
+    @property
+    def clock(self) -> str:
+        """The source of step times; empty if no quantity gives them.
+
+        Step times that the script logs are preferred to throughput, which is often rounded. Throughput is preferred to
+        the times of logging, which include the time of writing.
+        """
+        if logged := sorted(self.quantities & set(STEP_TIMES)):
+            return f"logged {logged[0]}"
+        if THROUGHPUT in self.quantities and self.tokens_per_step:
+            return f"logged {THROUGHPUT}"
+        return "moments of logging" if TIMESTAMP in self.quantities else ""
+
+
+@dataclass(frozen=True)
+class _Adapted:
+    """The measurements in the records of one rank, named as in :class:`pytest_aorta.result.measurements.RankResult`."""
+
+    step_times_ms: list[float]
+    loss: list[float]
+    grad_norm: list[float]
+    metrics: dict[str, float]
+    environment: dict[str, str | int | float | bool | None]
+
+
+def refuse_bad_adapter(adapter: Adapter) -> None:
+    """Check that an adapter names a source, the step and the step time.
+
+    Raises:
+        AdapterError: A value is missing, not allowed, or contradicts another.
+    """
+    try:
+        quantities = adapter.quantities
+    except re.error as error:
+        raise AdapterError(f"pattern {adapter.pattern!r} is not a regular expression: {error}") from None
+    if adapter.kind == LOG and not adapter.pattern:
+        raise AdapterError("kind log needs a pattern, a regular expression with named groups such as (?P<step>\\d+)")
+    if adapter.kind == TENSORBOARD and not (adapter.folder and adapter.scalars):
+        raise AdapterError("kind tensorboard needs a folder, and scalars, a mapping of quantities to tags")
+    if STEP not in quantities:
+        raise AdapterError(f"the pattern names {sorted(quantities)}; it has to have a group (?P<step>...)")
+    if not adapter.clock:
+        raise AdapterError(
+            f"step times are missing: none of {sorted(quantities)} is step_time_ms, step_time_s, timestamp, or "
+            f"tokens_per_s together with the key tokens_per_step"
+        )
+    if adapter.clock == "moments of logging" and adapter.warmup < 1:
+        raise AdapterError(
+            f"warmup is {adapter.warmup}; step times are differences of logging times, so warmup has to be 1 or more"
+        )
+    for name, least in {"every": 1, "warmup": 0, "last_step": 0, "tokens_per_step": 0}.items():
+        if not least <= (given := getattr(adapter, name)) <= MAX_COUNT:
+            raise AdapterError(f"{name} is {brief(str(given))}; allowed is an integer from {least} to {MAX_COUNT:,}")
+    if bad := sorted(name for name in quantities if not _METRIC.fullmatch(name)):
+        raise AdapterError(f"names {bad}: allowed are lower case letters, digits and _, a letter first")
+
+
+def adapted(adapter: Adapter, records: Sequence[Record], source: str) -> _Adapted:
+    """Return the measurements in the records of a rank; ``source`` names the log in messages.
+
+    Raises:
+        AdapterError: Steps are missing, repeated or out of order, only some steps have a quantity, or a value is not
+            finite.
+    """
+    measured = records[adapter.warmup :]
+    if not measured:
+        raise AdapterError(f"{source}: {len(records)} steps are logged and {adapter.warmup} of them are warm-up")
+    _check_steps(adapter, records, source)
+    names = {name for record in measured for name in record.values}
+    columns = {name: _column(name, measured, source) for name in sorted(names)}
+    metrics = {
+        _in_bytes(name): (max(values) if name.startswith("peak_") else mean(values))
+        * (GIB if name.endswith("_gib") else 1)
+        for name, values in columns.items()
+        # Scripts log a peak of 0 or less if they can't measure it; torchtitan logs -1.
+        if name not in _SERIES and not (name.startswith("peak_") and max(values) <= 0)
+    }
+    environment: dict[str, str | int | float | bool | None] = {"step_clock": adapter.clock, "adapter": adapter.kind}
+    if adapter.every > 1:
+        environment["steps_per_step_time"] = adapter.every
+    times = _step_times_ms(adapter, records, columns, source)
+    for name, value in [*(("step time", time) for time in times), *metrics.items()]:
+        if not math.isfinite(value):
+            raise AdapterError(f"{source}: {name} is {value}, allowed is a finite number")
+    return _Adapted(times, columns.get(LOSS, []), columns.get(GRAD_NORM, []), metrics, environment)
+
+
+def _check_steps(adapter: Adapter, records: Sequence[Record], source: str) -> None:
+    steps = [record.step for record in records[max(0, adapter.warmup - 1) :]]
+    for before, after in pairwise(steps):
+        if after - before != adapter.every:
+            raise AdapterError(
+                f"{source}: step {after} follows step {before}, and every {adapter.every} is expected; have every "
+                f"step logged, or say so with `every: {abs(after - before) or 1}` (a step's time is their mean then)"
+            )
+    if adapter.last_step and steps[-1] != adapter.last_step:
+        raise AdapterError(f"{source}: the last step logged is {steps[-1]}, expected is {adapter.last_step}")
+
+
+def _column(name: str, records: Sequence[Record], source: str) -> list[float]:
+    column = []
+    for record in records:
+        value = record.values.get(name)
+        if value is None:
+            raise AdapterError(f"{source}: step {record.step} has no {name}, and other steps have one")
+        if not math.isfinite(value):
+            raise AdapterError(f"{source}: {name} of step {record.step} is {value}")
+        column.append(value)
+    return column
+
+
+def _step_times_ms(
+    adapter: Adapter, records: Sequence[Record], columns: Mapping[str, list[float]], source: str
+) -> list[float]:
+    for name, factor in STEP_TIMES.items():
+        if name in columns:
+            return [value * factor for value in columns[name]]
+    if adapter.clock == f"logged {THROUGHPUT}":
+        if any(rate <= 0 for rate in columns.get(THROUGHPUT, [0.0])):
+            raise AdapterError(f"{source}: {THROUGHPUT} is missing or 0, so it gives no step time")
+        return [1000.0 * adapter.tokens_per_step / rate for rate in columns[THROUGHPUT]]
+    moments = [record.moment_s for record in records[adapter.warmup - 1 :]]
+    times = [
+        1000 * (after - before) / adapter.every
+        for before, after in pairwise(moments)
+        if before is not None and after is not None
+    ]
+    if len(times) != len(records) - adapter.warmup or min(times) < 0:
+        raise AdapterError(f"{source}: times of logging are missing or go backwards, so they give no step times")
+    return times
+
+
+def _in_bytes(name: str) -> str:
+    return f"{name.removesuffix('_gib')}_bytes" if name.endswith("_gib") else name
+
+
+def make_adapter(block: AdapterBlock, values: Mapping[str, Any]) -> Adapter:
+    """Return the adapter of the yaml's block, its texts filled in with ``values``.
+
+    Raises:
+        AdapterError: The adapter is contradictory, or a value that has to be a number is not one.
+    """
+    factors = [_integer("tokens_per_step", factor, values) for factor in block.tokens_per_step]
+    adapter = Adapter(
+        kind=block.kind,
+        pattern=block.pattern,
+        file=filled(block.file, values),
+        folder=filled(block.folder, values),
+        scalars=tuple(block.scalars.items()),
+        ranks=block.ranks,
+        warmup=_integer("warmup", block.warmup, values),
+        last_step=_integer("last_step", block.last_step, values),
+        every=_integer("every", block.every, values),
+        tokens_per_step=math.prod(factors) if factors else 0,
+    )
+    if adapter.kind == TORCHTITAN:
+        if adapter.pattern or adapter.scalars:
+            raise AdapterError(
+                "kind torchtitan has its own pattern and scalars; drop them, or use kind log or tensorboard"
+            )
+        # Event files contain all digits, but exist only for rank 0 unless torchtitan saves them for all ranks.
+        by_tag = tuple(TORCHTITAN_SCALARS.items())
+        events = replace(adapter, kind=TENSORBOARD, scalars=by_tag)
+        adapter = events if adapter.folder else replace(adapter, kind=LOG, pattern=TORCHTITAN_PATTERN)
+    refuse_bad_adapter(adapter)
+    return adapter
+
+
+def read_records(adapter: Adapter, rank_log: Path) -> tuple[list[Record], str]:
+    """Return the records of a rank in order, and the name of their source.
+
+    Raises:
+        AdapterError: The log or the event file does not exist or has no records.
+    """
+    if adapter.kind == TENSORBOARD:
+        return _event_records(adapter)
+    path = Path(adapter.file) if adapter.file else rank_log
+    try:
+        # The log of a script may be a link to its newest run.
+        text = read_bytes(path.resolve(), max_bytes=MAX_LOG_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError, UnreadableFile) as error:
+        raise AdapterError(str(error) if isinstance(error, UnreadableFile) else f"{path}: {error}") from None
+    return log_records(adapter.pattern, text, str(path)), str(path)
+
+
+def log_records(pattern: str, text: str, source: str) -> list[Record]:
+    """Return one record per line that matches, after terminal colors are removed.
+
+    Raises:
+        AdapterError: No line matches, or a group of the match is not a number.
+    """
+    lines = _ANSI.sub("", text).splitlines()
+    matches = [match for line in lines if (match := re.search(pattern, line[:MAX_LINE]))]
+    if not matches:
+        last = "".join(f"\n  | {line[:300]}" for line in lines[-_LAST_LINES:]) or " it is empty"
+        raise AdapterError(f"pattern {pattern!r} matches no line of {source}, which ends:{last}")
+    return [_record(match.groupdict(), source) for match in matches]
+
+
+def _record(groups: Mapping[str, str | None], source: str) -> Record:
+    given = {name: text for name, text in groups.items() if text is not None}
+    step = given.pop(STEP, "")
+    moment = given.pop(TIMESTAMP, None)
+    try:
+        values = {name: float(text.replace(",", "")) for name, text in given.items()}
+        return Record(int(step.replace(",", "")), None if moment is None else _moment_s(moment), values)
+    except (ValueError, OverflowError) as error:
+        problem = brief(str(error), 200)
+        raise AdapterError(f"{source}: a line matches, but a value is not a number: {problem}") from None
+
+
+def _moment_s(text: str) -> float:
+    """Return seconds, from a number or from a date and time in the form of Python's logging or ISO 8601."""
+    try:
+        return float(text)
+    except ValueError:
+        return datetime.fromisoformat(text.replace(",", ".")).timestamp()
+
+
+def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
+    try:
+        module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    except ImportError:
+        raise AdapterError(
+            "event files are read by tensorboard, which is not installed here: pip install 'pytest-aorta[tensorboard]'"
+        ) from None
+    # A part of the path may be a glob pattern, for folders that scripts name by date and time.
+    folders = [Path(folder) for folder in glob.glob(adapter.folder)]  # noqa: PTH207 - an absolute pattern
+    files = sorted(file for folder in folders for file in files_below(folder, "*tfevents*"))
+    if len(files) != 1:
+        there = f"there are {len(files)}: {', '.join(map(str, files[:3]))}" if files else "there is none"
+        raise AdapterError(f"{adapter.folder}: expected one event file in this folder or below; {there}")
+    _refuse_unreadable(files[0])
+    # 0 keeps every event; the default keeps a sample.
+    events = module.EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "tensors": 0})
+    try:
+        events.Reload()
+    except Exception as error:  # noqa: BLE001 - tensorboard names no error for damaged event files
+        described = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise AdapterError(f"{files[0]}: tensorboard can't read it: {brief(described, 300)}") from None
+    tags = events.Tags()["scalars"]
+    steps: dict[int, tuple[float, dict[str, float]]] = {}
+    for name, tag in adapter.scalars:
+        if tag not in tags:
+            there = brief(str(sorted(tags)), 500)
+            raise AdapterError(f"{files[0]}: there is no scalar {tag!r} for {name}; there are {there}")
+        for event in events.Scalars(tag):
+            moment_s, values = steps.setdefault(event.step, (event.wall_time, {}))
+            steps[event.step] = min(moment_s, event.wall_time), values | {name: float(event.value)}
+    return [Record(step, moment_s, values) for step, (moment_s, values) in sorted(steps.items())], str(files[0])
+
+
+def _refuse_unreadable(file: Path) -> None:
+    """Check an event file, since tensorboard would wait for a FIFO, or read a device, forever."""
+    try:
+        # The event file of a script may be a link to its newest run.
+        with open_regular(file, follow_links=True) as opened:
+            size = os.fstat(opened.fileno()).st_size
+    except OSError as error:
+        raise AdapterError(f"{file}: can't be read: {error.strerror or error}") from None
+    if size > MAX_LOG_BYTES:
+        raise AdapterError(
+            f"{file}: {size:,} bytes are more than the {MAX_LOG_BYTES:,} allowed; write the scalars to an event file "
+            f"of their own"
+        )
+
+
+def _integer(name: str, given: Any, values: Mapping[str, Any]) -> int:
+    text = filled(str(given), values)
+    try:
+        return int(text)
+    except ValueError:
+        raise AdapterError(f"{name}: got {brief(repr(text))}, allowed is an integer") from None

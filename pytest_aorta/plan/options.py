@@ -1,0 +1,384 @@
+"""The options of a run. Each is one field of :class:`Options`: its flag, ini key, help and docs are made from it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import brief, did_you_mean
+from pytest_aorta.plan.profiler import PROFILERS, TORCH, ProfilerSchedule
+
+# Prefix of --aorta-ab if the A/B reference is another environment's interpreter.
+PYTHON_PREFIX = "python:"
+# Value of --aorta-fail-on with which only regressions and lost metrics fail.
+FAIL_ON_NOTHING = "none"
+
+
+class LauncherKind(StrEnum):
+    """A way to start ranks: a torchrun agent, or a fork of a process that has imported torch."""
+
+    TORCHRUN = "torchrun"
+    FORKSERVER = "forkserver"
+
+
+class FailOn(StrEnum):
+    """A verdict that fails the test on request; members are named as those of ``Outcome``."""
+
+    INCONCLUSIVE = "inconclusive"
+    NOT_APPLICABLE = "not-applicable"
+    IMPROVED = "improved"
+    MISSING = "missing"
+
+
+class Profiling(NamedTuple):
+    """A profiler of ranks; ``schedule`` is the steps that torch's records, None for ``profile_steps``, once."""
+
+    tool: str
+    schedule: ProfilerSchedule | None = None
+
+    def __str__(self) -> str:
+        """Return the text that the option takes."""
+        return f"{self.tool}:{self.schedule}" if self.schedule else self.tool
+
+
+class Recording(NamedTuple):
+    """How baselines are recorded.
+
+    Attributes:
+        replaces: The launches replace the baseline instead of adding to it.
+        reason: Why launches are recorded although they are noisy; None: noisy launches are refused.
+    """
+
+    replaces: bool = False
+    reason: str | None = None
+
+
+def _not_allowed(given: object, allowed: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"got {brief(repr(given))}, allowed is {allowed}")
+
+
+def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return an argparse ``type`` for integers from ``least`` to ``most``, or without an upper limit."""
+
+    def parse(text: str) -> int:
+        # Python converts no more than 4,300 digits.
+        is_number = text.isascii() and text.isdigit() and len(text) <= 18
+        if not is_number or int(text) < least or (most is not None and int(text) > most):
+            upto = f" of {least} or more" if most is None else f" from {least} to {most}"
+            raise _not_allowed(text, f"an integer{upto}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 7 * 86400:
+        raise _not_allowed(text, "a number of seconds above 0 and up to 604800 (a week)")
+    return seconds
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise _not_allowed(text, "a folder")
+    return Path(text)
+
+
+def _folders(given: str | Sequence[str]) -> tuple[Path, ...]:
+    return tuple(map(_folder, [given] if isinstance(given, str) else given))
+
+
+def _file(suffix: str) -> Callable[[str], Path]:
+    def parse(text: str) -> Path:
+        if not text.endswith(suffix) or text.endswith(f"/{suffix}"):
+            raise _not_allowed(text, f"a file whose name ends in {suffix}")
+        return Path(text)
+
+    return parse
+
+
+def _version(text: str) -> str:
+    # Git would read a ref that starts with a dash as one of its own options.
+    if not text.strip() or text.startswith("-") or text == PYTHON_PREFIX:
+        allowed = f"a branch, tag or commit, or {PYTHON_PREFIX}PATH of another environment's interpreter"
+        raise _not_allowed(text, allowed)
+    return text
+
+
+def _fail_on(given: str | Sequence[str]) -> frozenset[FailOn]:
+    words = [word.strip() for word in (given if isinstance(given, str) else ",".join(given)).split(",")]
+    if words == [FAIL_ON_NOTHING]:
+        return frozenset()
+    if not set(words) <= set(FailOn):
+        known = [*map(str, FailOn), FAIL_ON_NOTHING]
+        hint = did_you_mean(sorted(set(words) - set(known)), known)
+        raise _not_allowed(given, f"a comma-separated list of {', '.join(FailOn)}, or {FAIL_ON_NOTHING}{hint}")
+    return frozenset(map(FailOn, words))
+
+
+def _profiling(text: str) -> Profiling:
+    tool, colon, words = text.partition(":")
+    if tool not in PROFILERS or (colon and tool != TORCH):
+        raise _not_allowed(text, f"one of {', '.join(PROFILERS)}, or {TORCH}:SCHEDULE")
+    try:
+        return Profiling(tool, ProfilerSchedule.parse(words) if colon else None)
+    except ValueError as error:
+        raise _not_allowed(
+            text, f"{TORCH}:wait=1 warmup=1 active=3 repeat=2 shapes memory, or some ({error})"
+        ) from None
+
+
+def _recording(text: str) -> Recording:
+    found = re.fullmatch(r"(replace)|(?:(replace),)?noisy:\s*(\S.*)", text, re.DOTALL)
+    if found is None:
+        raise _not_allowed(text, "replace, noisy:REASON, or replace,noisy:REASON")
+    return Recording(bool(found[1] or found[2]), found[3])
+
+
+@dataclass(frozen=True)
+class Option:
+    """The declaration of one option.
+
+    Attributes:
+        name: Name, ``--aorta-<name>`` on the command line and ``aorta_<name>`` in the ini file.
+        help: Meaning, without the default.
+        default: Value if neither the command line nor the ini file gives one.
+        type: Converts text, as argparse's ``type``, or the list that an ini key of type ``args`` gives; ``bool`` for a
+            flag without a value.
+        ini: pytest's type of the ini key; None: the option describes one run, and has no ini key.
+        choices: Allowed values, as argparse's ``choices``.
+        metavar: Name of the value in the help.
+        shown: The default in words, if the value does not explain itself.
+        own_flag: Name on the command line if it is not ``--aorta-<name>``.
+        ini_only: The option describes the infrastructure, and has an ini key but no flag.
+        writes: The option changes only what a run writes, so a command that reproduces a failure leaves it out.
+    """
+
+    name: str
+    help: str
+    default: Any = None
+    type: Callable[[Any], Any] = str
+    ini: str | None = "string"
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    shown: str | None = None
+    own_flag: str | None = None
+    ini_only: bool = False
+    writes: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The name on the command line."""
+        return self.own_flag or "--aorta-" + self.name.replace("_", "-")
+
+    @property
+    def key(self) -> str:
+        """The name in the ini file, and among the values that argparse returns."""
+        return f"aorta_{self.name}"
+
+    @property
+    def is_switch(self) -> bool:
+        """True for a flag without a value."""
+        return self.type is bool
+
+    @property
+    def shown_default(self) -> str:
+        """The default in words."""
+        return "off" if self.is_switch else self.shown or str(self.default)
+
+    def argparse_keywords(self) -> dict[str, Any]:
+        """Return the keywords of ``add_argument``, without the default: pytest looks into the ini file first."""
+        if self.is_switch:
+            return {"dest": self.key, "action": "store_true", "help": self.help}
+        shown: dict[str, Any] = {"choices": self.choices} if self.choices else {"metavar": self.metavar}
+        text = f"{self.help} (default: {self.shown_default})".replace("%", "%%")
+        return {"dest": self.key, "type": self.type, "help": text, **shown}
+
+    def word(self, value: Any) -> str:
+        """Return the command line's word for ``value``, which argparse has returned."""
+        if self.is_switch:
+            return self.flag
+        text = ",".join(sorted(value)) or FAIL_ON_NOTHING if isinstance(value, frozenset) else str(value)
+        return f"{self.flag}={text}"
+
+    def read(self, given: Any) -> Any:
+        """Return the value of what the ini file gives: a text, or a value of the key's type.
+
+        Raises:
+            SpecError: The value is not allowed.
+        """
+        try:
+            value = self.type(given if self.ini in ("args", "bool") else str(given))
+            if self.choices and value not in self.choices:
+                raise _not_allowed(given, f"one of {', '.join(self.choices)}")
+        except ArgumentTypeError as error:
+            raise SpecError(f"ini key {self.key}: {error}") from None
+        return value
+
+
+def _option(*declared: Any, **more: Any) -> Any:
+    option = Option(*declared, **more)
+    return field(default=option.default, metadata={"option": option})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of one run.
+
+    Attributes:
+        rootdir: pytest's root folder, from which relative folders start.
+        command: Words of the command line of the run, which results and baselines store; empty if unknown.
+        repeated: Words that repeat the options of the run in the command that reproduces a failure.
+        unfinished: Folder for interrupted recordings, which pytest keeps between runs; None: they are not kept.
+    """
+
+    # fmt: off
+    gpus: int | None = _option(
+        "gpus", "GPUs this run may use; 0: CPU ranks only", None, integer_from(0), "int", metavar="N",
+        shown="all visible GPUs")
+    require_gpus: bool = _option(
+        "require_gpus", "fail tests that lack GPUs instead of skipping them", False, bool, "bool")
+    update_baselines: bool = _option(
+        "update_baselines", "write this run's values as the new baselines, and print what changed", False, bool,
+        None, own_flag="--update-baselines", writes=True)
+    recording: Recording = _option(
+        "record", "with --update-baselines: replace, the launches replace the baseline; noisy:REASON, noisy "
+        "launches are recorded too; or both, replace,noisy:REASON", Recording(), _recording, None, metavar="HOW",
+        shown="add launches that are not noisy", writes=True)
+    baselines_dir: Path = _option(
+        "baselines", "folder of the stored baselines", Path("baselines"), _folder, metavar="DIR")
+    results_dir: Path | None = _option(
+        "results", "folder that keeps the plan, logs and result of each launch", None, _folder, metavar="DIR",
+        shown="a temporary folder", writes=True)
+    timeout_s: float = _option(
+        "timeout", "time limit of each launch, in seconds", 300.0, _seconds, "float", metavar="SECONDS",
+        shown="300")
+    fail_on: frozenset[FailOn] = _option(
+        "fail_on", "verdicts that fail the test besides regressions: a comma-separated list of "
+        f"{', '.join(FailOn)}, or {FAIL_ON_NOTHING}", frozenset({FailOn.MISSING}), _fail_on, "args",
+        metavar="LIST", shown=FailOn.MISSING)
+    launcher: LauncherKind = _option(
+        "launcher", "how ranks start: by torchrun, or by a fork server with torch imported",
+        LauncherKind.TORCHRUN, choices=tuple(kind.value for kind in LauncherKind))
+    launches: int = _option(
+        "launches", "launches per test that --update-baselines records where step times are compared, 1 to 50",
+        10, integer_from(1, 50), "int", metavar="N", writes=True)
+    max_launches: int = _option(
+        "max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive, 2 to 12; "
+        "fewer than 3 never fail a test for a metric with noise", 6, integer_from(2, 12), "int", metavar="N")
+    locate: bool = _option(
+        "locate", "after a numeric difference launch both sides again to find the parameter and the module",
+        False, bool, "bool")
+    ab: str | None = _option(
+        "ab", "A/B reference to launch: a git ref, or python:PATH of an interpreter", None, _version,
+        metavar="REF", shown="none")
+    profiling: Profiling | None = _option(
+        "profiler", f"keep traces of this profiler with the results of each launch: {', '.join(PROFILERS)}; "
+        "torch:SCHEDULE also sets the steps of each trace", None, _profiling, metavar="NAME", shown="none")
+    report: Path | None = _option(
+        "report", "write an HTML report of the run here; needs pytest-aorta[report]", None, _file(".html"),
+        metavar="FILE.html", shown="none", writes=True)
+    markdown: Path | None = _option(
+        "markdown", "write the findings of the run here, for a comment on a pull request", None, _file(".md"),
+        metavar="FILE.md", shown="none", writes=True)
+    history: Path | None = _option(
+        "history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder,
+        metavar="DIR", shown="none", writes=True)
+    nnodes: int = _option(
+        "nnodes", "nodes of this run; pytest runs on node 0", 1, integer_from(1, 4096), "int", metavar="N")
+    workload_dirs: tuple[Path, ...] = _option(
+        "workloads", "folders of your own workloads", (Path("workloads"),), _folders, "args", metavar="DIR",
+        shown="workloads", ini_only=True)
+    node_launcher: tuple[str, ...] = _option(
+        "node_launcher", "command that starts one node agent per node, e.g. srun --nodes={nodes} "
+        "--ntasks={nodes}", (), tuple, "args", shown="none: one node", ini_only=True)
+    # fmt: on
+    rootdir: Path = Path()
+    command: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    unfinished: Path | None = None
+
+    @property
+    def profiler(self) -> str | None:
+        """The profiler that ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler."""
+        return self.profiling.tool if self.profiling else None
+
+    @property
+    def profiler_schedule(self) -> ProfilerSchedule | None:
+        """The steps that torch's profiler records into kept traces; None: ``profile_steps``, once."""
+        return self.profiling.schedule if self.profiling else None
+
+
+_DECLARED: dict[str, Option] = {part.name: part.metadata["option"] for part in fields(Options) if part.metadata}
+OPTIONS = tuple(_DECLARED.values())
+
+
+def make_options(values: Mapping[str, Any], rootdir: Path, **others: Any) -> Options:
+    """Return the options from values by name, the default of those that are not given.
+
+    Folders are relative to ``rootdir``; ``others`` are the fields of :class:`Options` that are not options.
+
+    Raises:
+        SpecError: Two options contradict each other, a file is in the place of a folder or the reverse, or the folder
+            of the baselines to record can't be written.
+    """
+    found = {name: values.get(option.name, option.default) for name, option in _DECLARED.items()}
+    for name, option in _DECLARED.items():
+        if isinstance(path := found[name], Path):
+            found[name] = rootdir / path
+            with suppress(OSError):  # a path that can't be read is reported where it is used
+                _check_place(f"{option.flag}={path}", found[name], is_file=name in ("report", "markdown"))
+    found["workload_dirs"] = tuple(rootdir / path for path in found["workload_dirs"])
+    found["launcher"] = LauncherKind(found["launcher"])
+    options = Options(**found, rootdir=rootdir, **others)
+    _refuse_contradictions(options)
+    return options
+
+
+def _check_place(given: str, path: Path, *, is_file: bool) -> None:
+    if is_file and path.is_dir():
+        raise SpecError(f"{given}: {path} is a folder, allowed is a file")
+    nearest = _nearest(path.parent if is_file else path)
+    if not nearest.is_dir():
+        raise SpecError(f"{given}: {nearest} is a file, allowed is a folder")
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the closest of its parents that exists."""
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def _refuse_contradictions(options: Options) -> None:
+    if options.require_gpus and options.gpus == 0:
+        raise SpecError("--aorta-require-gpus and --aorta-gpus=0 contradict each other; drop one of them")
+    if options.update_baselines and options.profiling is not None:
+        raise SpecError(
+            f"--update-baselines and --aorta-profiler={options.profiling} contradict each other: "
+            f"a launch under a profiler can't be a baseline; drop one of them"
+        )
+    if options.update_baselines and not os.access(nearest := _nearest(options.baselines_dir), os.W_OK):
+        raise SpecError(
+            f"--aorta-baselines={options.baselines_dir}: {nearest} can't be written, and --update-baselines writes "
+            f"there; make it writable, or name another folder"
+        )
+    if options.nnodes > 1 and not options.node_launcher:
+        raise SpecError(
+            f"--aorta-nnodes={options.nnodes}: set the ini key aorta_node_launcher, a command that starts a node agent "
+            f"on each node, such as 'srun --nodes={{nodes}} --ntasks={{nodes}}'"
+        )
+    if options.nnodes > 1 and options.results_dir is None:
+        raise SpecError(
+            f"--aorta-nnodes={options.nnodes}: give --aorta-results, a folder on a file system that all nodes share"
+        )

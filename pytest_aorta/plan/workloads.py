@@ -1,0 +1,538 @@
+"""Workloads by name: the declaration in default.yaml, the command of ranks, and the checked config of a launch."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from msgspec import Meta, field, structs
+
+from pytest_aorta.common.documents import UnreadableFile, parse_json
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.model import Model, convert
+from pytest_aorta.common.schema import allowed
+from pytest_aorta.common.strict_yaml import read_yaml
+from pytest_aorta.common.text import brief, did_you_mean, filled, names_in
+from pytest_aorta.plan.adapter import Adapter, AdapterBlock, AdapterError, make_adapter
+from pytest_aorta.plan.device_kind import VISIBLE_VARIABLES
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator, ValidationError
+
+# Names in braces besides config keys: the launch's folder, and the folder of the yaml.
+PLACES = ("run_dir", "folder")
+# Config key that every workload has: variables of the ranks, name -> value, set before they start.
+ENVIRONMENT_KEY = "environment"
+ENVIRONMENT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": {"type": "string"},
+    "default": {},
+    "description": "environment variables of the ranks",
+}
+ALLOWED_PREFIXES = (
+    "CUBLAS_", "CUDNN_", "GLOO_", "HSA_", "MIOPEN_", "NCCL_", "OMP_", "RCCL_", "TORCHINDUCTOR_", "TORCH_NCCL_",
+)  # fmt: skip
+ALLOWED = (
+    "CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+)  # fmt: skip
+# Variables in old guides that RCCL does not read -> variables that replace them.
+_REPLACED = {
+    "RCCL_BUFFER_SIZE": "NCCL_BUFFSIZE",
+    "RCCL_ENABLE_SDMA": "HSA_ENABLE_SDMA",
+    "RCCL_NUM_CHANNELS": "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS",
+}
+# Variables that the launcher sets: they switch on the flight recorder and name its files.
+_LAUNCHERS_OWN = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+
+# One code path of ATen, MKL and oneDNN on every x86-64 CPU with AVX2. By default these libraries choose kernels by CPU
+# model, and results depend on the choice. COMPATIBLE is MKL's only mode that is the same on CPUs of several vendors.
+CPU_KERNELS = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+# Variables that the launcher sets for each rank, and variables that load code into every program of the launch.
+_REFUSED = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
+    *VISIBLE_VARIABLES, "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "LD_AUDIT", "LD_PRELOAD",
+}  # fmt: skip
+_REFUSED_PREFIXES = ("AORTA_", "PET_", "TORCHELASTIC_")
+ENTRY_POINT_GROUP = "aorta.workloads"
+YAML_NAME = "default.yaml"
+# Keys that the schema of a config key needs besides the keywords of JSON Schema.
+_FRAGMENT_KEYS = {"type", "default", "description"}
+# Keywords that validate nothing, and that a list of allowed keywords should name.
+_ANNOTATIONS = {"default", "description", "examples", "title"}
+
+
+class _WhenTrue(Model, frozen=True):
+    """Arguments that are passed where the config key ``when`` is true."""
+
+    when: str
+    args: tuple[str, ...]
+
+
+class Command(Model, frozen=True):
+    """The block ``command:`` of a workload's yaml; names of config keys in braces are replaced by their values.
+
+    Attributes:
+        script: Path of a script, relative to the yaml's folder; empty if ``module`` is given.
+        module: Dotted name of a module; empty if ``script`` is given.
+        args: Arguments.
+        environment: Variables that are added to the environment.
+    """
+
+    script: Annotated[str, Meta(pattern=r"(^|\.py)$")] = ""
+    module: Annotated[str, Meta(pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?$")] = ""
+    args: tuple[str | _WhenTrue, ...] = ()
+    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*$")], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a command that is both a script and a module, or neither."""
+        if bool(self.script) == bool(self.module):
+            raise ValueError("give one of the keys 'script' and 'module', not both")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The command of a rank.
+
+    Attributes:
+        target: Path ending in ``.py``, or dotted module.
+        args: Arguments.
+        environment: Variables that are added to the environment.
+    """
+
+    target: str
+    args: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def command_line(command: Command, config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
+    """Return the command with the config's values filled in; a script is relative to the yaml's ``folder``.
+
+    Raises:
+        SpecError: An argument or a variable contains a character that can't be passed to a process.
+    """
+    values = {**config, "run_dir": str(run_dir), "folder": str(folder)}
+    texts: list[str] = []
+    for entry in command.args:
+        if isinstance(entry, str):
+            texts.append(entry)
+        elif config[entry.when]:
+            texts += entry.args
+    args = [filled(text, values) for text in texts]
+    environment = {name: filled(text, values) for name, text in command.environment.items()}
+    for where, text in [
+        *(("args", text) for text in args),
+        *((f"environment.{name}", environment[name]) for name in environment),
+    ]:
+        if not _is_passable(text):
+            raise SpecError(
+                f"{folder / 'default.yaml'}: command.{where}: got {brief(ascii(text))}, allowed is text without NUL "
+                f"characters and lone surrogates"
+            )
+    return CommandLine(str(folder / command.script) if command.script else command.module, tuple(args), environment)
+
+
+def _check_command(command: Command, yaml: Path, properties: Collection[str]) -> None:
+    """Check a workload's command against its config keys.
+
+    Raises:
+        SpecError: A name can't be filled in, a variable is the launcher's own, or the script does not exist.
+    """
+    _refuse_variables(f"{yaml}: command.environment", command.environment)
+    _refuse_unknown_names(f"{yaml}: command", _texts_of(structs.asdict(command)), properties)
+    for entry in command.args:
+        if isinstance(entry, _WhenTrue) and entry.when not in properties:
+            hint = did_you_mean([entry.when], properties)
+            raise SpecError(
+                f"{yaml}: command: when: no config key {entry.when!r}{hint}; there are {sorted(properties)}"
+            )
+    if command.script and not (yaml.parent / command.script).is_file():
+        raise SpecError(f"{yaml}: command: there is no file {yaml.parent / command.script}")
+
+
+def _is_passable(text: str) -> bool:
+    """Return whether ``text`` can be passed to a process as an argument or a variable."""
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+
+
+def _refuse_variables(where: str, names: Iterable[str]) -> None:
+    """Check that a command sets none of the launcher's variables; ``where`` starts the message.
+
+    Raises:
+        SpecError: A variable would show ranks other devices than those leased, or change the launch's own programs.
+    """
+    if wrong := sorted(name for name in names if name in _REFUSED or name.startswith(_REFUSED_PREFIXES)):
+        patterns = sorted([*_REFUSED, *(f"{prefix}*" for prefix in _REFUSED_PREFIXES)])
+        raise SpecError(f"{where}: got {wrong}; a command may set any variable except {', '.join(patterns)}")
+
+
+def _refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:
+    """Check that every name in braces can be filled in; ``where`` starts the message.
+
+    Raises:
+        SpecError: A name is neither a config key nor ``run_dir`` or ``folder``.
+    """
+    known = {*properties, *PLACES}
+    if unknown := sorted({name for text in texts for name in names_in(text)} - known):
+        hint = did_you_mean(unknown, sorted(known))
+        raise SpecError(f"{where}: names {unknown} can't be filled in{hint}; there are {sorted(known)}")
+
+
+def _texts_of(value: Any) -> list[str]:
+    """Return every string in a value of the yaml."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, _WhenTrue):
+        return list(value.args)
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
+    return [text for item in items for text in _texts_of(item)]
+
+
+def pinned_cpu_kernels(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Return the variables that pin the kernels of CPU ranks; none on a CPU without AVX2, where ATen would crash."""
+    return dict(CPU_KERNELS) if "avx2" in cpu_field("flags", cpuinfo).split() else {}
+
+
+def cpu_field(name: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the field ``name``, such as ``vendor_id``, of this host's first CPU in ``cpuinfo``; "" if unknown."""
+    with suppress(OSError), cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
+
+
+def is_allowed(name: str) -> bool:
+    """Return whether a config may set the variable; the launcher's own variables are not allowed."""
+    return name not in _LAUNCHERS_OWN and (name in ALLOWED or name.startswith(ALLOWED_PREFIXES))
+
+
+def check_environment(where: str, environment: object) -> None:
+    """Check the value of the config key ``environment``; ``where`` starts the message.
+
+    Raises:
+        SpecError: A variable is not allowed in a config, or its value is not text.
+    """
+    if not isinstance(environment, Mapping):
+        raise SpecError(
+            f"{where}: {ENVIRONMENT_KEY}: got {brief(ascii(environment))}, allowed is a mapping from names to texts"
+        )
+    if wrong := sorted(str(name) for name in environment if not isinstance(name, str) or not is_allowed(name)):
+        patterns = sorted([*(f"{prefix}*" for prefix in ALLOWED_PREFIXES), *ALLOWED])
+        raise SpecError(
+            f"{where}: {ENVIRONMENT_KEY}: got {wrong}, allowed is {patterns} without {list(_LAUNCHERS_OWN)}, which "
+            f"the launcher sets"
+        )
+    if unread := sorted(_REPLACED.keys() & environment.keys()):
+        replaced = ", ".join(f"{_REPLACED[name]} for {name}" for name in unread)
+        raise SpecError(f"{where}: {ENVIRONMENT_KEY}: got {unread}, which RCCL does not read; set {replaced}")
+    for name, value in environment.items():
+        if not isinstance(value, str) or not _is_passable(value):
+            raise SpecError(
+                f"{where}: {ENVIRONMENT_KEY}.{name}: got {brief(ascii(value))}, allowed is text without NUL "
+                f"characters and lone surrogates"
+            )
+
+
+def case_suffix(environment: Mapping[str, str]) -> str:
+    """Return the suffix of a case's name; empty if the config sets no variables."""
+    pairs = ",".join(f"{name}={value}" for name, value in sorted(environment.items()))
+    return f"[{pairs}]" if pairs else ""
+
+
+class Declaration(Model, frozen=True):
+    """The content of a workload's ``default.yaml``.
+
+    Attributes:
+        description: One sentence for lists of workloads.
+        class_name: Class of the workload; empty if the workload is a command.
+        command: Script or module and its arguments; None if the workload is a class.
+        adapter: Adapter for the log of the command; None if the command records its steps itself.
+        launch_mode: ``torchrun``.
+        min_world_size: Smallest number of ranks.
+        preload: Modules of torch that a fork server imports before it forks ranks of this workload.
+        properties: Config key -> JSON Schema fragment with type, default and description.
+        presets: Config key -> its value -> defaults of other keys.
+    """
+
+    description: Annotated[str, Meta(min_length=1)]
+    class_name: Annotated[str, Meta(pattern=r"^([A-Za-z_]\w*)?$")] = field(default="", name="class")
+    command: Command | None = None
+    adapter: AdapterBlock | None = None
+    launch_mode: Annotated[str, Meta(pattern="^torchrun$")] = "torchrun"
+    min_world_size: Annotated[int, Meta(ge=1)] = 1
+    # A fork server outlives a launch, so it imports nothing that the user may edit.
+    preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
+    properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
+        default_factory=dict, name="config"
+    )
+    presets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions between keys."""
+        if bool(self.class_name) == (self.command is not None):
+            raise ValueError("give one of the keys 'class' and 'command', not both")
+        if self.adapter is not None and self.command is None:
+            raise ValueError("adapter belongs to a command; a class returns its result itself")
+
+
+class WorkloadSpec(Declaration, frozen=True, kw_only=True):
+    """A workload: its declaration and its location. ``properties`` include ``environment``, which every workload has.
+
+    Attributes:
+        name: Name of the workload.
+        folder: Folder of the code and of ``default.yaml``.
+        module: Dotted name of an installed workload; None if the code is loaded from ``folder`` by path.
+    """
+
+    name: str
+    folder: Path
+    module: str | None = None
+
+    @property
+    def yaml(self) -> Path:
+        """The file of the declaration."""
+        return self.folder / YAML_NAME
+
+
+@dataclass(frozen=True)
+class Place:
+    """The location of a workload.
+
+    Attributes:
+        folder: Folder of the workload; None if its entry point does not name a package.
+        module: Dotted name of an installed workload; None for a folder of the user.
+    """
+
+    folder: Path | None
+    module: str | None
+
+
+def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
+    """Find a workload among the user's own folders and the entry points of installed packages.
+
+    Raises:
+        SpecError: No workload has that name, several workloads have it, or its yaml is wrong.
+    """
+    places = workload_places(own_dirs)
+    if name not in places:
+        raise SpecError(f"no workload named {name!r}{did_you_mean([name], places)}; there are {sorted(places)}")
+    found = places[name]
+    if len(found) > 1:
+        where = " and ".join(str(place.folder or place.module) for place in found)
+        raise SpecError(f"workload {name!r} is defined twice, in {where}; rename one of them")
+    place = found[0]
+    if place.folder is None:
+        raise SpecError(f"entry point {ENTRY_POINT_GROUP}: {name} = {place.module!r} is not a package with a folder")
+    spec = read_workload(name, place.folder, place.module)
+    # Not for an A/B reference: an older commit may have keywords that were accepted then.
+    for key, fragment in spec.properties.items():
+        _refuse_unknown_keywords(f"{spec.yaml}: config.{key}", fragment)
+    return spec
+
+
+def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
+    """Return the places of each workload, by name; several places if workloads have the same name."""
+    places: dict[str, list[Place]] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        places.setdefault(point.name, []).append(Place(package_folder(point.value), point.value))
+    known = {place.folder.resolve() for found in places.values() for place in found if place.folder}
+    for own in own_dirs:
+        for yaml in sorted(own.glob(f"*/{YAML_NAME}")):
+            if yaml.parent.resolve() not in known:
+                places.setdefault(yaml.parent.name, []).append(Place(yaml.parent, None))
+    return places
+
+
+def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
+    """Read and check a workload's ``default.yaml``.
+
+    Raises:
+        SpecError: A key is unknown or missing, or its value is not allowed.
+    """
+    yaml = folder / YAML_NAME
+    try:
+        declared = convert(read_yaml(yaml), Declaration, str(yaml))
+    except UnreadableFile as error:
+        raise SpecError(str(error)) from None
+    if ENVIRONMENT_KEY in declared.properties:
+        raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} exists for every workload and can't be declared")
+    values = structs.asdict(declared) | {"properties": declared.properties | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA}}
+    spec = WorkloadSpec(**values, name=name, folder=folder, module=module)
+    if spec.command is not None:
+        _check_command(spec.command, spec.yaml, spec.properties)
+    if spec.adapter is not None:
+        # Braces in a pattern are repetition counts, not names.
+        texts = _texts_of({**structs.asdict(spec.adapter), "pattern": ""})
+        _refuse_unknown_names(f"{yaml}: adapter", texts, {*spec.properties, "rank"})
+    _check_defaults(spec)
+    filled_adapter(spec, default_config(spec, {}), Path("run_dir"), 0)
+    return spec
+
+
+def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the full config: defaults of the yaml, overridden by presets, then by the values in ``given``.
+
+    Raises:
+        SpecError: A key is unknown, or a value is not allowed.
+    """
+    if unknown := sorted(set(given) - set(spec.properties)):
+        hint = did_you_mean(unknown, spec.properties)
+        raise SpecError(
+            f"{spec.yaml}: workload {spec.name!r} has no config keys {unknown}{hint}; "
+            f"there are {sorted(spec.properties)}"
+        )
+    config = _plain(spec, {**default_config(spec, given), **given})
+    _check_values(spec, config)
+    check_environment(f"{spec.yaml}: config of workload {spec.name!r}", config[ENVIRONMENT_KEY])
+    return config
+
+
+def default_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default of every key, under the presets that ``given`` selects."""
+    config = {key: schema["default"] for key, schema in spec.properties.items()}
+    for key, by_value in spec.presets.items():
+        config |= by_value.get(str(given.get(key, config[key])), {})
+    return config
+
+
+def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path, rank: int) -> Adapter | None:
+    """Return the adapter for the log of one rank; None if the workload has no adapter.
+
+    Raises:
+        SpecError: The adapter is contradictory under this config.
+    """
+    if spec.adapter is None:
+        return None
+    try:
+        return make_adapter(spec.adapter, {**config, "run_dir": str(run_dir), "folder": str(spec.folder), "rank": rank})
+    except AdapterError as error:
+        raise SpecError(f"{spec.yaml}: adapter: {error}") from None
+
+
+def _check_defaults(spec: WorkloadSpec) -> None:
+    for key, schema in spec.properties.items():
+        if absent := sorted(_FRAGMENT_KEYS - schema.keys()):
+            raise SpecError(f"{spec.yaml}: config.{key}: keys {absent} are required")
+        _refuse_first(f"{spec.yaml}: config.{key} is not a JSON Schema", _meta_validators()[0], schema)
+    for key, by_value in spec.presets.items():
+        overridden = {name for values in by_value.values() for name in values} | {key}
+        if unknown := sorted(map(str, overridden - set(spec.properties))):
+            hint = did_you_mean(unknown, spec.properties)
+            raise SpecError(
+                f"{spec.yaml}: presets name config keys {unknown}{hint}; there are {sorted(spec.properties)}"
+            )
+        for value, values in by_value.items():
+            _check_values(spec, _plain(spec, values), f"preset {key}={value} ")
+    _check_values(spec, _plain(spec, {key: schema["default"] for key, schema in spec.properties.items()}))
+
+
+def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -> None:
+    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
+
+    validator = Draft202012Validator({"type": "object", "properties": spec.properties})
+    _refuse_first(f"{spec.yaml}: {which}config of workload {spec.name!r}", validator, config, "top level")
+
+
+def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config as plain JSON values, as ranks read it from the plan and as baselines contain it."""
+    plain = {}
+    for key, value in config.items():
+        try:
+            plain[key] = parse_json(json.dumps(value, allow_nan=False), key)
+        except (TypeError, ValueError, RecursionError, UnreadableFile) as error:
+            raise SpecError(
+                f"{spec.yaml}: config of workload {spec.name!r}: {key}: got {brief(repr(value))}, "
+                f"allowed is plain JSON: {error}"
+            ) from None
+    return plain
+
+
+def package_folder(dotted: str) -> Path | None:
+    """Return the folder of a package, or None, without running the package's code, which may import torch."""
+    if not re.fullmatch(r"\w+(\.\w+)*", dotted):
+        return None
+    path: Sequence[str] | None = None
+    name = ""
+    for part in dotted.split("."):
+        name = f"{name}.{part}" if name else part
+        try:
+            found = (finder.find_spec(name, path) for finder in sys.meta_path)
+            spec = next((spec for spec in found if spec is not None), None)
+        except KeyError:  # a folder without __init__.py needs its parent, which is not imported
+            return None
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        path = list(spec.submodule_search_locations)
+    return Path(path[0]) if path else None
+
+
+def _refuse_unknown_keywords(where: str, fragment: Mapping[str, Any]) -> None:
+    """Check the keywords of a JSON Schema; validators ignore unknown ones, so a misspelled limit would be lost.
+
+    Raises:
+        SpecError: A keyword is unknown; ``where`` begins the message.
+    """
+    standard, strict = _meta_validators()
+    # An unknown keyword in a subschema is an error of the schemas around it, too.
+    error = max(strict.iter_errors(fragment), key=lambda found: len(found.absolute_path), default=None)
+    if error is None:
+        return
+    given = cast("dict[Any, Any]", error.instance)
+    found = {str(name): value for name, value in given.items() if not strict.is_valid({name: value})}
+    unknown, known = sorted(found), sorted({name for name in standard.VALIDATORS if name[0] != "$"} | _ANNOTATIONS)
+    cut = "; a text with a comma needs quotes" if None in found.values() else ""
+    path = ".".join([where, *map(str, error.absolute_path)])
+    raise SpecError(f"{path}: unknown keywords {unknown}{did_you_mean(unknown, known)}{cut}; there are {known}")
+
+
+@functools.cache
+def _meta_validators() -> tuple[Draft202012Validator, Draft202012Validator]:
+    """Return the validator of JSON Schemas, and one that refuses unknown keywords in every subschema as well."""
+    from jsonschema import Draft202012Validator
+
+    standard = Draft202012Validator.META_SCHEMA
+    # The parts of the standard's schema refer to "#meta" for subschemas; the strict schema takes that name over.
+    strict = {"$id": "urn:aorta:fragment", "$schema": standard["$id"], "$dynamicAnchor": "meta"}
+    strict |= {"$ref": standard["$id"], "unevaluatedProperties": False}
+    formats = Draft202012Validator.FORMAT_CHECKER
+    return Draft202012Validator(standard, format_checker=formats), Draft202012Validator(strict)
+
+
+def _refuse_first(where: str, validator: Draft202012Validator, document: Any, root: str = "") -> None:
+    from jsonschema.exceptions import best_match
+
+    error = best_match(validator.iter_errors(document))
+    if error is not None:
+        error = _innermost(error)
+        path = ".".join(map(str, error.absolute_path)) or root
+        raise SpecError(f"{where}: {path}: {_problem(error)}")
+
+
+def _innermost(error: ValidationError) -> ValidationError:
+    """Return the error of the alternative that fits best, which is the deepest; other types fit worst."""
+    while error.context:
+        error = max(error.context, key=lambda found: (len(found.absolute_path), found.validator != "type"))
+    return error
+
+
+def _problem(error: ValidationError) -> str:
+    rule, value = error.validator, cast(Any, error.validator_value)
+    if rule == "additionalProperties" and value is False:
+        known = sorted(cast(Any, error.schema)["properties"])
+        unknown = sorted(map(str, set(cast(Any, error.instance)) - set(known)))
+        return f"unknown keys {unknown}{did_you_mean(unknown, known)}; there are {known}"
+    hint = did_you_mean([error.instance], map(str, value)) if rule == "enum" else ""
+    return f"got {brief(repr(error.instance))}, {allowed(rule, value)}{hint}"

@@ -1,0 +1,220 @@
+"""What each rank leaves beside its result: arrivals at collectives, captured operators and telemetry."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, field
+
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.model import Count, Finite, Milliseconds, Model, Positive, TensorHash, decode, read_rank_file
+from pytest_aorta.result.folder import OPERATORS_FILE, TELEMETRY_FILE, rank_folder
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
+
+MAX_ARRIVALS_BYTES = 16 << 20
+
+
+class Arrivals(Model, frozen=True):
+    """The steps and arrivals of one rank, in nanoseconds on the host's clock.
+
+    Attributes:
+        began_ns: when the rank entered each step.
+        ended_ns: when the rank left each step.
+        known_from_ns: the moment from which on every arrival is recorded.
+        arrived_ns: when the rank arrived at each collective, by a name that is the same on every rank.
+    """
+
+    began_ns: list[int]
+    ended_ns: list[int]
+    known_from_ns: int
+    arrived_ns: dict[str, int]
+
+
+def read_arrivals(path: Path) -> Arrivals | None:
+    """Read the file that a rank leaves; return None if the rank left no file.
+
+    Raises:
+        ResultError: The file is unreadable or torn.
+    """
+    return read_rank_file(path, Arrivals, max_bytes=MAX_ARRIVALS_BYTES)
+
+
+def waits_of_ranks_ms(ranks: Sequence[Arrivals]) -> list[list[float]]:
+    """Return ``wait_ms[rank][step]`` of the last steps that every rank has recorded completely.
+
+    A step's wait is the time in which the rank has arrived at some collective of the step and another rank has not.
+    Collectives between steps are part of no step.
+    The lists are empty without recorded collectives, for one rank, and for ranks with unequal numbers of steps.
+    """
+    counts = {len(rank.began_ns) for rank in ranks}
+    if len(ranks) < 2 or len(counts) > 1 or not all(rank.arrived_ns for rank in ranks):
+        return [[] for _ in ranks]
+    known_from_ns = max(rank.known_from_ns for rank in ranks)
+    last_ns: dict[str, int] = {}
+    for rank in ranks:
+        for name, arrived_ns in rank.arrived_ns.items():
+            last_ns[name] = max(arrived_ns, last_ns.get(name, 0))
+    first = max(bisect_left(rank.began_ns, known_from_ns) for rank in ranks)
+    return [_waits_ms(rank, last_ns)[first:] for rank in ranks]
+
+
+def _waits_ms(rank: Arrivals, last_ns: dict[str, int]) -> list[float]:
+    waits_ns = [0] * len(rank.began_ns)
+    covered_ns = 0
+    for arrived_ns, name in sorted((moment, name) for name, moment in rank.arrived_ns.items()):
+        step = bisect_right(rank.began_ns, arrived_ns) - 1
+        if step < 0 or arrived_ns > rank.ended_ns[step]:
+            continue
+        # A rank may wait for several collectives at once, but each moment counts once.
+        end_ns = min(last_ns[name], rank.ended_ns[step])
+        waits_ns[step] += max(0, end_ns - max(arrived_ns, covered_ns))
+        covered_ns = max(covered_ns, end_ns)
+    return [wait_ns / 1e6 for wait_ns in waits_ns]
+
+
+# The limits of one rank. A step of an 8B model runs some 20,000 operators, and in a pipeline several times as many.
+MAX_CALLS = 200_000
+MAX_OPERATORS_BYTES = 256 << 20
+Shown: TypeAlias = Annotated[str, Meta(max_length=1000)]
+
+
+class OperatorCall(Model, frozen=True):
+    """One call of an operator.
+
+    Attributes:
+        name: the operator's name, e.g. ``aten.mm.default``.
+        phase: ``forward``, ``recomputation`` (of forward, within backward), ``backward`` or ``optimizer``.
+        module: path of the innermost module whose forward made the call; for an operator of backward, the module whose
+            forward the operator differentiates; empty if unknown.
+        source: ``file:line`` of the user's code that made the call, or for an operator of backward, the forward call;
+            empty if unknown.
+        is_collective: whether the operator communicates.
+        arguments: text of the arguments that are not tensors.
+        inputs, outputs: one hash per tensor; tensors that an operator writes in place are in both.
+        parameters: ``(index among outputs, name)`` of each output that is a parameter.
+    """
+
+    name: Annotated[str, Meta(max_length=200)]
+    phase: str
+    module: Shown
+    source: Shown
+    is_collective: bool
+    arguments: Shown
+    inputs: tuple[TensorHash, ...]
+    outputs: tuple[TensorHash, ...]
+    parameters: tuple[tuple[Count, Shown], ...] = ()
+
+
+class StepOperators(Model, frozen=True):
+    """The operators of one step, in order."""
+
+    step: Positive
+    calls: Annotated[list[OperatorCall], Meta(max_length=MAX_CALLS)]
+
+
+def read_operators(run_dir: Path, rank: int, step: int) -> list[OperatorCall] | None:
+    """Return the calls of a rank in ``step``, or None if the rank left none for that step.
+
+    Raises:
+        ResultError: The file is unreadable or has another shape.
+    """
+    path = rank_folder(run_dir, rank) / OPERATORS_FILE
+    found = read_rank_file(path, StepOperators, max_bytes=MAX_OPERATORS_BYTES)
+    return found.calls if found and found.step == step else None
+
+
+MAX_TELEMETRY_BYTES = 64 << 20
+
+
+class _Line(Model, frozen=True, forbid_unknown_fields=False):
+    """A measured step of one rank; other keys are series of the workload. Steps that were not captured lack lengths."""
+
+    step: Count
+    step_time_ms: Milliseconds
+    hidden_comm_ms: Milliseconds | None = None
+    exposed_comm_ms: Milliseconds = 0.0
+    stream_ms: dict[str, Milliseconds] = field(default_factory=dict)
+    hidden_ms: dict[str, Milliseconds] = field(default_factory=dict)
+    loss: Finite | None = None
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """A measured step whose streams were timed on every rank.
+
+    Attributes:
+        step: Number of the step, from 0.
+        step_time_ms: The largest over ranks.
+        compute_ms, hidden_comm_ms, exposed_comm_ms: Means over ranks.
+        loss: The loss of rank 0; None if unknown.
+        collectives: Kind of :class:`Collective` -> means over ranks.
+    """
+
+    step: int
+    step_time_ms: float
+    compute_ms: float
+    hidden_comm_ms: float
+    exposed_comm_ms: float
+    loss: float | None = None
+    collectives: Mapping[str, CollectiveTime] = dataclasses.field(default_factory=dict)
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Return the fraction of communication that compute hides; None without communication."""
+        comm_ms = self.hidden_comm_ms + self.exposed_comm_ms
+        return self.hidden_comm_ms / comm_ms if comm_ms else None
+
+
+def read_iterations(run_dir: Path, num_ranks: int) -> tuple[Iteration, ...]:
+    """Return the steps that have overlap in the telemetry of every rank; empty if a rank has no telemetry.
+
+    Raises:
+        ResultError: A file is unreadable, or a line has another shape.
+    """
+    paths = [rank_folder(run_dir, rank) / TELEMETRY_FILE for rank in range(num_ranks)]
+    if not all(path.exists() for path in paths):
+        return ()
+    ranks = [_timed_steps(path) for path in paths]
+    common = sorted(set.intersection(*(set(rank) for rank in ranks)))
+    return tuple(_iteration([rank[step] for rank in ranks]) for step in common)
+
+
+def _timed_steps(path: Path) -> dict[int, _Line]:
+    """Return the lines of the steps that have overlap, by step."""
+    try:
+        rows = read_bytes(path, max_bytes=MAX_TELEMETRY_BYTES).removesuffix(b"\n").split(b"\n")
+        lines = [decode(row, _Line, f"{path}: line {number}", by_hand=False) for number, row in enumerate(rows, 1)]
+    except UnreadableFile as error:
+        raise ResultError(str(error)) from None
+    return {line.step: line for line in lines if line.hidden_comm_ms is not None}
+
+
+def _collectives(lines: Sequence[_Line]) -> dict[str, CollectiveTime]:
+    """Return the means of each collective, which takes no time on ranks that do not run it."""
+    kinds = [str(kind) for kind in Collective if any(kind in line.hidden_ms for line in lines)]
+    return {
+        kind: CollectiveTime(
+            total_ms=fmean(line.stream_ms.get(kind, 0.0) for line in lines),
+            hidden_ms=fmean(line.hidden_ms.get(kind, 0.0) for line in lines),
+        )
+        for kind in kinds
+    }
+
+
+def _iteration(lines: Sequence[_Line]) -> Iteration:
+    return Iteration(
+        step=lines[0].step,
+        step_time_ms=max(line.step_time_ms for line in lines),
+        compute_ms=fmean(line.stream_ms.get("compute", 0.0) for line in lines),
+        hidden_comm_ms=fmean(line.hidden_comm_ms or 0.0 for line in lines),
+        exposed_comm_ms=fmean(line.exposed_comm_ms for line in lines),
+        loss=lines[0].loss,
+        collectives=_collectives(lines),
+    )

@@ -1,0 +1,207 @@
+"""The history: one JSON line per comparison, written once a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
+from pytest_aorta.common.errors import AortaError, BaselineError
+from pytest_aorta.common.files import write_text
+from pytest_aorta.common.model import Model, Platform, Positive, Text, decode, to_builtins
+from pytest_aorta.common.text import brief
+from pytest_aorta.plan.options import Options
+from pytest_aorta.session.record import ComparedLaunch, Comparison, TestRecord
+from pytest_aorta.verdict.baseline import read_baseline
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
+
+SCHEMA_VERSION = 2
+SUFFIX = ".jsonl"
+MAX_FILE_BYTES = 64 << 20
+# A launch takes about 2 kB, so this is some 100,000 launches.
+MAX_TOTAL_BYTES = 256 << 20
+
+
+class HistoryEntry(Model, frozen=True, kw_only=True):
+    """One comparison of a run: a line of a file that ``--aorta-history`` keeps.
+
+    Attributes:
+        schema_version: Version of this schema.
+        run: UTC time of the run's end and eight random hex digits; also the name of the file.
+        command: Command line of the run.
+        test: Node id of the test.
+        case: Node id and label of the comparison.
+        outcome: pytest's word for the outcome of the test.
+        platform: Accelerator model, number of ranks and backend.
+        workload: Name of the workload or script.
+        revision: Revision of the baseline that the launches were compared with or recorded in; None without one.
+        launches: Launches of both sides, in order.
+        verdicts: One verdict per metric; empty if a baseline was recorded.
+    """
+
+    schema_version: Literal[2] = 2
+    run: Annotated[str, Meta(pattern="^[0-9]{8}T[0-9]{6}\\.[0-9]{6}Z-[0-9a-f]{8}$")]
+    command: str
+    test: Text
+    case: Text
+    outcome: str
+    platform: Platform
+    workload: Text
+    revision: Positive | None
+    launches: Annotated[tuple[ComparedLaunch, ...], Meta(min_length=1)]
+    verdicts: tuple[Verdict, ...] = ()
+
+    def to_line(self) -> str:
+        """Return the line of the entry; a change that JSON has no number for, such as that from 0, becomes null.
+
+        Raises:
+            ValueError: Another value is not finite.
+        """
+        finite = self.replace(verdicts=tuple(map(_finite, self.verdicts)))
+        return json.dumps(to_builtins(finite), allow_nan=False) + "\n"
+
+
+def _finite(row: Verdict) -> Verdict:
+    changes = {"delta": row.delta, "low": row.low, "high": row.high}
+    return row.replace(**{name: None for name, value in changes.items() if value and not math.isfinite(value)})
+
+
+def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
+    """Return the entries of all files of a folder, and one problem per line or file that can't be read.
+
+    Entries are in the order of their runs.
+
+    Raises:
+        AortaError: The folder does not exist, contains no history, or has more than :data:`MAX_TOTAL_BYTES`.
+    """
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files:
+        raise AortaError(
+            f"{folder}: contains no history, i.e. no file whose name ends in {SUFFIX}; the option "
+            f"--aorta-history={folder} makes pytest write such a file in each run"
+        )
+    entries: list[HistoryEntry] = []
+    problems: list[str] = []
+    left = MAX_TOTAL_BYTES
+    for file in files:
+        try:
+            content = read_bytes(file, max_bytes=MAX_FILE_BYTES)
+        except UnreadableFile as error:
+            problems.append(str(error))
+            continue
+        left -= len(content)
+        if left < 0:
+            raise AortaError(
+                f"{folder}: larger than the {MAX_TOTAL_BYTES:,} bytes allowed; move the oldest files to another folder"
+            )
+        for found in _parsed(content, str(file)):
+            (entries if isinstance(found, HistoryEntry) else problems).append(found)  # type: ignore[arg-type]
+    return entries, problems
+
+
+def _parsed(content: bytes, name: str) -> Iterator[HistoryEntry | str]:
+    """Yield the entry of each line, or the problem with the line."""
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line:
+            try:
+                yield parse_entry(line, f"{name}:{number}")
+            except UnreadableFile as error:
+                yield str(error)
+
+
+def parse_entry(line: bytes, name: str) -> HistoryEntry:
+    """Return the entry of one line; ``name`` is the file and line that an error message names.
+
+    Raises:
+        UnreadableFile: The line is not UTF-8, not strict JSON, of another version, or violates the schema.
+    """
+    try:
+        return decode(line, HistoryEntry, name, by_hand=False)
+    except UnreadableFile as error:
+        if "$.schema_version: " in str(error):
+            error = UnreadableFile(f"{error}; this pytest-aorta reads version {SCHEMA_VERSION}, earlier ones others")
+        raise error from None
+
+
+# A command line may name thousands of tests.
+MAX_COMMAND = 4096
+# Files are read in the order of their names, so the names contain fractions of a second.
+_RUN_FORMAT = "%Y%m%dT%H%M%S.%fZ"
+
+
+def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], options: Options) -> list[str]:
+    """Write a file with one line per comparison of this run, and return lines for the summary.
+
+    The file's name contains random digits, and the file is written atomically, so several runs can use one folder. A
+    run that compared nothing writes no file.
+
+    Args:
+        records: The records of the tests.
+        arguments: pytest's command line, without the program.
+        options: The options of the run, with the folder.
+
+    Raises:
+        AortaError: The file can't be written, or a value does not fit the schema.
+    """
+    if options.history is None:
+        return []
+    run = f"{datetime.now(UTC).strftime(_RUN_FORMAT)}-{secrets.token_hex(4)}"
+    command = brief(shlex.join(["pytest", *arguments]), MAX_COMMAND)
+    entries = history_entries(records, run, command, options.baselines_dir)
+    if not entries:
+        return []
+    file = options.history / f"{run}{SUFFIX}"
+    try:
+        lines = [entry.to_line() for entry in entries]
+        for number, line in enumerate(lines, 1):
+            parse_entry(line.encode(), f"line {number}")
+    except (UnreadableFile, ValueError) as error:
+        raise AortaError(f"--aorta-history: {file}: not written: {error}") from None
+    try:
+        options.history.mkdir(parents=True, exist_ok=True)
+        write_text(file, "".join(lines))
+    except OSError as error:
+        raise AortaError(f"--aorta-history: {file}: not written: {error.strerror or error}") from None
+    return [f"history: {file}"]
+
+
+def history_entries(records: Sequence[TestRecord], run: str, command: str, baselines_dir: Path) -> list[HistoryEntry]:
+    """Return one entry per comparison."""
+    return [
+        HistoryEntry(
+            run=run,
+            command=command,
+            test=record.nodeid,
+            case=comparison.case,
+            outcome=record.outcome,
+            platform=comparison.platform,
+            workload=comparison.workload,
+            revision=_revision(comparison, baselines_dir),
+            launches=comparison.launches,
+            verdicts=comparison.rows,
+        )
+        for record in records
+        for comparison in record.comparisons
+    ]
+
+
+def _revision(comparison: Comparison, baselines_dir: Path) -> int | None:
+    """Return the revision that the verdicts name, or that the launches of ``--update-baselines`` now belong to."""
+    revisions = [row.reference.revision for row in comparison.rows if row.reference.kind is ReferenceKind.BASELINE]
+    if known := [revision for revision in revisions if revision is not None]:
+        return known[0]
+    if comparison.new is None:
+        return None
+    try:
+        baseline = read_baseline(baselines_dir, comparison.platform, comparison.case)
+    except BaselineError:  # reported when the baseline could not be written
+        return None
+    return None if baseline is None else baseline.revision

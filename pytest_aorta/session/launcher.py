@@ -1,0 +1,269 @@
+"""Launches requests on the devices that a test has leased, for pytest and for ``aorta run``."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict, replace
+
+from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
+from pytest_aorta.common.files import create_numbered_folder, slug
+from pytest_aorta.launch.leases import LeasedWorld
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.launch.watch import LaunchWatch, StateLine
+from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.device_kind import Device, DeviceKind
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
+from pytest_aorta.plan.options import LauncherKind, Options
+from pytest_aorta.plan.profiler import TORCH, WRAPPERS
+from pytest_aorta.plan.reference import AnyReference, References
+from pytest_aorta.plan.workloads import default_config
+from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
+from pytest_aorta.result.reading import collect_result
+from pytest_aorta.result.trace.merged import merge_run, traces_note
+from pytest_aorta.session.record import LaunchNote, RunningTest
+from pytest_aorta.session.search import Bisection
+from pytest_aorta.verdict.metrics import Tolerance
+
+
+@dataclass(frozen=True)
+class TestSpec:
+    """The values that a test's markers set.
+
+    Attributes:
+        tolerances: Metric -> the change that a marker allows.
+        timeout_s: Time limit of one launch, in seconds; None for the limit of the options.
+        measures_overlap: Whether the test measures overlap, which needs the host exclusively.
+    """
+
+    __test__ = False
+
+    world: WorldSpec = field(default_factory=WorldSpec)
+    tolerances: dict[str, Tolerance] = field(default_factory=dict)
+    timeout_s: float | None = None
+    measures_overlap: bool = False
+
+
+# How long a test waits for devices that other tests hold.
+DEVICES_WAIT_S = 1800.0
+_WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
+
+
+class Session:
+    """The state that all launches of one process share.
+
+    Attributes:
+        line: Shows the state of a running launch; None shows nothing.
+        bisection: The search for a commit that comparisons are part of; None compares with baselines.
+        start: Starts the processes of a plan and waits for their end.
+    """
+
+    line: StateLine | None = None
+    bisection: Bisection | None = None
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.forkservers = ForkServers()
+        self.start: Callable[[LaunchPlan], LaunchOutcome] = self.forkservers.launch
+        self.references = References(options.ab, options.rootdir)
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """Return the visible GPUs. They are looked up once, when first needed."""
+        return [] if self.options.gpus == 0 else visible_devices()
+
+    def close(self) -> None:
+        """Stop the fork servers of warm launches."""
+        self.forkservers.close()
+
+    @contextmanager
+    def launcher(
+        self, world: World, spec: TestSpec, test: RunningTest, run_base: Path, *, timed: bool
+    ) -> Iterator[Launcher]:
+        """Yield the launcher of a test, whose launches have folders below ``run_base``; release its devices at the end.
+
+        ``timed`` requests exclusive use of the host. Several nodes are always used exclusively.
+        """
+        leased = LeasedWorld(
+            world,
+            self.devices[: self.options.gpus],
+            exclusive=world.nodes > 1 or timed,
+            wait_s=DEVICES_WAIT_S,
+            owner=test.nodeid,
+        )
+        test.platform = world.platform
+        try:
+            yield Launcher(self, leased, world, spec, test, run_base)
+        finally:
+            leased.release()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch that left a valid result.
+
+    Attributes:
+        request: The workload or script with its config, as requested for the code under test.
+        plan: The plan, for the version that ran.
+        outcome: The end of the processes.
+        result: The result.
+    """
+
+    request: LaunchRequest
+    plan: LaunchPlan
+    outcome: LaunchOutcome
+    result: WorkloadResult
+
+    @property
+    def keys(self) -> set[str]:
+        """The config keys that another launch can change; none for a script."""
+        return set(self.request.spec.properties) if self.request.spec else set()
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The default of every config key, given the config of this launch; empty for a script."""
+        return default_config(self.request.spec, self.request.config) if self.request.spec else {}
+
+
+class Launcher:
+    """Launches requests on the devices that a test has leased.
+
+    Attributes:
+        session, world, spec, test: What the launches belong to.
+        timeout_s: Time limit of one launch, in seconds.
+        launches: The launches that left a valid result, in order.
+    """
+
+    def __init__(
+        self, session: Session, leased: LeasedWorld, world: World, spec: TestSpec, test: RunningTest, run_base: Path
+    ) -> None:
+        self.session = session
+        self.world = world
+        self.spec = spec
+        self.test = test
+        self.timeout_s = spec.timeout_s or session.options.timeout_s
+        self.launches: list[Launch] = []
+        self._leased = leased
+        self._run_base = run_base
+
+    def find(self, result: WorkloadResult) -> Launch | None:
+        """Return the launch of a result; None for a result of another test, or a copy."""
+        return next((launch for launch in self.launches if launch.result is result), None)
+
+    def is_before(self, result: WorkloadResult, other: WorkloadResult) -> bool:
+        """Return whether ``result`` was launched before ``other``; False unless both were launched by this test."""
+        first, second = self.find(result), self.find(other)
+        return first is not None and second is not None and self.launches.index(first) < self.launches.index(second)
+
+    def require_ranks(self, workload: str, least: int) -> None:
+        """End a test that asks for all GPUs of the run if a workload needs more ranks than these."""
+        takes_all = self.world.device != DeviceKind.CPU and self.spec.world.size == ALL_DEVICES
+        if takes_all and self.world.size < least:
+            self.test.lacks(f"workload {workload!r} needs at least {least} GPUs, {self.world.size} given")
+
+    def launch(self, request: LaunchRequest, version: AnyReference | None = None) -> Launch:
+        """Launch a request once, in the code under test or in another version.
+
+        Raises:
+            SpecError: The request is not allowed, a marker has changed, or ``version`` lacks the workload.
+            LeaseError: The devices can't be leased; nothing was started.
+            LaunchError: A rank failed; the message names the rank that failed first.
+            ResultError: The ranks left no valid result.
+        """
+        self.test.check()
+        self._refuse_several_nodes(version)
+        launched = at_reference(request, version) if version else request
+        note = LaunchNote()
+        try:
+            plan = self._plan(launched, version)
+            self.test.planned(plan)
+            with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
+                outcome = self.session.start(plan)
+            self._leased.note(outcome)
+            note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=_traces(plan))
+            if failure := launch_failure(plan, outcome):
+                raise LaunchError(failure.text, failure.kind, failure.rank)
+            result = collect_result(plan, outcome, watch.platform_facts)
+            note = replace(note, has_result=True, traces=(*note.traces, *_merged_traces(plan)))
+        finally:  # pytest-timeout, too, ends a launch by an exception
+            self.test.launches.append(note)
+        self.launches.append(Launch(request, plan, outcome, result))
+        return self.launches[-1]
+
+    def _refuse_several_nodes(self, version: AnyReference | None) -> None:
+        profiler = self.session.options.profiler
+        if version is not None and self.world.nodes > 1:
+            raise SpecError(
+                f"--aorta-ab={version.name}: the A/B reference exists on this node only; use it with nodes=1"
+            )
+        if profiler in WRAPPERS and self.world.nodes > 1:
+            raise SpecError(f"--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1")
+
+    def _plan(self, request: LaunchRequest, version: AnyReference | None) -> LaunchPlan:
+        options, warm = self.session.options, self.spec.world.warm
+        # A fork server can start ranks on its own host only.
+        is_local = self.world.nodes == 1
+        preferred = options.launcher if warm is None else _WARM[warm]
+        return LaunchPlan(
+            **asdict(request),
+            world=self._leased.world(),
+            timeout_s=self.timeout_s,
+            run_dir=_new_run_folder(self._run_base, request.name),
+            cwd=version.root if version else options.rootdir,
+            launcher=preferred if is_local else LauncherKind.TORCHRUN,
+            lease_fds=self._leased.fds,
+            reference=version,
+            profiler=options.profiler,
+            profiler_schedule=options.profiler_schedule,
+            limits=limits_under(options.profiler),
+            node_launcher=() if is_local else options.node_launcher,
+            command=options.command,
+        )
+
+
+def _traces(plan: LaunchPlan) -> tuple[str, ...]:
+    if plan.profiler is None:
+        return ()
+    return (traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device != DeviceKind.CPU),)
+
+
+def _merged_traces(plan: LaunchPlan) -> tuple[str, ...]:
+    merged = merge_run(plan.run_dir) if plan.profiler == TORCH else ()
+    return (f"all ranks' traces on one clock: {', '.join(map(str, merged))}",) if merged else ()
+
+
+@contextmanager
+def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
+    """Add the launch to an error that other code raises during it, such as the time limit of pytest-timeout."""
+    try:
+        yield
+    except AortaError:
+        raise
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _unwritable(plan.run_dir, error) from None
+        error.add_note(
+            f"launch of {plan.name!r} ended before its own time limit of {plan.timeout_s:g} s; see {plan.run_dir}"
+        )
+        raise
+
+
+def _new_run_folder(base: Path, name: str) -> Path:
+    """Create the folder of the next launch of the workload ``name`` in a test's results folder."""
+    try:
+        return create_numbered_folder(base, slug(name, max_length=40))
+    except OSError as error:
+        raise _unwritable(base, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> LaunchError:
+    return LaunchError(f"results folder {folder} can't be written: {error.strerror or error}")

@@ -1,0 +1,26 @@
+"""The hooks that other plugins implement, by the example in the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import FAKE_LAUNCHER
+
+REFERENCE = (Path(__file__).parents[2] / "docs/reference.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r"### Hooks\n.*?```python\n(.*?)```", REFERENCE, re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+def test_hooks_receive_each_launch_and_each_comparison_once(recorded, workers):
+    recorded.write("conftest.py", FAKE_LAUNCHER + EXAMPLE)
+    recorded.run(*workers).assert_outcomes(passed=2)
+    launches = (recorded.path / "launches.txt").read_text().splitlines()
+    assert len(launches) == len(set(launches)) == 2
+    assert all(line.startswith("toy on cpu-x2-gloo: /") for line in launches)
+    comparisons = [json.loads(line) for line in (recorded.path / "verdicts.jsonl").read_text().splitlines()]
+    assert [one["case"] for one in comparisons] == ["test_toy.py::test_speed::toy", "test_toy.py::test_weights::toy"]
+    assert {one["verdicts"]["weight_hash"] for one in comparisons} == {"pass"}

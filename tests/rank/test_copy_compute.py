@@ -1,0 +1,146 @@
+"""Copies that go wrong are found, counted and named, without ranks."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from aorta_workloads.copy_compute import CopyComputeWorkload
+from aorta_workloads.copy_compute.copies import KINDS, Copy
+from aorta_workloads.copy_compute.lanes import ThreadLane
+
+from pytest_aorta.worker import RankEnv, StreamSpans
+from tests.rank.settings import default_config
+
+CPU = torch.device("cpu")
+NUMEL = 2**18
+
+
+def run_once(kind="h2d", fault="none", check=0):
+    copy = Copy.allocate(kind, 1, CPU, fault)
+    copy.prepare(0, check)
+    copy.transfer(False)
+    return copy.failure(check, rank=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copy_that_arrives_is_no_failure(kind):
+    assert run_once(kind) is None
+
+
+def test_copy_that_was_not_made_is_reported():
+    detail = run_once(fault="skipped_copy", check=1)
+    assert (detail.kind, detail.iteration, detail.rank, detail.cause) == ("copy_h2d", 1, 3, "no data arrived")
+    assert (detail.index, detail.count, detail.total) == (0, NUMEL, NUMEL)
+
+
+def test_one_element_that_was_left_out_is_found():
+    detail = run_once("d2d", fault="short_copy")
+    assert (detail.kind, detail.index, detail.count, detail.total) == ("copy_d2d", NUMEL - 1, 1, NUMEL)
+    assert (detail.actual, detail.expected > 0) == (0.0, True)
+
+
+def test_data_of_another_check_is_no_success():
+    copy = Copy.allocate("h2d", 1, CPU)
+    copy.prepare(0, check=0)
+    copy.transfer(False)
+    arrived = copy.target.clone()
+    copy.prepare(0, check=1)
+    copy.target.copy_(arrived)
+    assert copy.failure(1, rank=0).cause is None
+
+
+def test_thread_lane_runs_beside_the_caller_and_in_order():
+    lane, entered, may_go, order = ThreadLane(), threading.Event(), threading.Event(), []
+
+    def first(_asynchronous):
+        entered.set()
+        assert may_go.wait(10)
+        order.append(1)
+
+    tickets = [lane.submit(first), lane.submit(lambda _: order.append(2))]
+    assert entered.wait(10)
+    assert order == []
+    may_go.set()
+    for ticket in tickets:
+        ticket.wait()
+    assert order == [1, 2]
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_where_it_is_waited_for():
+    ticket = ThreadLane().submit(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ticket.wait()
+
+
+def test_span_of_a_copy_is_that_of_its_thread():
+    spans, lane, may_go = StreamSpans(CPU, every=1), ThreadLane(), threading.Event()
+    with spans.step(0):
+        blocked = lane.submit(lambda _: may_go.wait(10))
+        ticket = lane.submit(spans.around("copy", Copy.allocate("h2d", 1, CPU).transfer))
+        with spans.span("compute"):
+            torch.ones(2**20).sum()
+        may_go.set()
+        blocked.wait()
+        ticket.wait()
+    timeline = spans.captures()[0].timeline
+    assert timeline["copy"][0][0] > timeline["compute"][0][1]
+
+
+def launched(tmp_path, monkeypatch, **config):
+    """Run the workload on one rank."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "AORTA_DEVICE": "cpu"}.items():
+        monkeypatch.setenv(name, value)
+
+    def join(_env, _workload, **_limits):
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        return CPU
+
+    monkeypatch.setattr(RankEnv, "join", join)
+    small = {"matrix_size": 8, "gemms": 1, "copy_mb": 1, "steps": 2, "warmup": 0} | config
+    workload = CopyComputeWorkload(default_config("copy_compute", **small))
+    workload.setup()
+    try:
+        return workload.run()
+    finally:
+        workload.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("variant", "order"),
+    [("_overlapped", ["copy", "copy", "compute", "wait", "wait"]), ("_serial", ["compute", "copy", "copy"])],
+)
+def test_copies_start_before_the_products_and_are_waited_for_behind_them(monkeypatch, variant, order):
+    events = []
+    workload = CopyComputeWorkload(default_config("copy_compute"))
+    ticket = SimpleNamespace(wait=lambda: events.append("wait"))
+    workload._spans = StreamSpans(CPU, every=0)
+    workload._copies = [SimpleNamespace(transfer=lambda _: events.append("copy"))] * 2
+    workload._lanes = [SimpleNamespace(submit=lambda transfer: transfer(False) or ticket)] * 2
+    monkeypatch.setattr(workload, "_compute", lambda: events.append("compute"))
+    getattr(workload, variant)()
+    assert events == order
+
+
+def test_profiled_steps_add_no_metric_of_communication(tmp_path, monkeypatch):
+    result = launched(tmp_path, monkeypatch, profile_steps=2)
+    assert len(result.profile.steps) == 2
+    assert result.profile.kernels
+    assert not {"overlap_ratio", "exposed_comm_ms"} & set(result.metrics)
+
+
+def test_launch_under_a_profiler_is_not_profiled_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_PROFILER", "nsys")
+    result = launched(tmp_path, monkeypatch, profile_steps=2)
+    assert (result.profile.steps, result.profile.kernels) == ([], {})
+    assert result.profile.problem.startswith("nsys profiles the ranks")
+
+
+def test_launch_without_profiled_steps_leaves_the_trace_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    assert launched(tmp_path, monkeypatch, profile_steps=0).profile.steps == []
+    assert (tmp_path / "trace.json.gz").exists()

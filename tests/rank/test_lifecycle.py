@@ -1,0 +1,107 @@
+"""The life of a rank, in this process and without a process group."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
+from pytest_aorta.plan.workloads import WorkloadSpec
+from pytest_aorta.worker import lifecycle
+from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
+from tests.unit.builders import make_plan
+
+FORGETFUL = """
+from pytest_aorta.worker import Workload
+
+class Forgetful(Workload):
+    def setup(self):
+        pass
+
+    def run(self):
+        pass
+
+    def cleanup(self):
+        pass
+"""
+
+
+def test_run_without_a_result_names_the_class_and_what_it_has_to_return(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("AORTA_DEVICE", "cpu")
+    own, folder = tmp_path / "forgetful", tmp_path / "ranks" / "0"
+    own.mkdir()
+    folder.mkdir(parents=True)
+    (own / "__init__.py").write_text(FORGETFUL)
+    spec = WorkloadSpec(name="forgetful", folder=own, class_name="Forgetful", description="A workload.")
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
+    with pytest.raises(TypeError, match=r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"):
+        run_rank(tmp_path, folder)
+    assert not (folder / "result.json").exists()
+
+
+FORKING = """
+import os, sys
+
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+sys.exit(3)
+"""
+
+
+def test_process_that_a_script_has_forked_leaves_no_result(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    pid, folder = os.getpid(), tmp_path / "ranks" / "0"
+    folder.mkdir(parents=True)
+    (tmp_path / "train.py").write_text(FORKING)
+    monkeypatch.setattr(lifecycle.recorder, "result", lambda: None)
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
+    try:
+        with pytest.raises(SystemExit):
+            run_rank(tmp_path, folder)
+    finally:
+        if os.getpid() != pid:
+            os._exit(0)
+    assert not (folder / "result.json").exists()
+
+
+class Graph:
+    """A stand-in for a CUDA graph."""
+
+
+class FullGraph(Graph):
+    """A graph of a library."""
+
+
+@pytest.fixture
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [Graph, FullGraph])
+def test_groups_whose_collectives_a_graph_may_contain_are_not_destroyed(group, monkeypatch, kind):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    graph = kind()
+    _leave_process_groups()
+    assert dist.is_initialized()
+    del graph
+    _leave_process_groups()
+    assert not dist.is_initialized()
+    _leave_process_groups()
+
+
+def test_graphs_are_not_looked_for_without_cuda(group, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    graph = Graph()
+    _leave_process_groups()
+    assert not dist.is_initialized(), graph

@@ -1,0 +1,158 @@
+"""The capture of operators, in one process."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+from aorta_workloads.llama.bit_flips import BitFlip
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pytest_aorta.common.variables import RANK_FOLDER
+from pytest_aorta.result.folder import rank_folder
+from pytest_aorta.result.trace.rank_files import read_operators
+from pytest_aorta.verdict.bitwise import Evidence, first_operator
+from pytest_aorta.worker import OperatorCapture
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, *, recomputes: bool):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.recomputes = recomputes
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
+        return x
+
+
+@pytest.fixture
+def captured(tmp_path, monkeypatch):
+    """Return a function that trains one captured step, with a fault if given, and returns the calls read back."""
+    folder = rank_folder(tmp_path, 0)
+    folder.mkdir(parents=True)
+    monkeypatch.setenv(RANK_FOLDER, str(folder))
+
+    def train(*, backend=None, recomputes=False, fault=None, inner=None):
+        torch.manual_seed(0)
+        model = Model(recomputes=recomputes)
+        if backend:
+            torch._dynamo.reset()
+            model.compile(backend=backend, fullgraph=True)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        capture = OperatorCapture(model)
+        with warnings.catch_warnings():
+            # Dynamo's own imports warn.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with fault or torch.enable_grad():
+                capture.begin(1)
+                with inner or torch.enable_grad():
+                    model(torch.linspace(-1, 1, 24).reshape(3, 8)).square().sum().backward()
+                    optimizer.step()
+                capture.end()
+        return read_operators(tmp_path, 0, 1)
+
+    return train
+
+
+def counts(calls):
+    return Counter((call.name, call.phase) for call in calls)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_every_matrix_product_is_captured_with_its_module_and_line(captured, backend):
+    calls = captured(backend=backend)
+    found = counts(calls)
+    assert found["aten.addmm.default", "forward"] == 4
+    # In the first layer, only the weight has a gradient.
+    assert found["aten.mm.default", "backward"] == 7
+    assert found["aten._fused_adamw_.default", "optimizer"] == 1
+    products = [call for call in calls if call.name in ("aten.addmm.default", "aten.mm.default")]
+    modules = ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"]
+    assert [call.module for call in products if call.phase == "forward"] == modules
+    assert {call.module for call in products if call.phase == "backward"} == set(modules)
+    assert {call.source.rpartition(":")[0] for call in products} == {"tests/rank/test_operators.py"}
+
+
+def test_recomputed_forward_is_told_from_backward(captured):
+    calls = captured(recomputes=True)
+    recomputed = [call for call in calls if call.phase == "recomputation"]
+    assert {call.module for call in recomputed} >= {"blocks.0.up", "blocks.1.up"}
+    assert {call.name for call in recomputed} >= {"aten.addmm.default", "aten.relu.default"}
+
+
+def test_optimizer_names_the_parameters_that_it_writes(captured):
+    adamw = captured()[-1]
+    assert dict(adamw.parameters)[0] == "blocks.0.up.weight"
+    assert len(adamw.parameters) == 8
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_two_captures_of_one_step_are_equal(captured, backend):
+    first, second = captured(backend=backend), captured(backend=backend)
+    assert first_operator(0, second, first) is None
+    assert [call.outputs for call in first] == [call.outputs for call in second]
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize(
+    ("operator", "call", "phase", "module"),
+    [
+        ("aten.relu.default", 2, "forward", "blocks.1"),
+        ("aten.mm.default", 3, "backward", "blocks.1.up"),
+        ("aten._fused_adamw_.default", 1, "optimizer", ""),
+    ],
+)
+def test_operator_whose_output_has_a_flipped_bit_is_found(captured, backend, operator, call, phase, module):
+    plain = captured(backend=backend)
+    faulty = captured(backend=backend, fault=BitFlip(operator, call, of_input=False))
+    found = first_operator(0, faulty, plain)
+    assert (found.evidence, found.call.name) == (Evidence.COMPUTED, operator)
+    assert (found.call.phase, found.call.module) == (phase, module)
+
+
+def test_input_that_changed_between_operators_is_found_at_its_reader(captured):
+    plain = captured()
+    torch.manual_seed(0)
+    faulty = captured(inner=BitFlip("aten.threshold_backward.default", 1, of_input=True))
+    found = first_operator(0, faulty, plain)
+    assert (found.evidence, found.call.name) == (Evidence.CHANGED, "aten.threshold_backward.default")
+
+
+def test_conjugated_and_negated_views_are_hashed_by_their_values():
+    values = torch.complex(torch.linspace(-1, 1, 6), torch.linspace(0, 3, 6)).requires_grad_()
+    capture = OperatorCapture(nn.Linear(1, 1))
+    capture.begin(1)
+    # Backward multiplies by the conjugate, and the imaginary part of a conjugate is a negated view.
+    (values * torch.view_as_complex(torch.ones(6, 2))).abs().sum().backward()
+    torch.add(values.detach().conj().imag, 0)
+    torch.add(-values.detach().imag, 0)
+    capture.end()
+    negated, plain = [call for call in capture.calls() if call.name == "aten.add.Tensor"][-2:]
+    assert negated.inputs == plain.inputs
+    assert any(call.phase == "backward" for call in capture.calls())
+
+
+def test_flip_of_a_call_that_does_not_happen_is_an_error(captured):
+    with pytest.raises(RuntimeError, match=r"fault: aten\.relu\.default has 2 calls in this step, not 9"):
+        captured(fault=BitFlip("aten.relu.default", 9, of_input=False))
+
+
+def test_file_is_strict_json(captured, tmp_path):
+    captured()
+    text = (rank_folder(tmp_path, 0) / "operators.json").read_text()
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(name))["step"] == 1

@@ -1,0 +1,385 @@
+"""Profiled steps of real work, in one process with gloo, under the profiler of this version of torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import profile
+
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace import kineto_events as reading
+from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu, overlap_with_host
+from pytest_aorta.result.trace.kineto_events import read_trace
+from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.worker import capture_overlap, overlap, profiled
+from tests.unit.kineto_traces import boundary, event, kernel, trace
+
+GENERIC = "ncclDevKernel_Generic_1"
+CPU = torch.device("cpu")
+ONE_STEP = {
+    "passed": True, "failure_count": 0, "configured_iterations": 1, "total_iterations": 1, "step_times_ms": [1.0],
+    "elapsed_sec": 0.1,
+}  # fmt: skip
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Training:
+    """A step of all-gather, products and reduce-scatter; collectives run in line or beside the products."""
+
+    def __init__(self, *, beside: bool) -> None:
+        self.beside, self.count = beside, 0
+        self.operand, self.product = torch.ones(256, 256), torch.empty(256, 256)
+        self.shard, self.gathered = torch.ones(1 << 22), torch.empty(1 << 22)
+
+    def step(self) -> None:
+        self.count += 1
+        for collective in (_all_gather, _reduce_scatter):
+            work = collective(self.gathered, self.shard, async_op=True)
+            if not self.beside:
+                work.wait()
+            torch.mm(self.operand, self.operand, out=self.product)
+            # Repeat until the collective has completed, on a busy machine too; gloo's reduce-scatter completes in the
+            # wait for it.
+            for _ in range(200):
+                if work.is_completed():
+                    break
+                torch.mm(self.operand, self.operand, out=self.product)
+            work.wait()
+
+
+@pytest.fixture
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_collectives_beside_products_are_hidden_and_in_line_they_are_not(group):
+    beside, in_line = (capture_overlap(Training(beside=hidden).step, 3, CPU) for hidden in (True, False))
+    for capture in (beside, in_line):
+        assert len(capture.steps) == 3
+        for step in capture.steps:
+            assert step.broken_rule() is None
+            assert set(step.collectives) == {"all_gather", "reduce_scatter"}
+            assert step.compute_ms > 0
+    assert in_line.metrics()["overlap_ratio"] < 0.1 < 0.3 < beside.metrics()["overlap_ratio"]
+    assert {"compute", "all_gather", "reduce_scatter"} <= set(beside.timeline)
+
+
+def test_step_is_run_once_more_than_it_is_profiled():
+    training = Training(beside=True)
+    capture = capture_overlap(lambda: setattr(training, "count", training.count + 1), 4, CPU)
+    assert (training.count, len(capture.steps)) == (5, 4)
+    assert "overlap_ratio" not in capture.metrics()
+
+
+def test_step_time_is_that_of_the_step():
+    capture = capture_overlap(lambda: time.sleep(0.02), 2, CPU)
+    assert all(20 <= step.step_ms < 20_000 for step in capture.steps)
+    assert all(step.idle_ms > 19 for step in capture.steps)
+
+
+def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path, monkeypatch):
+    path = tmp_path / "mine.json.gz"
+    capture = capture_overlap(Training(beside=True).step, 2, CPU, trace_path=path)
+    assert overlap_of_cpu(read_trace(path)) == capture
+    assert read_trace(path)["distributedInfo"] == {"rank": 0, "world_size": 1, "backend": "gloo"}
+    assert read_trace(path)["headStart"] is False
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    capture_overlap(Training(beside=True).step, 1, CPU)
+    assert not (tmp_path / "trace.json.gz").exists()
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    capture = capture_overlap(Training(beside=True).step, 1, CPU)
+    assert overlap_of_cpu(read_trace(tmp_path / "trace.json.gz")) == capture
+
+
+def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "wait=2 warmup=1 active=3 repeat=2 shapes memory")
+    training = Training(beside=True)
+    capture = capture_overlap(training.step, 1, CPU)
+    # One step warms the profiler up and one is captured, before the steps of each repeat.
+    assert training.count == 2 + 2 * (2 + 1 + 3)
+    assert len(capture.steps) == 1
+    paths = sorted(tmp_path.glob("trace*"))
+    assert [path.name for path in paths] == ["trace-2.json.gz", "trace.json.gz"]
+    for path in paths:
+        kept = read_trace(path)
+        assert len(overlap_of_cpu(kept).steps) == 3
+        assert any(event["name"] == "[memory]" for event in kept["traceEvents"])
+        assert any("Input Dims" in event.get("args", {}) for event in kept["traceEvents"])
+
+
+@pytest.mark.parametrize(("limit", "unit"), [("MAX_TRACE_BYTES", "bytes"), ("MAX_TRACE_VALUES", "values")])
+def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(group, tmp_path, monkeypatch, limit, unit):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    monkeypatch.setattr(reading, limit, 2_000)
+    result = RankResult(**ONE_STEP)
+    with pytest.warns(UserWarning, match="overlap is not measured: the trace of one profiled step has"):
+        found = profiled(result, Training(beside=True).step, 1, CPU)
+    assert found.replace(profile=Profile()) == result
+    assert re.fullmatch(
+        rf"the trace of one profiled step has [\d,]+ {unit} on the largest rank, and at most 2,000 are read; set "
+        r"profile_steps: 0 to measure without overlap, or use fewer micro-batches per step",
+        found.profile.problem,
+    )
+    assert list(tmp_path.glob("trace*")) == []
+
+
+def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "active=1 repeat=2")
+    numbers = count()
+
+    def read_but_the_first_kept(path):
+        if next(numbers) == 2:
+            raise reading.TraceTooLarge(path, num_bytes=reading.MAX_TRACE_BYTES + 1)
+        return read_trace(path)
+
+    monkeypatch.setattr(overlap, "read_trace", read_but_the_first_kept)
+    with pytest.warns(
+        UserWarning, match=r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
+    ):
+        capture = capture_overlap(Training(beside=True).step, 1, CPU)
+    assert (len(capture.steps), capture.problem) == (1, "")
+    assert [path.name for path in tmp_path.glob("trace*")] == ["trace-2.json.gz"]
+
+
+def test_default_traces_have_neither_shapes_nor_allocations(group, tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    capture_overlap(Training(beside=True).step, 1, CPU)
+    events = read_trace(tmp_path / "trace.json.gz")["traceEvents"]
+    assert not [event for event in events if event["name"] == "[memory]" or "Input Dims" in event.get("args", {})]
+
+
+class FakeProfiler:
+    """A stand-in for the profiler that logs its arguments and returns the next given trace."""
+
+    asked: ClassVar[list[dict]] = []
+    traces: ClassVar[list[dict]] = []
+    is_on: ClassVar[bool] = False
+
+    def __init__(self, **options):
+        self.asked.append(options)
+
+    def __enter__(self):
+        FakeProfiler.is_on = True
+        return self
+
+    def __exit__(self, *_raised):
+        FakeProfiler.is_on = False
+
+    def export_chrome_trace(self, path):
+        Path(path).write_text(json.dumps(self.traces.pop(0)))
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A CUDA device that exists in name only: no kernel runs, and the profiler returns the traces of the test."""
+    leads = []
+    monkeypatch.setattr(overlap, "profile", FakeProfiler)
+    monkeypatch.setattr(overlap, "_profiler_enabled", lambda: FakeProfiler.is_on)
+    monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
+    monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)
+    monkeypatch.setattr(overlap, "spin", lambda lead_ms, _device: leads.append(lead_ms))
+    monkeypatch.setattr(overlap, "synchronize", lambda _device: None)
+    FakeProfiler.asked.clear()
+    return leads
+
+
+def with_host(*events):
+    return trace(
+        boundary(0, 1, 50), kernel(GENERIC, 60, 10, **{"Collective name": "alltoall"}), *events, boundary(30, 2, 150)
+    )
+
+
+def device_alone(*begins_us: float):
+    """Return a trace of the device alone, whose boundaries and communication begin as given, in microseconds."""
+    return trace(
+        *(kernel("fill", begin, 1) for begin in begins_us),
+        *(kernel(GENERIC, begin + 10, 10) for begin in begins_us[:-1]),
+    )
+
+
+STEADY, DELAYED = (50, 150, 250), (50, 150, 350)
+
+
+def captured(traces, num_steps=2, **options):
+    training = Training(beside=True)
+    training.step = lambda: setattr(training, "count", training.count + 1)
+    FakeProfiler.traces[:] = traces
+    return capture_overlap(training.step, num_steps, torch.device("cuda"), **options), training.count
+
+
+def test_device_is_recorded_alone_and_read_by_the_step_before(device, tmp_path):
+    kept = tmp_path / "kept.json.gz"
+    traces = [with_host(), device_alone(*DELAYED), device_alone(*STEADY), with_host()]
+    capture, count = captured(traces, trace_path=kept, timed_ms=0.1)
+    assert [set(step.collectives) for step in capture.steps] == [{"all_to_all"}] * 2
+    assert [options["use_cpu"] for options in FakeProfiler.asked] == [True, False, False, True]
+    # One step with the host's side; then, as run and with a head start, two steps after an additional one each; then
+    # the two steps of the kept trace.
+    assert count == 1 + 3 + 3 + 2
+    assert overlap_with_host(read_trace(kept)).steps
+
+
+def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(device):
+    capture, _ = captured([with_host(), device_alone(*DELAYED), device_alone(*STEADY)], timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 1)
+    assert [step.step_ms for step in capture.steps] == [0.1, 0.1]
+    assert [step.step_ms for step in capture.as_run] == [0.1, 0.2]
+    assert set(capture.metrics()) == {"overlap_ratio", "exposed_comm_ms", "device_idle_ms"}
+
+
+def test_head_start_that_is_too_short_is_repeated_with_a_longer_one(device):
+    traces = [with_host(), device_alone(*DELAYED), device_alone(*DELAYED), device_alone(*STEADY)]
+    capture, _ = captured(traces, timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
+    spun = [lead for lead in device if lead]
+    assert spun[1] == 2 * spun[0] == capture.head_start.lead_ms
+
+
+def test_head_start_that_never_suffices_gives_no_ratio_to_compare(device):
+    capture, _ = captured([with_host(), *[device_alone(*DELAYED)] * 4], timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 3)
+    assert capture.head_start.step_ratio == pytest.approx(1.5)
+    assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
+
+
+def test_many_steps_get_head_starts_two_at_a_time(device):
+    whole, two, one = (device_alone(*range(50, 51 + 100 * steps, 100)) for steps in (5, 2, 1))
+    capture, count = captured([with_host(), whole, two, device_alone(*DELAYED), two, one], 5, timed_ms=0.1)
+    assert [step.step_ms for step in capture.steps] == [0.1] * 5
+    assert (len(capture.as_run), capture.head_start.attempts, capture.head_start.succeeded) == (5, 2, True)
+    # One step with the host's side, then captures of 5, 2, 2, 2 and 1 steps, each after an additional one.
+    assert count == 1 + 6 + 3 + 3 + 3 + 2
+    assert {time.calls for time in capture.kernels.values()} == {1}
+    assert [len(calls.ms) for calls in capture.collectives] == [5]
+    first, repeated, longer, last = [lead for lead in device if lead]
+    assert (first, longer) == (repeated, 2 * repeated)
+    assert capture.head_start.lead_ms == longer
+    assert last <= first
+
+
+def of_steps(count):
+    return device_alone(*range(50, 51 + 100 * count, 100))
+
+
+LATE_PART = [device_alone(*DELAYED)] * 3
+
+
+def test_steps_after_late_ones_are_captured_and_late_ones_do_not_count(device):
+    capture, count = captured([with_host(), of_steps(5), of_steps(2), *LATE_PART, of_steps(1)], 5, timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts, capture.head_start.late_steps) == (True, 3, 2)
+    assert [step.step_ms for step in capture.steps] == [0.1] * 3
+    assert (len(capture.as_run), capture.head_start.step_ratio) == (5, pytest.approx(1.0))
+    assert {time.calls for time in capture.kernels.values()} == {1}
+    assert [len(calls.ms) for calls in capture.collectives] == [3]
+    assert set(capture.metrics()) == {"overlap_ratio", "exposed_comm_ms", "device_idle_ms"}
+    assert count == 1 + 6 + 3 + 3 * 3 + 2
+
+
+def test_capture_ends_when_the_host_was_late_in_more_than_half_of_the_steps(device):
+    capture, count = captured([with_host(), of_steps(6), *LATE_PART, *LATE_PART], 6, timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.late_steps) == (False, 0)
+    assert (len(capture.steps), len(capture.as_run)) == (4, 6)
+    assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
+    assert count == 1 + 7 + 2 * 3 * 3
+
+
+def test_single_longer_step_that_is_not_idle_was_not_delayed(device):
+    longer = device_alone(50, 150, 255)
+    longer["traceEvents"].append(kernel("gemm", 200, 5))
+    capture, _ = captured([with_host(), longer, longer], timed_ms=0.1)
+    assert [step.step_ms for step in capture.steps] == [0.1, 0.105]
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 1)
+
+
+def waiting():
+    """Return a step with a call that waits for the device."""
+    item = event("cpu_op", "aten::item", 6, 20)
+    wait = event("cuda_runtime", "cudaStreamSynchronize", 8, 15)
+    return with_host(item, wait, event("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=9))
+
+
+def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, monkeypatch):
+    # The host takes longer than any lead for the first step.
+    monkeypatch.setattr(overlap, "_first_lead_ms", lambda _host_ms: 0.0)
+    capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
+    assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 2)
+    assert "overlap_ratio" not in capture.metrics()
+
+
+def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
+    monkeypatch.setattr(overlap, "_first_lead_ms", lambda _host_ms: 0.0)
+    monkeypatch.setattr(overlap, "_next_lead_ms", lambda _lead_ms: 60_000.0)
+    capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
+    assert capture.head_start.blocked_by is None
+
+
+def test_no_steps_leave_the_result_alone_and_run_nothing():
+    result, training = RankResult(**ONE_STEP), Training(beside=True)
+    assert profiled(result, training.step, 0, CPU) is result
+    assert training.count == 0
+
+
+@pytest.mark.parametrize("num_steps", [0, -1])
+def test_capture_of_no_steps_is_refused(num_steps):
+    with pytest.raises(ValueError, match=f"num_steps is {num_steps}, allowed is an integer from 1"):
+        capture_overlap(lambda: None, num_steps, CPU)
+
+
+def test_worker_and_profiler_load_neither_the_compiler_nor_dtensors():
+    code = (
+        "import sys, torch; from pytest_aorta.worker import capture_overlap\n"
+        "capture_overlap(lambda: torch.ones(3) + 1, 1, torch.device('cpu'))\n"
+        "assert {'torch._inductor', 'torch.distributed.tensor'}.isdisjoint(sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
+def test_nothing_is_captured_under_a_profiler_that_has_the_device(monkeypatch, profiler):
+    monkeypatch.setenv("AORTA_PROFILER", profiler)
+    training = Training(beside=True)
+    capture = capture_overlap(training.step, 2, torch.device("cuda"))
+    assert (capture.steps, capture.metrics(), training.count) == ([], {}, 0)
+    assert capture.problem == f"{profiler} profiles the ranks, and a device serves one profiler at a time"
+
+
+def test_step_that_runs_the_profiler_itself_is_refused():
+    """Torch has one profiler per thread: the inner one ends the outer, whose export then crashes the process."""
+
+    def step():
+        with profile(use_cpu=True):
+            torch.ones(3) + 1
+
+    with pytest.raises(RuntimeError, match=r"^the step runs torch\.profiler itself, which ends the capture"):
+        capture_overlap(step, 1, CPU)
+    assert len(capture_overlap(lambda: torch.ones(3) + 1, 1, CPU).steps) == 1
+
+
+def test_capture_under_a_profiler_of_the_script_is_refused_and_leaves_it_running():
+    with profile(use_cpu=True) as own:
+        with pytest.raises(RuntimeError, match=r"^capture_overlap was called while torch\.profiler runs"):
+            capture_overlap(lambda: None, 1, CPU)
+        torch.ones(3) + 1
+    assert any(one.name == "aten::add" for one in own.function_events)

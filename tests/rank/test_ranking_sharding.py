@@ -1,0 +1,177 @@
+"""The times at which FSDP2 gathers the units of the ranking model, on one of two ranks; the other rank is simulated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from aorta_workloads.common.compiling import CompileSettings
+from aorta_workloads.ranking import sharding
+from aorta_workloads.ranking.data import make_batch
+from aorta_workloads.ranking.model import RankingModel, initialize
+from aorta_workloads.ranking.settings import RankingSettings
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from pytest_aorta.result.trace.overlap import intersection, length, union
+from pytest_aorta.worker import Delay, StreamSpans
+from tests.rank.settings import make_settings
+
+CPU = torch.device("cpu")
+SIZES = {"num_dense": 3, "num_tables": 2, "rows_per_table": 8, "bag_size": 2}
+MODEL = {"dim": 8, "n_layers": 3, "n_heads": 2, "ffn_hidden": 16}
+NO_PREFETCH = {"forward_prefetch": 0, "backward_prefetch": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world_of_two():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+class Late(dist.distributed_c10d.Work):
+    """An all-gather that lasts until the end of the wait for it."""
+
+    def __init__(self, on_wait):
+        super().__init__()
+        self.on_wait = on_wait
+
+    def wait(self, *_):
+        self.on_wait()
+        return True
+
+
+SPANS = StreamSpans(CPU, every=0)
+
+
+@pytest.fixture
+def spans():
+    return StreamSpans(CPU, every=2)
+
+
+@pytest.fixture
+def events(monkeypatch, spans):
+    """Return the log of events: "gather" or "wait", and the name of each unit whose forward ends."""
+    found = []
+
+    def wait():
+        # The lane "copy" has no other spans here.
+        with spans.span("copy"):
+            Delay(CPU, 1)()
+
+    def gather(output, own, _group, *, async_op):
+        # FSDP2 waits at once for a gather that is not asynchronous.
+        found.append("gather" if async_op else "wait")
+        # Both ranks hold equal shards.
+        output.view(2, -1).copy_(own.clone())
+        return Late(wait) if async_op else wait()
+
+    monkeypatch.setattr(sharding, "all_gather", gather)
+    return found
+
+
+def ranking_settings(**changes):
+    return make_settings(RankingSettings, "ranking", **{"batch_size": 4, **SIZES, **MODEL, **NO_PREFETCH, **changes})
+
+
+def train(events, **changes):
+    settings = ranking_settings(**changes)
+    model = RankingModel(settings.model)
+    initialize(model, 0)
+    sharding.shard(model, settings, CPU, SPANS)
+    for name, unit in [("tables", model.tables), *((f"block {n}", block) for n, block in enumerate(model.blocks))]:
+        unit.register_forward_hook(lambda *_, name=name: events.append(name))
+    batch = make_batch(settings, 0, 0, 2)
+    logits = model(batch.dense[0], batch.rows[0])
+    events.append("backward")
+    logits.sum().backward()
+    return events
+
+
+def forward_part(events):
+    return events[: events.index("backward")]
+
+
+def test_without_prefetch_each_unit_is_gathered_when_it_is_called(events):
+    train(events)
+    assert forward_part(events) == [
+        "gather", "tables", "gather", "block 0", "gather", "block 1", "gather", "block 2",
+    ]  # fmt: skip
+
+
+def test_prefetch_gathers_so_many_units_ahead(events):
+    train(events, forward_prefetch=2)
+    assert forward_part(events) == [
+        "gather", "gather", "gather", "tables", "gather", "block 0", "block 1", "block 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reshard", "count"), [(True, 8), (False, 4)])
+def test_units_that_are_not_resharded_are_gathered_once_a_step(events, reshard, count):
+    assert train(events, reshard_after_forward=reshard).count("gather") == count
+
+
+@pytest.mark.parametrize("span_every", [0, 2])
+def test_in_one_stream_cpu_ranks_wait_for_each_gather_at_once(events, span_every):
+    gathers = train(events, one_stream=True, span_every=span_every)
+    assert "gather" not in gathers
+    # Without spans, FSDP2's own collectives run, which are not logged.
+    assert gathers.count("wait") == (8 if span_every else 0)
+
+
+@pytest.mark.parametrize(("gathered", "reduced"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_parameters_are_gathered_and_gradients_reduced_in_their_dtypes(monkeypatch, gathered, reduced):
+    dtypes = {"gathered": set(), "reduced": set()}
+
+    def gather(output, own, _group, *, async_op):
+        dtypes["gathered"].add(str(own.dtype))
+        output.view(2, -1).copy_(own.clone())
+
+    def scatter(output, gradients, _op, _group, *, async_op):
+        dtypes["reduced"].add(str(gradients.dtype))
+        output.copy_(gradients.view(2, -1)[0])
+
+    monkeypatch.setattr(sharding, "all_gather", gather)
+    monkeypatch.setattr(sharding, "reduce_scatter", scatter)
+
+    train([], param_dtype=gathered, reduce_dtype=reduced)
+
+    assert dtypes == {"gathered": {f"torch.{gathered}"}, "reduced": {f"torch.{reduced}"}}
+
+
+def test_tower_and_head_are_replicated_and_all_else_is_sharded(events):
+    settings = ranking_settings()
+    model = RankingModel(settings.model)
+    sharding.shard(model, settings, CPU, SPANS)
+    plain = {name.split(".")[0] for name, p in model.named_parameters() if not hasattr(p, "placements")}
+    sharded = {name.split(".")[0] for name, p in model.named_parameters() if hasattr(p, "placements")}
+    assert (plain, sharded) == ({"dense_tower", "head"}, {"tables", "blocks"})
+
+
+# Dynamo reads .grad, which warns.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_waits_of_fsdp2_do_not_count_as_compute(events, spans, compiled):
+    settings = ranking_settings(span_every=2, forward_prefetch=1)
+    model = RankingModel(settings.model)
+    initialize(model, 0)
+    CompileSettings(enabled=compiled, backend="eager").apply(model.blocks)
+    sharding.shard(model, settings, CPU, spans)
+    batch = make_batch(settings, 0, 0, 2)
+    for number in range(3):
+        with spans.step(number), spans.span("compute"):
+            model(batch.dense[0], batch.rows[0]).sum().backward()
+            spans.resume()
+    captures = spans.captures()
+    assert list(captures) == [0, 2]
+    for capture in captures.values():
+        assert set(capture.timeline) == {"compute", "copy", "all_gather", "reduce_scatter"}
+        # Two gathers per unit and, on this thread, one reduction.
+        assert [len(capture.timeline[lane]) for lane in ("copy", "reduce_scatter")] == [8, 4]
+        compute, waits, scatters = (rows_us(capture, lane) for lane in ("compute", "copy", "reduce_scatter"))
+        assert not len(intersection(compute, union(waits, scatters)))
+        assert length(compute)
+
+
+def rows_us(capture, lane):
+    return union([(round(begin * 1e3), round(end * 1e3)) for begin, end in capture.timeline[lane]])

@@ -1,0 +1,300 @@
+"""Results of a script that uses the recorder's three lines, and of an adapter's rank; on CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from pytest_aorta.plan.adapter import Adapter, AdapterError
+from pytest_aorta.worker import Recorder, hash_parameters
+from pytest_aorta.worker.lifecycle import _adapted_result, refuse_non_finite
+from pytest_aorta.worker.recorder import NotFinite, _Follower
+
+PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setenv("AORTA_DEVICE", "cpu")
+    return Recorder()
+
+
+def record(recorder: Recorder, losses: list[float]) -> None:
+    for loss in losses:
+        with recorder.step(tokens=10):
+            pass
+        recorder.loss(loss)
+
+
+def test_first_step_starts_the_recorder(recorder: Recorder) -> None:
+    record(recorder, [3.0, 2.0])
+    result = recorder.result()
+    assert (len(result.step_times_ms), result.loss, result.environment["device"]) == (2, [3.0, 2.0], "cpu")
+    assert result.metrics["tokens_per_s"] == pytest.approx(20 / (sum(result.step_times_ms) / 1000))
+
+
+def test_warm_up_has_neither_times_nor_losses_nor_tokens(recorder: Recorder) -> None:
+    recorder.start(warmup=2)
+    record(recorder, [5.0, 4.0, 3.0])
+    result = recorder.result()
+    assert (result.loss, len(result.step_times_ms)) == ([3.0], 1)
+    assert result.metrics["tokens_per_s"] == pytest.approx(10 / (result.step_times_ms[0] / 1000))
+
+
+def test_without_tokens_there_is_no_throughput(recorder: Recorder) -> None:
+    with recorder.step():
+        pass
+    assert recorder.result().metrics == {}
+
+
+def test_own_throughput_is_not_replaced(recorder: Recorder) -> None:
+    recorder.metric("tokens_per_s", 7.0)
+    record(recorder, [1.0])
+    assert recorder.result().metrics == {"tokens_per_s": 7.0}
+
+
+def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder: Recorder) -> None:
+    loss = torch.tensor(2.0, requires_grad=True)
+    with recorder.step():
+        pass
+    recorder.loss(loss)
+    recorder.grad_norm(loss.detach() * 2)
+    with torch.no_grad():
+        loss.fill_(9.0)
+    assert (recorder.result().loss, recorder.result().grad_norm) == ([2.0], [4.0])
+
+
+def test_weights_are_hashed_after_the_last_step(recorder: Recorder) -> None:
+    model = torch.nn.Linear(3, 3)
+    record(recorder, [1.0, 1.0])
+    recorder.weights(model)
+    assert recorder.result().weight_hashes == {"2": hash_parameters(model.named_parameters()).hex}
+
+
+def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 3)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        record(recorder, [1.0])
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        # The compiler holds the module that it compiles as _orig_mod.
+        compiled = torch.nn.Module()
+        compiled._orig_mod = wrapped
+        recorder.weights(compiled)
+        recorder.weights(wrapped)
+        recorder.weights(model)
+    finally:
+        dist.destroy_process_group()
+    assert [name for name, _ in recorder.named_parameters()] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("given", [7, {"w": torch.zeros(1)}, [torch.nn.Linear(2, 2)]], ids=["number", "state", "list"])
+def test_weights_of_something_else_than_a_module_are_refused(recorder: Recorder, given: object) -> None:
+    expected = rf"recorder.weights: got a {type(given).__name__}, allowed is a torch.nn.Module, .*ModuleList"
+    with pytest.raises(TypeError, match=expected):
+        recorder.weights(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["loss", "grad_norm"])
+def test_tensor_of_several_elements_is_refused_where_it_is_recorded(recorder: Recorder, kind: str) -> None:
+    with recorder.step():
+        pass
+    expected = rf"recorder.{kind}: got a tensor of shape \[4\], allowed is a number or a tensor with one element"
+    with pytest.raises(ValueError, match=expected):
+        getattr(recorder, kind)(torch.ones(4))
+
+
+def test_second_model_after_the_same_step_is_refused(recorder: Recorder) -> None:
+    one, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    recorder.start(warmup=1)
+    for _ in range(2):
+        record(recorder, [1.0])
+        # During the warm-up, each step's weights replace those before.
+        recorder.weights(one)
+        torch.nn.init.zeros_(one.weight)
+    with pytest.raises(RuntimeError, match=r"two hashes of weights were recorded after measured step 1: .*ModuleList"):
+        recorder.weights(other)
+
+
+def test_same_weights_may_be_recorded_again(recorder: Recorder) -> None:
+    model = torch.nn.Linear(3, 3)
+    record(recorder, [1.0])
+    recorder.weights(model)
+    recorder.weights(model)
+    assert list(recorder.result().weight_hashes) == ["1"]
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_losses_beside_an_optimizers_steps_belong_to_the_measured_steps(recorder: Recorder, is_before: bool) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter])
+    handle = register_optimizer_step_post_hook(_Follower(recorder, 1, False))
+    for number in range(1, 6):
+        if is_before:
+            recorder.loss(number)
+        optimizer.step()
+        if not is_before:
+            recorder.loss(number)
+    result = recorder.result()
+    handle.remove()
+    # The optimizer's first step starts the recorder, and the second ends the warm-up.
+    assert (len(result.step_times_ms), result.loss) == (3, [3.0, 4.0, 5.0])
+
+
+def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder: Recorder) -> None:
+    def last_step() -> None:
+        with recorder.step():
+            recorder.loss(1.0)
+            raise SystemExit
+
+    record(recorder, [3.0, 2.0])
+    with pytest.raises(SystemExit):
+        last_step()
+    result = recorder.result()
+    # Reading the result refuses a loss without a step.
+    assert (len(result.step_times_ms), result.loss) == (2, [3.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recorder: Recorder, warmup: int) -> None:
+    recorder.start(warmup=warmup)
+    with recorder.step(), pytest.raises(RuntimeError, match="inside of another step"), recorder.step():
+        pass
+    record(recorder, [1.0])
+    assert len(recorder.result().step_times_ms) == 2 - warmup
+
+
+def test_step_inside_of_a_recorded_optimizers_step_is_refused(recorder: Recorder) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    follower = _Follower(recorder, 0, False)
+    follower(optimizer, (), {})
+    with pytest.raises(RuntimeError, match=r"record_optimizer_steps\(\), which records all steps"), recorder.step():
+        pass
+
+
+def test_second_start_is_refused(recorder: Recorder) -> None:
+    record(recorder, [1.0])
+    with pytest.raises(RuntimeError, match="called twice, or after the first"):
+        recorder.start()
+
+
+def test_script_without_a_measured_step_fails_with_what_to_do(recorder: Recorder) -> None:
+    recorder.start(warmup=5)
+    record(recorder, [1.0])
+    with pytest.raises(RuntimeError, match="run more steps than the warm-up has"):
+        recorder.result()
+
+
+def adapter(**changes: Any) -> Adapter:
+    return Adapter("log", PATTERN, **changes)
+
+
+def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    (tmp_path / "output.log").write_text("step 1: 9 ms, loss 3\nstep 2: 1.5 ms, loss 2\n")
+    result = _adapted_result(adapter(warmup=1), tmp_path)
+    assert result is not None
+    assert (result.step_times_ms, result.loss, result.weight_hashes, result.wait_ms) == ([1.5], [2.0], {}, [])
+    assert result.environment["torch"] == torch.__version__
+
+
+def test_rank_that_does_not_log_has_no_result(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert _adapted_result(adapter(ranks="first"), tmp_path) is None
+
+
+def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    (tmp_path / "output.log").write_text("nothing of it\n")
+    with pytest.raises(AdapterError, match=r"which ends:\n  \| nothing of it"):
+        _adapted_result(adapter(ranks="first"), tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("record_value", "quantity"), [("loss", "loss"), ("grad_norm", "gradient norm")])
+def test_value_that_is_not_finite_names_quantity_rank_and_first_step(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, record_value: str, quantity: str, value: float
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    for recorded in (2.0, value, value, 1.0):
+        with recorder.step():
+            pass
+        getattr(recorder, record_value)(torch.tensor(recorded))
+    expected = f"{quantity} of rank 3 is {value} first in measured step 2 of 4; "
+    with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
+        refuse_non_finite(recorder.result())
+    with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
+        recorder.weights(torch.nn.Linear(2, 2))
+
+
+def test_loss_that_only_some_steps_have_names_the_recorded_value(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    record(recorder, [1.0, float("nan")])
+    with recorder.step():
+        pass
+    with pytest.raises(NotFinite, match="first in recorded value 2 of 2; "):
+        refuse_non_finite(recorder.result())
+
+
+def test_metric_that_is_not_finite_is_named(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    recorder.metric("samples_per_s", float("inf"))
+    record(recorder, [1.0])
+    with pytest.raises(NotFinite, match=r"^metric samples_per_s of rank 1 is inf; "):
+        refuse_non_finite(recorder.result())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parameter_that_is_not_finite_names_the_rank_and_the_step(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    model = torch.nn.Linear(3, 2, dtype=dtype)
+    record(recorder, [2.0, 1.0])
+    recorder.weights(model)
+    with torch.no_grad():
+        model.weight[1, 2] = float("nan")
+    expected = "parameter weight of rank 2 has 1 of 6 elements that are NaN or infinite after measured step 2; "
+    with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
+        recorder.weights(model)
+
+
+def follow(recorder: Recorder, steps: int, *, warmup: int, hash_weights: bool) -> torch.nn.Module:
+    """Train a model for some steps, beside a second optimizer; the first optimizer is followed."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(part, lr=0.1) for part in ([model.weight], [model.bias])]
+    handle = register_optimizer_step_post_hook(_Follower(recorder, warmup, hash_weights))
+    try:
+        for _ in range(steps):
+            model(torch.ones(1, 4)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    finally:
+        handle.remove()
+    return model
+
+
+def test_each_step_of_the_first_optimizer_ends_a_step(recorder: Recorder) -> None:
+    follow(recorder, 10, warmup=2, hash_weights=False)
+    result = recorder.result()
+    # Neither the first step, which only starts the clock, nor the two steps of the warm-up count.
+    assert len(result.step_times_ms) == 7
+    assert result.weight_hashes == {}
+
+
+def test_weights_are_hashed_after_steps_that_are_powers_of_two(recorder: Recorder) -> None:
+    model = follow(recorder, 11, warmup=2, hash_weights=True)
+    hashes = recorder.result().weight_hashes
+    assert list(hashes) == ["1", "2", "4", "8"]
+    # The eighth measured step was the last.
+    assert hashes["8"] == hash_parameters([("0.0", model.get_parameter("weight"))]).hex
+    assert len(set(hashes.values())) == 4

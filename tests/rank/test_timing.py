@@ -1,0 +1,218 @@
+"""Values that ranks record beside step times, on CPU: waits, memory, the canary, and a planted delay."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.common import variables
+from pytest_aorta.result.folder import ARRIVALS_FILE
+from pytest_aorta.result.trace.rank_files import read_arrivals
+from pytest_aorta.worker import Delay, StepTimer
+from pytest_aorta.worker import timing as timer_module
+from pytest_aorta.worker.timing import MEMORY_EVERY_STEPS, _recorded_collectives, _waits_of_steps_ms, run_canary
+
+CPU = torch.device("cpu")
+KEPT_BYTES = 4 << 20
+MS = 1_000_000
+# Three steps of 100 ms.
+BEGAN_NS, ENDED_NS = [100 * MS, 200 * MS, 300 * MS], [200 * MS, 300 * MS, 400 * MS]
+
+
+def at(created_ms: float, duration_ms: float | None = 1.0) -> dict:
+    """Return an entry of NCCL's flight recorder."""
+    return {"time_created_ns": int(created_ms * MS), "duration_ms": duration_ms, "retired": True}
+
+
+def timed(compute_ms: float, steps: int = 3) -> StepTimer:
+    timer, compute = StepTimer(CPU), Delay(CPU, compute_ms)
+    for _ in range(steps):
+        with timer.step():
+            compute()
+    return timer
+
+
+def test_every_step_has_a_time():
+    times_ms = timed(5).step_times_ms()
+    assert len(times_ms) == 3
+    assert all(step_ms >= 5 for step_ms in times_ms)
+
+
+def test_time_without_work_and_without_a_collective_is_no_wait(tmp_path, monkeypatch):
+    monkeypatch.setenv(variables.RANK_FOLDER, str(tmp_path))
+    timer = StepTimer(CPU)
+    with timer.step():
+        time.sleep(0.01)
+    assert timer.wait_ms() == []
+    arrivals = read_arrivals(tmp_path / ARRIVALS_FILE)
+    assert (len(arrivals.began_ns), arrivals.ended_ns[0] - arrivals.began_ns[0] >= 10 * MS) == (1, True)
+
+
+def test_step_that_raises_is_not_counted():
+    timer = StepTimer(CPU)
+    with pytest.raises(RuntimeError, match="lost"), timer.step():
+        raise RuntimeError("lost")
+    assert (timer.step_times_ms(), timer.wait_ms()) == ([], [])
+
+
+def test_steps_that_raise_and_are_caught_add_neither_times_nor_samples_of_memory():
+    timer = StepTimer(CPU)
+    for number in range(MEMORY_EVERY_STEPS + 1):
+        for lost in (True, False):
+            with suppress(RuntimeError), timer.step():
+                if lost:
+                    raise RuntimeError(number)
+    assert len(timer.step_times_ms()) == MEMORY_EVERY_STEPS + 1
+    assert len(timer.memory_bytes()) == 2
+
+
+@pytest.mark.parametrize("steps", [1, MEMORY_EVERY_STEPS, MEMORY_EVERY_STEPS + 1, 5 * MEMORY_EVERY_STEPS])
+def test_memory_is_sampled_before_every_tenth_step(steps):
+    timer = timed(0, steps)
+    assert len(timer.memory_bytes()) == -(-steps // MEMORY_EVERY_STEPS)
+    assert all(used > 1 << 20 for used in timer.memory_bytes())
+
+
+def test_memory_that_a_step_keeps_is_seen():
+    timer, kept = StepTimer(CPU), []
+    for _ in range(MEMORY_EVERY_STEPS + 1):
+        with timer.step():
+            # A tensor may reuse memory that earlier checks have freed, and then does not increase the resident size.
+            kept.append(mmap.mmap(-1, KEPT_BYTES))
+            kept[-1].write(bytes(KEPT_BYTES))
+    first, second = timer.memory_bytes()
+    assert second - first > 0.8 * MEMORY_EVERY_STEPS * KEPT_BYTES
+
+
+def test_waits_are_summed_by_the_step_they_began_in():
+    entries = [at(50), at(110, 2.0), at(190, 3.0), at(210, 4.0), at(310, 5.0)]
+    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [5.0, 4.0, 5.0]
+
+
+def test_step_without_a_collective_waits_nothing():
+    assert _waits_of_steps_ms([at(50), at(310)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 1.0]
+
+
+def test_order_of_the_record_does_not_matter():
+    entries = [at(310, 5.0), at(50), at(210, 4.0), at(110, 2.0)]
+    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [2.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(("oldest", "known"), [(150, [4.0, 5.0]), (210, [5.0]), (310, [])])
+def test_step_that_a_short_record_may_hold_in_part_is_left_out(oldest, known):
+    entries = [entry for entry in (at(150), at(210, 4.0), at(310, 5.0)) if entry["time_created_ns"] >= oldest * MS]
+    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == known
+
+
+def test_collectives_after_the_last_step_are_no_part_of_it():
+    assert _waits_of_steps_ms([at(50), at(310, 5.0), at(401, 99.0)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 5.0]
+
+
+def test_collectives_between_steps_are_part_of_none():
+    """Reduce the loss for a log, or hash weights, after a step has ended."""
+    entries = [at(50), at(110, 2.0), at(170, 99.0), at(199, None), at(310, 5.0)]
+    assert _waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]
+
+
+def test_timer_knows_when_each_step_ended(monkeypatch):
+    timer = StepTimer(CPU)
+    moments = iter([10, 20, 50, 90])
+    monkeypatch.setattr(time, "time_ns", lambda: next(moments))
+    for _ in range(2):
+        with timer.step():
+            pass
+    left = []
+    monkeypatch.setattr(timer_module, "_leave_arrivals", lambda *steps: left.append(steps))
+    timer.wait_ms()
+    assert left == [([10, 50], [20, 90])]
+
+
+def test_collective_without_a_duration_hides_every_wait():
+    assert _waits_of_steps_ms([at(50), at(110, 2.0), at(310, None)], BEGAN_NS, ENDED_NS) == []
+    assert _waits_of_steps_ms([at(50, None), at(110, 2.0)], BEGAN_NS, ENDED_NS) == [2.0, 0.0, 0.0]
+
+
+def part(created_ms: float) -> dict:
+    """Return an entry of a send in a batch, which the recorder never completes."""
+    name = {"profiling_name": "nccl:send 0->1", "is_p2p": True}
+    return {"time_created_ns": int(created_ms * MS), "retired": False} | name
+
+
+def test_batch_of_sends_counts_once():
+    batch = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
+    assert _waits_of_steps_ms([at(50), part(110), part(110), batch, at(310, 5.0)], BEGAN_NS, ENDED_NS) == [
+        2.0,
+        0.0,
+        5.0,
+    ]
+
+
+def test_send_without_a_batch_and_without_a_duration_hides_every_wait():
+    assert _waits_of_steps_ms([at(50), part(110), at(310, 5.0)], BEGAN_NS, ENDED_NS) == []
+
+
+def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
+    batch = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
+    dumped = json.dumps({"entries": [part(110), batch]})
+    found = SimpleNamespace(_dump_nccl_trace_json=lambda **_: dumped)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", found)
+    began_s = time.monotonic()
+    assert len(_recorded_collectives()) == 2
+    assert time.monotonic() - began_s < 1
+
+
+@pytest.mark.parametrize(("entries", "began_ns"), [([], BEGAN_NS), ([at(50)], [])])
+def test_nothing_recorded_or_nothing_timed_has_no_waits(entries, began_ns):
+    assert _waits_of_steps_ms(entries, began_ns, ENDED_NS) == []
+
+
+def test_process_without_nccl_has_no_record():
+    assert _recorded_collectives() == []
+
+
+def test_canary_without_a_process_group_is_empty():
+    assert run_canary(CPU) == {}
+
+
+def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        state = torch.get_rng_state()
+        found = run_canary(CPU)
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        dist.destroy_process_group()
+    assert set(found) == {"gemm_ms", "all_reduce_ms"}
+    assert all(0 < time_ms < 60_000 for time_ms in found.values())
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 3.0, 20.0])
+def test_delay_takes_as_long_as_it_is_asked_to(delay_ms):
+    delay = Delay(CPU, delay_ms)
+    began_s = time.perf_counter()
+    delay()
+    assert (time.perf_counter() - began_s) * 1e3 >= delay_ms
+
+
+def num_waits(task: Callable[[], None]) -> int:
+    """Return how often this thread gave up its processor during ``task``, as it does in a sleep."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    task()
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+
+
+def test_delay_works_and_does_not_wait():
+    assert num_waits(partial(time.sleep, 0.001)) > 0
+    # Another thread of this process may ask for the interpreter, but not during each delay.
+    assert min(num_waits(Delay(CPU, 30)) for _ in range(5)) == 0

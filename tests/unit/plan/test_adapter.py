@@ -1,0 +1,381 @@
+"""Adapters, which turn a script's log into a rank's facts."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.plan.adapter import (
+    MAX_LOG_BYTES,
+    TORCHTITAN_PATTERN,
+    Adapter,
+    AdapterBlock,
+    AdapterError,
+    Record,
+    adapted,
+    log_records,
+    make_adapter,
+    read_records,
+    refuse_bad_adapter,
+)
+from pytest_aorta.plan.workloads import CommandLine, read_workload
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.reading import collect_result
+from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, write_ranks
+
+PATTERN = r"step (?P<step>\d+): loss (?P<loss>\S+) in (?P<step_time_ms>[\d.]+) ms"
+LOGGED = Adapter("log", PATTERN)
+TITAN_LINE = (
+    "[titan] 2026-11-21 17:04:{second:06.3f} - root - INFO - \x1b[31mstep: {step:2}  \x1b[32mloss:  8.03245  "
+    "\x1b[38;2;180;60;0mgrad_norm:  1.4567  \x1b[36mmemory:  1.50GiB(1.08%)  \x1b[34mtps: {tps:,}  "
+    "\x1b[36mtflops: 1,012.34  \x1b[35mmfu: 10.20%\x1b[39m"
+)
+
+
+def titan_log(tps=(100, 2048, 4096), tokens=2048) -> str:
+    lines = ["[titan] 2026-11-21 17:04:00,000 - root - INFO - Training starts at step 1"]
+    second = 1.0
+    for step, rate in enumerate(tps, 1):
+        second += tokens / rate if step > 1 else 0
+        lines.append(TITAN_LINE.format(second=second, step=step, tps=rate).replace(".", ",", 1))
+    lines.append(lines[-1].replace("step:", "validate step:"))
+    return "\n".join(lines)
+
+
+def records(*values: dict, first: int = 1, stride: int = 1) -> list[Record]:
+    return [
+        Record(first + stride * number, entry.pop("moment", None), entry)
+        for number, entry in enumerate(dict(value) for value in values)
+    ]
+
+
+def error_of(adapter: Adapter, *values: dict, **steps) -> str:
+    with pytest.raises(AdapterError) as caught:
+        adapted(adapter, records(*values, **steps), "the log")
+    assert str(caught.value).startswith("the log: ")
+    return str(caught.value)
+
+
+def test_log_line_gives_a_record_and_other_lines_none():
+    text = "hello\nstep 1: loss 2.5 in 10.0 ms\nstep one\nrank 0 step 2: loss 2.25 in 20.5 ms!\n"
+    assert log_records(PATTERN, text, "x") == [
+        Record(1, None, {"loss": 2.5, "step_time_ms": 10.0}),
+        Record(2, None, {"loss": 2.25, "step_time_ms": 20.5}),
+    ]
+
+
+def test_pattern_that_matches_nothing_names_pattern_file_and_last_lines():
+    text = "\n".join(f"line {number}" for number in range(20))
+    with pytest.raises(AdapterError) as caught:
+        log_records(PATTERN, text, "output.log")
+    message = str(caught.value)
+    assert PATTERN in message.replace("\\\\", "\\")
+    assert "matches no line of output.log, which ends:\n  | line 15\n  | line 16" in message
+    assert message.endswith("line 19")
+
+
+def test_match_that_is_no_number_is_reported():
+    with pytest.raises(AdapterError, match=r"a line matches, but a value is not a number: .*'abc'"):
+        log_records(PATTERN, "step 1: loss abc in 1 ms", "x")
+
+
+def test_steps_before_the_measured_ones_are_left_out():
+    found = adapted(
+        replace(LOGGED, warmup=1), records(*({"step_time_ms": ms, "loss": ms} for ms in (9.0, 1.0, 2.0))), "x"
+    )
+    assert (found.step_times_ms, found.loss, found.grad_norm) == ([1.0, 2.0], [1.0, 2.0], [])
+    assert found.environment == {"step_clock": "logged step_time_ms", "adapter": "log"}
+
+
+def test_what_is_not_logged_is_absent():
+    found = adapted(Adapter("log", "(?P<step>)(?P<step_time_s>)"), records({"step_time_s": 0.5}), "x")
+    assert (found.step_times_ms, found.loss, found.grad_norm, found.metrics) == ([500.0], [], [], {})
+
+
+def test_metrics_are_means_and_peaks_and_gib_become_bytes():
+    rows = [{"step_time_ms": 1.0, "tokens_per_s": rate, "peak_memory_gib": gib} for rate, gib in ((10.0, 2), (30.0, 1))]
+    assert adapted(LOGGED, records(*rows), "x").metrics == {"tokens_per_s": 20.0, "peak_memory_bytes": 2.0 * 2**30}
+
+
+@pytest.mark.parametrize("unknown", [-0.0, -1.0])
+def test_peak_that_the_script_can_not_tell_is_absent(unknown):
+    assert adapted(LOGGED, records({"step_time_ms": 1.0, "peak_memory_gib": unknown}), "x").metrics == {}
+
+
+def test_throughput_tells_step_times_where_the_tokens_of_a_step_are_known():
+    adapter = Adapter("log", "(?P<step>)(?P<tokens_per_s>)", tokens_per_step=2048)
+    found = adapted(adapter, records({"tokens_per_s": 4096.0}, {"tokens_per_s": 1024.0}), "x")
+    assert found.step_times_ms == [500.0, 2000.0]
+    assert found.environment["step_clock"] == "logged tokens_per_s"
+
+
+def test_moments_of_logging_tell_step_times_from_the_last_warm_up_step_on():
+    adapter = Adapter("log", "(?P<step>)(?P<timestamp>)", warmup=1)
+    found = adapted(adapter, records({"moment": 1.0}, {"moment": 1.5}, {"moment": 2.25}), "x")
+    assert found.step_times_ms == [500.0, 750.0]
+    assert found.environment["step_clock"] == "moments of logging"
+
+
+def test_records_of_several_steps_are_means_and_say_so():
+    adapter = replace(LOGGED, every=10)
+    found = adapted(adapter, records({"step_time_ms": 3.0}, {"step_time_ms": 4.0}, first=10, stride=10), "x")
+    assert (found.step_times_ms, found.environment["steps_per_step_time"]) == ([3.0, 4.0], 10)
+
+
+def test_steps_that_are_skipped_are_refused_with_the_remedy():
+    message = error_of(LOGGED, {"step_time_ms": 3.0}, {"step_time_ms": 4.0}, first=10, stride=10)
+    assert (
+        "step 20 follows step 10, and every 1 is expected; have every step logged, or say so with `every: 10`"
+        in message
+    )
+
+
+def test_step_that_is_logged_twice_is_refused():
+    assert "step 1 follows step 1" in error_of(LOGGED, {"step_time_ms": 3.0}, {"step_time_ms": 4.0}, stride=0)
+
+
+def test_log_that_ends_early_is_refused():
+    message = error_of(replace(LOGGED, last_step=5), {"step_time_ms": 3.0}, {"step_time_ms": 3.0})
+    assert "the last step logged is 2, expected is 5" in message
+
+
+def test_log_of_warm_up_alone_is_refused():
+    message = error_of(replace(LOGGED, warmup=2), {"step_time_ms": 3.0}, {"step_time_ms": 3.0})
+    assert "2 steps are logged and 2 of them are warm-up" in message
+
+
+def test_quantity_of_some_steps_only_is_refused():
+    assert "step 2 has no loss" in error_of(LOGGED, {"step_time_ms": 3.0, "loss": 1.0}, {"step_time_ms": 3.0})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_value_that_is_not_finite_is_refused(bad):
+    assert f"loss of step 1 is {bad}" in error_of(LOGGED, {"step_time_ms": 3.0, "loss": bad})
+
+
+@pytest.mark.parametrize("moments", [(1.0, 0.5), (1.0, None)])
+def test_moments_that_go_back_or_are_absent_are_refused(moments):
+    adapter = Adapter("log", "(?P<step>)(?P<timestamp>)", warmup=1)
+    assert "times of logging are missing or go backwards" in error_of(adapter, *({"moment": each} for each in moments))
+
+
+def test_throughput_of_zero_is_refused():
+    adapter = Adapter("log", "(?P<step>)(?P<tokens_per_s>)", tokens_per_step=2048)
+    assert "tokens_per_s is missing or 0" in error_of(adapter, {"tokens_per_s": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"),
+    [
+        (Adapter("log"), "kind log needs a pattern"),
+        (Adapter("log", "(?P<step>"), "is not a regular expression"),
+        (Adapter("log", "(?P<loss>)"), "it has to have a group (?P<step>...)"),
+        (Adapter("log", "(?P<step>)"), "step times are missing: none of "),
+        (Adapter("log", "(?P<step>)(?P<tokens_per_s>)"), "tokens_per_s together with the key tokens_per_step"),
+        (Adapter("log", "(?P<step>)(?P<timestamp>)"), "warmup is 0; step times are differences of logging times"),
+        (Adapter("log", PATTERN, every=0), "every is 0; allowed is an integer from 1"),
+        (Adapter("log", PATTERN, warmup=-5), "warmup is -5; allowed is an integer from 0"),
+        (Adapter("log", PATTERN, tokens_per_step=-1), "tokens_per_step is -1; allowed"),
+        (Adapter("log", PATTERN.replace("loss>", "Loss>")), "names ['Loss']: allowed are lower case letters"),
+        (Adapter("tensorboard", folder="x"), "kind tensorboard needs a folder, and scalars"),
+        (Adapter("tensorboard", scalars=(("loss", "loss"),)), "kind tensorboard needs a folder, and scalars"),
+    ],
+)
+def test_adapter_that_can_tell_nothing_is_refused_before_a_launch(adapter, said):
+    with pytest.raises(AdapterError) as caught:
+        refuse_bad_adapter(adapter)
+    assert said in str(caught.value)
+
+
+def test_torchtitan_lines_are_read_with_colours_and_validation_is_left_out():
+    found = log_records(TORCHTITAN_PATTERN, titan_log(), "x")
+    assert [record.step for record in found] == [1, 2, 3]
+    assert found[0].values == {
+        "loss": 8.03245, "grad_norm": 1.4567, "peak_memory_reserved_gib": 1.5, "tokens_per_s": 100.0,
+        "model_tflops": 1012.34,
+    }  # fmt: skip
+    assert log_records(TORCHTITAN_PATTERN, titan_log().replace("1.50GiB(1.08%)", "-0.00GiB(-0.00%)"), "x")
+    assert found[1].moment_s - found[0].moment_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("extra", "clock"),
+    [({}, "moments of logging"), ({"tokens_per_step": ["{batch}", 1024]}, "logged tokens_per_s")],
+)
+def test_torchtitan_log_gives_step_times(tmp_path, extra, clock):
+    log = tmp_path / "output.log"
+    log.write_text(titan_log())
+    adapter = make_adapter(
+        AdapterBlock(kind="torchtitan", warmup=1, last_step="{steps}", **extra), {"batch": 2, "steps": 3}
+    )
+    found = adapted(adapter, *read_records(adapter, log))
+    assert found.environment["step_clock"] == clock
+    assert found.step_times_ms == pytest.approx([1000.0, 500.0])
+    assert found.metrics["peak_memory_reserved_bytes"] == 1.5 * 2**30
+
+
+def test_torchtitan_with_a_folder_reads_its_scalars():
+    adapter = make_adapter(AdapterBlock(kind="torchtitan", folder="{run_dir}/tb", ranks="first"), {"run_dir": "/run"})
+    assert (adapter.kind, adapter.folder, adapter.ranks) == ("tensorboard", "/run/tb", "first")
+    assert dict(adapter.scalars)["step_time_s"] == "time_metrics/end_to_end(s)"
+    assert adapter.clock == "logged step_time_s"
+
+
+def write_events(folder: Path, **scalars: dict[int, float]) -> None:
+    """Write an event file with scalars, each a mapping of steps to values."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    for tag, values in scalars.items():
+        for step, value in values.items():
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(step=step, wall_time=100.0 + step / 4, summary=summary))
+    writer.close()
+
+
+def test_scalars_of_an_event_file_become_records(tmp_path):
+    steps = range(1, 40)
+    write_events(
+        tmp_path / "today-1704" / "tb", perf=dict.fromkeys(steps, 0.25), loss={step: 1 / step for step in steps}
+    )
+    adapter = Adapter(
+        "tensorboard", folder=str(tmp_path / "today-*"), scalars=(("step_time_s", "perf"), ("loss", "loss")), warmup=1
+    )
+    read, source = read_records(adapter, tmp_path)
+    found = adapted(adapter, read, source)
+    assert (found.step_times_ms, found.loss[:2]) == ([250.0] * 38, pytest.approx([1 / 2, 1 / 3]))
+    assert "tfevents" in source
+
+
+def test_moments_of_events_tell_step_times_where_no_scalar_does(tmp_path):
+    write_events(tmp_path, loss={1: 3.0, 2: 2.0, 3: 1.0})
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("loss", "loss"),), warmup=1)
+    found = adapted(adapter, *read_records(adapter, tmp_path))
+    assert (found.step_times_ms, found.environment["step_clock"]) == ([250.0, 250.0], "moments of logging")
+
+
+def test_tag_that_is_not_there_names_those_that_are(tmp_path):
+    write_events(tmp_path, loss={1: 3.0})
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    with pytest.raises(AdapterError, match=r"there is no scalar 'perf' for step_time_s; there are \['loss'\]"):
+        read_records(adapter, tmp_path)
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "there is none"), (2, "there are 2: ")])
+def test_one_event_file_is_expected(tmp_path, count, said):
+    pytest.importorskip("tensorboard")
+    for number in range(count):
+        (tmp_path / f"events.out.tfevents.{number}").write_text("")
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    with pytest.raises(AdapterError, match=f"expected one event file in this folder or below; {said}"):
+        read_records(adapter, tmp_path)
+
+
+EVENT_FILE = "events.out.tfevents.1"
+
+
+def event_error(folder: Path, file: Path) -> str:
+    adapter = Adapter("tensorboard", folder=str(folder), scalars=(("step_time_s", "perf"),))
+    with pytest.raises(AdapterError) as caught:
+        read_records(adapter, folder)
+    return str(caught.value).removeprefix(f"{file}: ")
+
+
+def test_event_file_that_is_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / EVENT_FILE)
+    assert event_error(tmp_path, tmp_path / EVENT_FILE) == "can't be read: not a regular file"
+    (tmp_path / EVENT_FILE).unlink()
+    (tmp_path / EVENT_FILE).symlink_to("/dev/zero")
+    assert event_error(tmp_path, tmp_path / EVENT_FILE) == "can't be read: not a regular file"
+
+
+def test_event_file_that_is_too_large_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / EVENT_FILE).open("wb") as file:
+        file.truncate(MAX_LOG_BYTES + 1)
+    assert event_error(tmp_path, tmp_path / EVENT_FILE) == (
+        "268,435,457 bytes are more than the 268,435,456 allowed; write the scalars to an event file of their own"
+    )
+
+
+def test_folder_whose_name_looks_like_an_event_file_is_not_one(tmp_path):
+    write_events(tmp_path / "tfevents", perf={1: 0.25, 2: 0.25})
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    assert [record.values for record in read_records(adapter, tmp_path)[0]] == [{"step_time_s": 0.25}] * 2
+
+
+def test_link_to_an_event_file_is_followed(tmp_path):
+    write_events(tmp_path / "newest", perf={1: 0.25})
+    [file] = (tmp_path / "newest").iterdir()
+    (tmp_path / "tb").mkdir()
+    (tmp_path / "tb" / EVENT_FILE).symlink_to(file)
+    adapter = Adapter("tensorboard", folder=str(tmp_path / "tb"), scalars=(("step_time_s", "perf"),))
+    assert len(read_records(adapter, tmp_path)[0]) == 1
+
+
+def test_message_on_an_unknown_tag_has_a_limit(tmp_path):
+    write_events(tmp_path, **{f"tag{number}": {1: 3.0} for number in range(1000)})
+    [file] = tmp_path.iterdir()
+    assert len(event_error(tmp_path, file)) < 1000
+
+
+def test_log_of_a_file_of_its_own_that_is_absent_is_reported(tmp_path):
+    adapter = replace(LOGGED, file=str(tmp_path / "train.log"))
+    with pytest.raises(AdapterError, match=r"train\.log: can't be read: No such file"):
+        read_records(adapter, tmp_path)
+
+
+@given(
+    st.lists(st.floats(0.001, 1e6), min_size=1, max_size=20),
+    st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs", "Cc"])), max_size=5),
+)
+def test_every_logged_step_time_comes_back_whatever_else_is_in_the_log(times, noise):
+    lines = [f"step {step}: loss 1 in {ms:.6f} ms" for step, ms in enumerate(times, 1)]
+    text = "\n".join([*(f"# {line}" for line in noise), *lines])
+    found = adapted(LOGGED, log_records(PATTERN, text, "x"), "x")
+    assert found.step_times_ms == pytest.approx(times, abs=1e-6)
+
+
+LOGGED_YAML = f"""
+description: a script that logs
+command: {{module: train}}
+adapter: {{kind: log, pattern: '{PATTERN}', ranks: RANKS}}
+config: {{steps: {{type: integer, default: 3, description: steps}}}}
+"""
+
+
+def logged_plan(tmp_path: Path, ranks: str):
+    folder = tmp_path / "logged"
+    folder.mkdir()
+    (folder / "default.yaml").write_text(LOGGED_YAML.replace("RANKS", ranks))
+    return make_plan(tmp_path, name="logged", spec=read_workload("logged", folder, None), script=None)
+
+
+def test_result_has_the_first_rank_alone_where_no_other_logs(tmp_path):
+    write_ranks(tmp_path, rank_values(), {"measured": False})
+    result = collect_result(logged_plan(tmp_path, "first"), ENDED_WELL)
+    assert (result.world_size, result.rank_step_times_ms, result.rank_metrics) == (
+        2,
+        [[1.0, 2.0, 3.0]],
+        {"tokens_per_s": [100.0]},
+    )
+    assert launch_facts(result).step_time_ms["p50"] == 2.0
+
+
+def test_rank_without_step_times_makes_the_result_invalid_where_all_log(tmp_path):
+    write_ranks(tmp_path, rank_values(), {"measured": False})
+    with pytest.raises(Exception, match=r"result invalid: .*1/result\.json"):
+        collect_result(logged_plan(tmp_path, "all"), ENDED_WELL)
+
+
+def test_plan_of_a_command_tells_ranks_what_to_run_and_to_read(tmp_path):
+    plan = logged_plan(tmp_path, "all")
+    assert plan.program() == CommandLine("train", (), {})
+    assert [plan.adapter(rank).pattern for rank in (0, 1)] == [PATTERN, PATTERN]

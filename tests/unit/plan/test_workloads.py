@@ -1,0 +1,472 @@
+"""Workloads by name, their declarations, and the commands that they run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.workloads import (
+    WorkloadSpec,
+    command_line,
+    filled_adapter,
+    find_workload,
+    read_workload,
+    resolve_config,
+    workload_places,
+)
+
+GOOD = """
+description: a toy
+class: Toy
+min_world_size: 2
+config:
+  size: {type: string, enum: [small, large], default: small, description: preset}
+  steps: {type: integer, minimum: 1, default: 5, description: steps}
+  scale: {type: number, default: 1.0, description: scale}
+  layout: {type: object, default: {}, description: layout}
+presets:
+  size:
+    small: {steps: 5}
+    large: {steps: 50, scale: 8.0}
+"""
+OWN_ENVIRONMENT = "  environment: {type: object, default: {}, description: own}\n"
+TYPES = 'allowed is one of ["array", "boolean", "integer", "null", "number", "object", "string"]'
+
+
+def write(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "default.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def good_spec(tmp_path: Path) -> WorkloadSpec:
+    return read_workload("toy", write(tmp_path / "toy", GOOD), None)
+
+
+def yaml_error(tmp_path: Path, text: str) -> str:
+    folder = write(tmp_path / "toy", text)
+    with pytest.raises(SpecError) as caught:
+        read_workload("toy", folder, None)
+    assert str(folder / "default.yaml") in str(caught.value)
+    return str(caught.value)
+
+
+def config_error(tmp_path: Path, **given: object) -> str:
+    spec = good_spec(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        resolve_config(spec, given)
+    assert str(spec.yaml) in str(caught.value)
+    return str(caught.value)
+
+
+def test_declaration_is_read(tmp_path):
+    spec = good_spec(tmp_path)
+    assert (spec.class_name, spec.launch_mode, spec.min_world_size) == ("Toy", "torchrun", 2)
+    assert sorted(spec.properties) == ["environment", "layout", "scale", "size", "steps"]
+
+
+def test_absent_yaml_is_named(tmp_path):
+    with pytest.raises(SpecError, match=r"toy/default\.yaml: can't be read: No such file"):
+        read_workload("toy", tmp_path / "toy", None)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- a\n", "array"), ("words", "str"), ("5", "int"), ("~", "null")])
+def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
+    assert f"Expected `object`, got `{kind}`" in yaml_error(tmp_path, text)
+
+
+def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_path):
+    spec = read_workload("toy", write(tmp_path / "toy", "description: a toy\nclass: Toy\n"), None)
+    assert resolve_config(spec, {}) == {"environment": {}}
+    with pytest.raises(SpecError, match=r"has no config keys \['steps'\]; there are \['environment'\]"):
+        resolve_config(spec, {"steps": 3})
+
+
+def test_command_without_a_config_is_read(tmp_path):
+    folder = write(tmp_path / "toy", "description: a toy\ncommand: {script: train.py}\n")
+    (folder / "train.py").touch()
+    assert resolve_config(read_workload("toy", folder, None), {}) == {"environment": {}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("description: a toy", "", "missing required field `description`"),
+        ("min_world_size: 2", "clas: x", "unknown key 'clas' (did you mean 'class'?); there are ['adapter', 'class', "),
+        ("  scale:", "  steps:", "key 'steps' is given twice"),
+        ("    small:", "    1:", "$.presets[...]: Expected `str`"),
+        ("steps: 50", "steps: many", "preset size=large config of workload 'toy': steps: got 'many'"),
+        ("presets:", f"{OWN_ENVIRONMENT}presets:", "'environment' exists for every workload"),
+        ("description: a toy", "description: 5", "$.description: got 5; Expected `str`"),
+        ("description: a toy", "description: ''", '$.description: got ""; Expected `str` of length >= 1'),
+        ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
+        ("min_world_size: 2", "min_world_size: 0", "$.min_world_size: got 0; Expected `int` >= 1"),
+        ("min_world_size: 2", "min_world_size: '2'", '$.min_world_size: got "2"; Expected `int`'),
+        ("min_world_size: 2", "preload: [os]", '$.preload[0]: got "os"; Expected `str` matching'),
+        ("min_world_size: 2", "launch_mode: mpirun", '$.launch_mode: got "mpirun"; Expected'),
+        ("  scale:", "  Scale:", "$.config: Expected `str` matching"),
+        ("  scale:", "  on:", "$.config: Expected `str`"),
+        ("type: number, default: 1.0", "type: number", "config.scale: keys ['default'] are required"),
+        ("{type: number, default: 1.0, description: scale}", "1.0", "$.config[...]: Expected `object`, got `float`"),
+        ("default: 5", "default: many", "steps: got 'many', allowed is type \"integer\""),
+        ("default: 5", "default: 0", "steps: got 0, allowed is at least 1"),
+        ("default: 1.0", "default: .nan", "config of workload 'toy': scale"),
+    ],
+)
+def test_wrong_yaml_value_is_named_with_what_is_allowed(tmp_path, old, new, message):
+    assert old in GOOD
+    assert message in yaml_error(tmp_path, GOOD.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("fragment", "problem"),
+    [
+        ("type: int", f"type: got 'int', {TYPES} (did you mean 'integer'?)"),
+        ("type: [integer, nul]", f"type.1: got 'nul', {TYPES} (did you mean 'null'?)"),
+        ("type: array, items: {type: int}", f"items.type: got 'int', {TYPES} (did you mean 'integer'?)"),
+        ("type: integer, minimum: low", "minimum: got 'low', allowed is type \"number\""),
+        ("type: [integer, integer]", "type: got ['integer', 'integer'], allowed is uniqueItems true"),
+        ("type: string, pattern: (", "pattern: got '(', allowed is format \"regex\""),
+    ],
+)
+def test_wrong_value_in_the_schema_of_a_config_key_is_named_with_what_is_allowed(tmp_path, fragment, problem):
+    message = yaml_error(tmp_path, GOOD.replace("type: integer, minimum: 1", fragment))
+    assert message.endswith(f"config.steps is not a JSON Schema: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("fragment", "problem"),
+    [
+        ("type: integer, minimun: 1", "config.steps: unknown keywords ['minimun'] (did you mean 'minimum'?)"),
+        ("type: integer, minimum: 1, range: [1, 2], max: 9", "config.steps: unknown keywords ['max', 'range'] (did"),
+        ("type: [integer, array], items: {typ: text}", "config.steps.items: unknown keywords ['typ'] (did you mean"),
+        (
+            "type: integer, anyOf: [{minimum: 1}, {minimun: 1}]",
+            "config.steps.anyOf.1: unknown keywords ['minimun'] (did you mean 'minimum'?)",
+        ),
+        ("type: integer, title: steps, measured", "a text with a comma needs quotes"),
+    ],
+)
+def test_unknown_keyword_in_the_schema_of_a_config_key_is_refused(tmp_path, fragment, problem):
+    folder = write(tmp_path / "toy", GOOD.replace("type: integer, minimum: 1", fragment))
+    with pytest.raises(SpecError) as caught:
+        find_workload("toy", [tmp_path])
+    message = str(caught.value)
+    assert message.startswith(f"{folder}/default.yaml: ")
+    assert problem in message
+    assert re.search(
+        r"; there are \[.*'default', .*'description', .*'enum', .*'maximum', .*'minimum', .*'type'", message
+    )
+
+
+def test_unknown_keyword_in_the_yaml_of_an_older_commit_is_accepted(tmp_path):
+    spec = read_workload("toy", write(tmp_path / "toy", GOOD.replace("minimum: 1", "minimun: 1")), None)
+    assert resolve_config(spec, {"steps": 0})["steps"] == 0
+
+
+def test_values_in_a_schema_are_not_taken_for_keywords(tmp_path):
+    layout = "type: object, examples: [{minimun: 1}], properties: {minimun: {type: integer}}, default: {minimun: 2}"
+    text = GOOD.replace("type: object, default: {}", layout)
+    write(tmp_path / "toy", text)
+    assert resolve_config(find_workload("toy", [tmp_path]), {})["layout"] == {"minimun": 2}
+
+
+@pytest.mark.parametrize("name", sorted(workload_places([])))
+def test_texts_of_installed_workloads_are_complete(name):
+    find_workload(name, [])
+
+
+def test_unknown_key_of_an_adapter_is_named_first(tmp_path):
+    adapter = f"adapter: {{kind: log, pattern: '{'x' * 90}', last_stp: 11}}"
+    folder = write(tmp_path / "toy", f"description: a toy\ncommand: {{script: train.py}}\n{adapter}\n")
+    (folder / "train.py").touch()
+    with pytest.raises(
+        SpecError,
+        match=r"yaml: \$\.adapter: unknown key 'last_stp' \(did you mean 'last_step'\?\); there are \[",
+    ):
+        read_workload("toy", folder, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "unknown", "meant"),
+    [("{steps: 5}", "{step: 5}", "step", "steps"), ("presets:\n  size:", "presets:\n  sizes:", "sizes", "size")],
+)
+def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown, meant):
+    message = yaml_error(tmp_path, GOOD.replace(old, new))
+    assert message.endswith(
+        f"presets name config keys ['{unknown}'] (did you mean '{meant}'?); "
+        f"there are ['environment', 'layout', 'scale', 'size', 'steps']"
+    )
+
+
+def test_defaults_make_a_config(tmp_path):
+    defaults = {"size": "small", "steps": 5, "scale": 1.0, "layout": {}, "environment": {}}
+    assert resolve_config(good_spec(tmp_path), {}) == defaults
+
+
+@pytest.mark.parametrize("given", [{}, {"steps": 7}])
+def test_preset_replaces_defaults_and_no_explicit_value(tmp_path, given):
+    config = resolve_config(good_spec(tmp_path), {"size": "large"} | given)
+    assert (config["steps"], config["scale"]) == (given.get("steps", 50), 8.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"step": 5}, "workload 'toy' has no config keys ['step'] (did you mean 'steps'?); there are ['environment', "),
+        ({"zzz": 5}, "['zzz']; there are"),
+        ({"scale": float("nan")}, "scale: got nan"),
+        ({"scale": float("inf")}, "scale: got inf"),
+        ({"layout": {"path": Path("x")}}, "layout: got "),
+        ({"environment": {"NCCL_NTHREADS": 1}}, "environment.NCCL_NTHREADS: got 1, allowed is"),
+        ({"environment": {"NCCL_NTHREADS": None}}, "environment.NCCL_NTHREADS: got None, allowed is"),
+        ({"environment": {"NCCL_NTHREADS": ["1"]}}, "environment.NCCL_NTHREADS: got ['1'], allowed is"),
+        ({"steps": "5"}, "config of workload 'toy': steps: got '5', allowed is type \"integer\""),
+        ({"steps": True}, 'steps: got True, allowed is type "integer"'),
+        ({"steps": 0}, "steps: got 0, allowed is at least 1"),
+        ({"size": "lrage"}, 'allowed is one of ["small", "large"] (did you mean \'large\'?)'),
+        ({"size": "huge"}, 'size: got \'huge\', allowed is one of ["small", "large"]'),
+        ({"scale": None}, 'scale: got None, allowed is type "number"'),
+    ],
+)
+def test_wrong_config_value_is_named_with_what_is_allowed(tmp_path, given, message):
+    assert message in config_error(tmp_path, **given)
+
+
+def test_config_is_what_a_baseline_will_hold(tmp_path):
+    assert resolve_config(good_spec(tmp_path), {"layout": {"mesh": (2, 2)}})["layout"] == {"mesh": [2, 2]}
+
+
+def test_unknown_workload_is_named_with_a_suggestion(tmp_path):
+    with pytest.raises(SpecError) as caught:
+        find_workload("fdsp", [tmp_path])
+    assert str(caught.value).startswith("no workload named 'fdsp' (did you mean 'fsdp'?); there are ['")
+
+
+def test_own_workload_is_found_beside_the_installed_ones(tmp_path):
+    write(tmp_path / "workloads" / "toy", GOOD)
+    assert {"toy", "fsdp"} <= set(workload_places([tmp_path / "workloads"]))
+    assert find_workload("toy", [tmp_path / "workloads"]).module is None
+
+
+def test_own_workload_named_like_an_installed_one_is_a_clash(tmp_path):
+    own = write(tmp_path / "workloads" / "fsdp", GOOD)
+    with pytest.raises(SpecError) as caught:
+        find_workload("fsdp", [tmp_path / "workloads"])
+    assert "workload 'fsdp' is defined twice, in " in str(caught.value)
+    assert str(own) in str(caught.value)
+
+
+def test_installed_workloads_folder_given_as_own_is_no_clash():
+    installed = find_workload("fsdp", []).folder
+    assert find_workload("fsdp", [installed.parent]).module == "aorta_workloads.fsdp"
+
+
+def test_own_folder_without_yaml_is_no_workload(tmp_path):
+    (tmp_path / "notes").mkdir()
+    assert "notes" not in workload_places([tmp_path])
+
+
+ENTRY_POINTS = """
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.workloads import find_workload
+try:
+    find_workload("other", [])
+except SpecError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("value", ["no_such_module_at_all", "json.decoder", "other:Toy", "..", "namespace_only.inner"])
+def test_entry_point_that_is_no_package_is_named(tmp_path, value):
+    (tmp_path / "namespace_only" / "inner").mkdir(parents=True)
+    distribution(tmp_path, value)
+    done = python(tmp_path, ENTRY_POINTS)
+    assert done.startswith("entry point aorta.workloads: other = ")
+    assert done.endswith("is not a package with a folder")
+
+
+def test_finding_installed_workloads_runs_none_of_their_code(tmp_path):
+    package = write(tmp_path / "noisy" / "inner", GOOD)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").write_text("raise SystemExit('imported')\n")
+    distribution(tmp_path, "noisy.inner")
+    code = (
+        "import sys\n"
+        "from pytest_aorta.plan.workloads import find_workload\n"
+        "print(find_workload('other', []).module, find_workload('fsdp', []).module)\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('noisy', 'aorta_workloads', 'torch')])\n"
+    )
+    assert python(tmp_path, code) == "noisy.inner aorta_workloads.fsdp\n[]"
+
+
+def distribution(folder: Path, value: str) -> None:
+    info = folder / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[aorta.workloads]\nother = {value}\n")
+
+
+def python(folder: Path, code: str) -> str:
+    command = [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(folder)!r})\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_environment_is_a_key_of_every_workload_and_empty_by_default(tmp_path):
+    spec = good_spec(tmp_path)
+    assert resolve_config(spec, {})["environment"] == {}
+    given = {"NCCL_ALGO": "Ring", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert resolve_config(spec, {"environment": given})["environment"] == given
+
+
+@pytest.mark.parametrize(
+    "name", ["RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "PATH", "AORTA_DEVICE", "TORCH_NCCL_DUMP_ON_TIMEOUT", ""]
+)
+def test_variable_that_is_not_a_configs_is_refused_with_those_that_are(tmp_path, name):
+    message = config_error(tmp_path, environment={name: "1", "NCCL_DEBUG": "INFO"})
+    assert f"environment: got ['{name}'], allowed is ['CUBLAS_*'," in message
+
+
+@pytest.mark.parametrize(
+    ("name", "replaced"),
+    [
+        ("RCCL_BUFFER_SIZE", "NCCL_BUFFSIZE"),
+        ("RCCL_ENABLE_SDMA", "HSA_ENABLE_SDMA"),
+        ("RCCL_NUM_CHANNELS", "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS"),
+    ],
+)
+def test_variable_that_rccl_does_not_read_is_refused_with_those_that_replace_it(tmp_path, name, replaced):
+    message = config_error(tmp_path, environment={name: "1", "RCCL_MSCCL_ENABLE": "0"})
+    assert f"environment: got ['{name}'], which RCCL does not read; set {replaced} for {name}" in message
+
+
+def test_unknown_key_of_an_object_is_refused_with_those_it_has(tmp_path):
+    layout = "{type: object, additionalProperties: false, properties: {rows: {type: integer}}, default: {}, "
+    folder = write(tmp_path / "toy", GOOD.replace("{type: object, default: {}, ", layout))
+    with pytest.raises(
+        SpecError, match=r"layout: unknown keys \['row'\] \(did you mean 'rows'\?\); there are \['rows'\]"
+    ):
+        resolve_config(read_workload("toy", folder, None), {"layout": {"row": 1}})
+
+
+COMMAND = """
+description: a script
+command:
+  script: train.py
+  args: ["--steps={steps}", {when: compile, args: [--compile, "{mode}"]}, "{run_dir}/x"]
+  environment: {SLEEP_S: "{sleep_s}"}
+adapter: {kind: log, pattern: 'step (?P<step>[0-9]{1,9}) (?P<step_time_ms>[0-9.]+)', warmup: "{warmup}"}
+config:
+  steps: {type: integer, default: 10, description: steps}
+  warmup: {type: integer, default: 1, description: left out}
+  compile: {type: boolean, default: false, description: whether}
+  mode: {type: string, default: fast, description: how}
+  sleep_s: {type: number, default: 0.5, description: rest}
+"""
+
+
+def command_spec(tmp_path, text=COMMAND):
+    folder = tmp_path / "titan"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text("")
+    (folder / "default.yaml").write_text(text)
+    return read_workload("titan", folder, None)
+
+
+def spec_error(tmp_path, text) -> str:
+    with pytest.raises(SpecError) as caught:
+        command_spec(tmp_path, text)
+    return str(caught.value)
+
+
+def lined(tmp_path, **config):
+    spec = command_spec(tmp_path)
+    command = spec.command
+    return command_line(command, resolve_config(spec, config), folder=spec.folder, run_dir=Path("/run"))
+
+
+def test_command_is_filled_in_with_the_config(tmp_path):
+    line = lined(tmp_path)
+    assert line.target == str(tmp_path / "titan" / "train.py")
+    assert line.args == ("--steps=10", "/run/x")
+    assert line.environment == {"SLEEP_S": "0.5"}
+
+
+def test_arguments_with_a_condition_are_there_where_it_holds(tmp_path):
+    assert lined(tmp_path, compile=True).args == ("--steps=10", "--compile", "fast", "/run/x")
+
+
+def test_adapter_is_filled_in_for_each_rank(tmp_path):
+    adapter = filled_adapter(command_spec(tmp_path), {"warmup": 4}, Path("/run"), 1)
+    assert (adapter.kind, adapter.warmup, adapter.ranks) == ("log", 4, "all")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("script: train.py", "script: other.py", "there is no file"),
+        ("script: train.py", "scrip: train.py", "$.command: unknown key 'scrip' (did you mean 'script'?)"),
+        ("script: train.py", "module: a-b", '$.command.module: got "a-b"'),
+        (
+            "{steps}",
+            "{step}",
+            "command: names ['step'] can't be filled in (did you mean 'steps'?); there are ['compile', ",
+        ),
+        (
+            "when: compile",
+            "when: comp",
+            "command: when: no config key 'comp' (did you mean 'compile'?); there are ['compile', 'environment'",
+        ),
+        ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
+        ('"{warmup}"', '"many"', "adapter: warmup: got 'many', allowed is an integer"),
+        (
+            "{SLEEP_S:",
+            "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
+            "command.environment: got ['AORTA_LAUNCH_ID', 'CUDA_VISIBLE_DEVICES', 'LD_PRELOAD']; a command may set any",
+        ),
+        (
+            "kind: log",
+            "kind: logs",
+            "$.adapter.kind: got \"logs\"; Invalid enum value 'logs'",
+        ),
+        ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
+        ("step_time_ms", "speed", "step times are missing: none of "),
+        ("step (?P", "step ((?P", "is not a regular expression"),
+        ("kind: log,", "kind: torchtitan,", "kind torchtitan has its own pattern and scalars; drop them"),
+        ("description: a script", "description: a script\nclass: Toy", "one of the keys 'class' and 'command'"),
+    ],
+)
+def test_wrong_command_or_adapter_says_what_is_allowed(tmp_path, old, new, said):
+    text = COMMAND.replace(old, new)
+    assert text != COMMAND
+    assert said in spec_error(tmp_path, text)
+
+
+def test_adapter_without_a_command_is_refused(tmp_path):
+    text = (
+        COMMAND.replace("command:", "class: Toy\npresets: {}\nx:").split("x:")[0] + COMMAND[COMMAND.index("adapter:") :]
+    )
+    assert "adapter belongs to a command" in spec_error(tmp_path, text)
+
+
+def test_neither_class_nor_command_is_refused(tmp_path):
+    text = "description: a toy\nconfig: {}\n"
+    assert "give one of the keys 'class' and 'command', not both" in spec_error(tmp_path, text)
+
+
+def test_example_of_torchtitan_can_be_read():
+    folder = Path(__file__).parents[3] / "docs" / "examples" / "torchtitan" / "workloads" / "titan"
+    spec = read_workload("titan", folder, None)
+    config = resolve_config(spec, {"deterministic": False, "steps": 7})
+    line = command_line(spec.command, config, folder=folder, run_dir=Path("/run"))
+    assert line.target == "torchtitan.train"
+    assert "--training.steps=7" in line.args
+    assert "--debug.deterministic" not in line.args
+    assert filled_adapter(spec, config, Path("/run"), 1).folder == "/run/titan/tb/*/rank_1"
