@@ -348,9 +348,19 @@ def _named(chosen: Sequence[Recorded], unchanged: Sequence[Recorded]) -> int | N
 
 def _facts(one: Recorded) -> LaunchFacts:
     return LaunchFacts(
-        "2026-01-01T00:00:00Z", "0" * 12, "forkserver", len(one.steps), {"p50": float(np.median(one.steps))}, [],
-        0.0, 0.0, {}, {}, None, {"device": "cuda"}, rank_lags_ms(one.waits), 0.0, 0.0, {},
-    )  # fmt: skip
+        recorded_at="2026-01-01T00:00:00Z",
+        block="0" * 12,
+        launcher="forkserver",
+        num_steps=len(one.steps),
+        step_time_ms={"p50": float(np.median(one.steps))},
+        step_time_sample_ms=[],
+        metrics={},
+        weight_hashes={},
+        final_loss=None,
+        environment={"device": "cuda"},
+        rank_lag_ms=rank_lags_ms(one.waits),
+        canary_ms={},
+    )
 
 
 def show(lab: Lab, title: str, rows: Sequence[tuple[str, Tally]]) -> None:
