@@ -86,9 +86,9 @@ def compared(found: Counter[str]) -> int:
 
 def operators(world: DistributedWorld, result: WorkloadResult) -> dict[int, list[OperatorCall]]:
     """Return the captured calls of each rank."""
-    run_dir = world.folder(result)
-    assert run_dir is not None
-    calls = {rank: read_operators(run_dir, rank, STEP) for rank in range(result.world_size)}
+    launch = world.launcher.find(result)
+    assert launch is not None
+    calls = {rank: read_operators(launch.plan.run_dir, rank, STEP) for rank in range(result.world_size)}
     return {rank: found for rank, found in calls.items() if found is not None}
 
 

@@ -13,7 +13,7 @@ import pytest
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.kineto_capture import overlap_with_host
 from pytest_aorta.result.trace.kineto_events import read_trace
-from pytest_aorta.result.trace.overlap import Profile
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.session.world import DistributedWorld
 
 LAUNCHES = 3
@@ -34,9 +34,10 @@ def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
     """Print the times of timed and of both kinds of profiled steps of each launch, and their overlap."""
     for _ in range(LAUNCHES):
         result = distributed_world.launch(name, steps=40, **PROFILED | SIZES[name])
-        folder = distributed_world.folder(result)
         assert result.passed, result.failure_details
-        assert folder is not None, "give --aorta-results"
+        launch = distributed_world.launcher.find(result)
+        assert launch is not None
+        folder = launch.plan.run_dir
         timed_ms = launch_facts(result).step_time_ms["p50"]
         kept = [read_trace(folder / "ranks" / str(rank) / "trace.json.gz") for rank in range(result.world_size)]
         with_host = [overlap_with_host(trace) for trace in kept]

@@ -28,7 +28,7 @@ def main() -> None:
         folder = Path(scratch)
         records = make_run(folder, tests=given.tests, ranks=given.ranks, steps=given.steps)
         records += make_varied_run(folder, ranks=given.ranks, steps=given.steps)
-        launches = sum(record.num_launches for record in records)
+        launches = sum(len(record.launches) for record in records)
         began, began_cpu = time.perf_counter(), time.process_time()
         report = session_report(records, title="pytest-aorta")
         read = time.perf_counter()

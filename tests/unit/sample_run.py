@@ -11,7 +11,8 @@ import numpy as np
 from pytest_aorta.common.files import slug, write_json
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.trace.overlap import Profile, overlap_of, union
+from pytest_aorta.result.trace.overlap import overlap_of, union
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.session.rounds import comparison_text, in_pairs, joined, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, write_baseline
