@@ -19,8 +19,8 @@ from pytest_aorta.common.files import locked, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import brief, counted, emit, table
 from pytest_aorta.plan.reference import ENVIRONMENTS, cache_folder, commit_of, git, setup_program
-from pytest_aorta.session.search import LOG_FILE, LoggedEnd, SearchLog, SearchRequest, Skip
-from pytest_aorta.verdict.commit_search import Probe, ProbedCommit, SearchEnd, SearchOutcome
+from pytest_aorta.session.search import LOG_FILE, Event, SearchLog, SearchRequest, Skip
+from pytest_aorta.verdict.commit_search import SearchEnd, SearchOutcome
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.verdicts import format_change
 
@@ -87,11 +87,10 @@ def _search(folder: Path, request: SearchRequest, commits: Sequence[Commit]) -> 
     if not _is_complete(log):
         _run_pytest(folder, request, commits)
         log = SearchLog.read(log.path)
-    ends = log.ends()
-    for logged in ends:
-        emit(_end_lines(logged, commits))
-    outcomes = {logged.end.outcome for logged in ends}
-    return ExitCode.OK if SearchOutcome.FOUND in outcomes else ExitCode.PROBLEM
+    for case, end in log.ends().items():
+        emit([f"{case}:", *_end_lines(end, commits)])
+    is_found = any(end.outcome is SearchOutcome.FOUND for end in log.ends().values())
+    return ExitCode.OK if is_found else ExitCode.PROBLEM
 
 
 def _log(path: Path, request: SearchRequest) -> SearchLog:
@@ -105,7 +104,7 @@ def _log(path: Path, request: SearchRequest) -> SearchLog:
 
 def _is_complete(log: SearchLog) -> bool:
     """Return True if a comparison's search has ended with a commit or undecided; then the test has ended too."""
-    return any(logged.end.outcome is not SearchOutcome.ABSENT for logged in log.ends())
+    return any(end.outcome is not SearchOutcome.ABSENT for end in log.ends().values())
 
 
 def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> SearchRequest:
@@ -155,7 +154,7 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
     log, launches = folder / LOG_FILE, folder / LAUNCHES_FOLDER
     own = ["-rs", "-p", PLUGIN, f"--aorta-bisect={log.absolute()}", f"--aorta-results={launches.absolute()}"]
     argv = [sys.executable, "-m", "pytest", *own, *request.pytest]
-    shown = len(SearchLog.read(log).all_events())
+    shown = len(SearchLog.read(log).events())
     with (folder / OUTPUT_FILE).open("wb") as output, terminable():
         # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
         process = subprocess.Popen(
@@ -179,7 +178,7 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
 
 def _print_events(path: Path, commits: Sequence[Commit], shown: int) -> int:
     """Print the events after the first ``shown`` and return their number."""
-    events = SearchLog.read(path).all_events()[shown:]
+    events = SearchLog.read(path).events()[shown:]
     emit(_event_line(event, commits) for event in events)
     sys.stdout.flush()
     return len(events)
@@ -203,9 +202,10 @@ def _last_lines(path: Path) -> Iterator[str]:
 
 
 _MAX_SUBJECT = 50
+_HEADS = ("commit", "launches", "change", "has the change", "")
 
 
-def _event_line(event: Probe | Skip, commits: Sequence[Commit]) -> str:
+def _event_line(event: Event, commits: Sequence[Commit]) -> str:
     """Return a line about a probe or a skipped commit."""
     commit = commits[event.commit]
     if isinstance(event, Skip):
@@ -216,25 +216,20 @@ def _event_line(event: Probe | Skip, commits: Sequence[Commit]) -> str:
     return f"  {kind}: {commit}"
 
 
-def _end_lines(logged: LoggedEnd, commits: Sequence[Commit]) -> list[str]:
+def _end_lines(end: SearchEnd, commits: Sequence[Commit]) -> list[str]:
     """Return the result of a search, with the table of its probes."""
-    end = logged.end
-    lines = [f"{logged.case}:", *_result(end, commits)]
-    if end.probed:
-        lines += table([_HEADS, *(_row(row, end, commits) for row in end.probed)], indent="  ")
-    else:
-        lines += [f"  {verdict}" for verdict in logged.verdicts]
-    return [*lines, *(f"  note: {note}" for note in end.notes)]
-
-
-_HEADS = ("commit", "launches", "change", "has the change", "")
-
-
-def _row(row: ProbedCommit, end: SearchEnd, commits: Sequence[Commit]) -> tuple[str, ...]:
-    change = "-" if row.change is None else format_change(row.change, METRICS[end.metric].scale)
-    commit = commits[row.commit]
-    title = f"{commit.hash[:12]} {brief(commit.subject, _MAX_SUBJECT)}"
-    return title, str(row.launches), change, f"{row.probability:.1%}", row.detail
+    rows = [
+        (
+            f"{commits[row.commit].hash[:12]} {brief(commits[row.commit].subject, _MAX_SUBJECT)}",
+            str(row.launches),
+            "-" if row.change is None else format_change(row.change, METRICS[end.metric].scale),
+            f"{row.probability:.1%}",
+            row.detail,
+        )
+        for row in end.probed
+    ]
+    shown = table([_HEADS, *rows], indent="  ") if rows else [f"  {verdict}" for verdict in end.verdicts]
+    return [*_result(end, commits), *shown, *(f"  note: {note}" for note in end.notes)]
 
 
 def _result(end: SearchEnd, commits: Sequence[Commit]) -> list[str]:

@@ -591,7 +591,7 @@ def _search_log() -> bytes:
             probe = Probe(step.commit, bad if step.commit > 2 else good, good if step.paired else None)
             search.add(probe)
             log.add("case", probe)
-        log.add_end("case", step)
+        log.add("case", step)
         return log.path.read_bytes()
 
 
