@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_aorta.cli.history import CaseHistory, Change, find_changes
-from pytest_aorta.report.page.render import asset, html_template
+from pytest_aorta.report.page.render import rendered
 from pytest_aorta.verdict.metrics import METRICS
 
 # Rows of a table of versions; the charts show all versions.
@@ -52,13 +52,12 @@ def render(histories: Sequence[CaseHistory]) -> str:
     """
     found = (_Case(history, tuple(reversed(find_changes(history)))) for history in histories)
     cases = sorted(found, key=lambda case: case.newest, reverse=True)
-    return html_template("history", asset).render(
+    return rendered(
+        "history",
+        ["history.js"],
         cases=cases,
         metrics=METRICS,
         data=[_chart_data(case) for case in cases],
-        style=asset("vendor/uPlot.min.css") + asset("page.css"),
-        library=asset("vendor/uPlot.iife.min.js"),
-        script=asset("shared.js") + asset("history.js"),
     )
 
 

@@ -16,7 +16,7 @@ from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import UTC_FORMAT, Provenance, version_text
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
-from pytest_aorta.session.record import RETRIED, Comparison, Side, TestRecord
+from pytest_aorta.session.record import Comparison, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
 
@@ -82,56 +82,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Test:
-    """A test, or one pair of matched results.
+    """The record of a test, or of one pair of matched results, with the launches of its comparisons.
 
-    Attributes:
-        nodeid: the test's node id, or the folder of the results.
-        outcome: pytest's outcome, such as ``passed``; for results, ``failed``, ``compared`` or ``measured``.
-        failure: the reason of a failure with its evidence.
-        notes: remarks beside the verdicts.
-        cases: the test's comparisons.
-        attempt: number of this attempt to run the test, counted from 1.
-        label: the attempt as text for a test that ran more than once, else empty.
-        failed_before_launch: True if the test failed and had launched nothing.
-        lacked_devices: True if the test was skipped because the host has too few devices.
-        num_failed_launches: number of its launches that left no valid result.
+    For results, the record's node id is their folder, and its outcome ``failed``, ``compared`` or ``measured``.
     """
 
     __test__ = False
 
-    nodeid: str
-    outcome: str
-    failure: str = ""
-    notes: tuple[str, ...] = ()
+    record: TestRecord
     cases: tuple[Case, ...] = ()
-    attempt: int = 1
-    label: str = ""
-    failed_before_launch: bool = False
-    lacked_devices: bool = False
-    num_failed_launches: int = 0
 
     @property
-    def is_retried(self) -> bool:
-        """Return whether a later attempt of the test counts in place of this one."""
-        return self.outcome == RETRIED
-
-    @property
-    def is_failing(self) -> bool:
-        """Return whether the test failed."""
-        return self.outcome in ("failed", "error")
-
-    @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """Return the verdicts of all comparisons."""
-        return tuple(verdict for case in self.cases for verdict in case.verdicts)
-
-
-@dataclass(frozen=True)
-class _Remark:
-    """A count beside the outcomes of the tests; ``is_failure`` is True if something failed."""
-
-    text: str
-    is_failure: bool = False
+    def failure(self) -> str:
+        """Return the reason of a failure with its evidence, or the reason why the test was skipped."""
+        return self.record.failure or self.record.lacked_devices or ""
 
 
 @dataclass(frozen=True)
@@ -154,51 +118,53 @@ class Report:
     run: tuple[tuple[str, str], ...] = ()
 
     @property
+    def cases(self) -> list[Case]:
+        """Return the comparisons of all tests."""
+        return [case for test in self.tests for case in test.cases]
+
+    @property
     def has_result(self) -> bool:
         """Return whether a launch left a result that could be read."""
-        return any(case.candidate or case.reference for test in self.tests for case in test.cases)
+        return any(case.candidate or case.reference for case in self.cases)
 
     @property
-    def final(self) -> tuple[Test, ...]:
-        """Return the tests without the attempts that were retried."""
-        return tuple(test for test in self.tests if not test.is_retried)
+    def final(self) -> tuple[TestRecord, ...]:
+        """Return the records of the tests without the attempts that were retried."""
+        return tuple(test.record for test in self.tests if not test.record.is_retried)
 
     @property
-    def remarks(self) -> tuple[_Remark, ...]:
-        """Return the number of launches, then the other counts that are not zero.
+    def remarks(self) -> dict[str, bool]:
+        """Return the number of launches, then the other counts that are not zero -> whether something failed.
 
         The other counts are launches that failed, tests that failed before a launch, tests without enough devices, and
         attempts that were retried.
         """
-        early = sum(test.failed_before_launch for test in self.final)
-        lacking = sum(test.lacked_devices for test in self.final)
         counts = (
-            (self.num_failed_launches, _Remark(f"{counted(self.num_failed_launches, 'launch')} failed", True)),
-            (early, _Remark(f"{counted(early, 'test')} failed before a launch", True)),
-            (lacking, _Remark(f"{counted(lacking, 'test')} skipped for lack of devices")),
-            (retried := len(self.tests) - len(self.final), _Remark(f"{counted(retried, 'attempt')} retried")),
+            (self.num_failed_launches, "launch", "failed", True),
+            (sum(record.failed_before_launch for record in self.final), "test", "failed before a launch", True),
+            (sum(record.is_skipped for record in self.final), "test", "skipped for lack of devices", False),
+            (len(self.tests) - len(self.final), "attempt", "retried", False),
         )
-        launches = _Remark(f"{self.num_launches} in total")
-        return (launches, *(remark for count, remark in counts if count))
+        found = {f"{counted(count, noun)} {rest}": is_failure for count, noun, rest, is_failure in counts if count}
+        return {f"{self.num_launches} in total": False} | found
 
 
-def read_launches(files: Sequence[Path]) -> tuple[tuple[Launch, ...], list[str]]:
-    """Return the launches of result files, with their telemetry, and a problem for each file that can't be read."""
+def read_launches(files: Sequence[Path], warnings: list[str]) -> tuple[Launch, ...]:
+    """Return the launches of result files, with their telemetry; what can't be read is added to ``warnings``."""
     launches: list[Launch] = []
-    problems: list[str] = []
     for number, file in enumerate(files, 1):
         try:
             result = read_result(file)
             launch = Launch(number, result, launch_facts(result))
         except (AortaError, ValueError) as error:
-            problems.append(f"result left out of the report: {error}")
+            warnings.append(f"result left out of the report: {error}")
             continue
         try:
             launch = replace(launch, iterations=read_iterations(file.parent, result.world_size))
         except AortaError as error:
-            problems.append(f"telemetry left out of the report: {error}")
+            warnings.append(f"telemetry left out of the report: {error}")
         launches.append(launch)
-    return tuple(launches), problems
+    return tuple(launches)
 
 
 def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[TestRecord] = ()) -> Report:
@@ -207,11 +173,13 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     ``lost`` are records that are part of the report although nothing is known of their launches.
     """
     warnings: list[str] = []
-    tests = tuple(_test(record, warnings) for record in (*reported(records), *lost))
-    created_at = time.strftime(UTC_FORMAT, time.gmtime())
+    tests = tuple(
+        Test(record, tuple(_case(record, comparison, warnings) for comparison in record.comparisons))
+        for record in (*reported(records), *lost)
+    )
     return Report(
         title,
-        created_at,
+        utc_now(),
         "candidate",
         "baseline",
         tests,
@@ -221,66 +189,43 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     )
 
 
+def utc_now() -> str:
+    """Return the present time in the format of reports."""
+    return time.strftime(UTC_FORMAT, time.gmtime())
+
+
 def reported(records: Sequence[TestRecord]) -> list[TestRecord]:
     """Return the records of tests that launched something, lacked devices for a launch, or failed before a launch."""
     return [record for record in records if record.is_reported]
 
 
-def _test(record: TestRecord, warnings: list[str]) -> Test:
-    cases = tuple(_case(record, comparison, warnings) for comparison in record.comparisons)
-    reason = record.failure or record.lacked_devices or ""
-    return Test(
-        record.nodeid,
-        record.outcome,
-        reason,
-        (*record.traces, *record.notes),
-        cases,
-        attempt=record.attempt,
-        label=record.attempt_label,
-        failed_before_launch=record.failed_before_launch,
-        lacked_devices=record.is_skipped,
-        num_failed_launches=record.num_failed_launches,
-    )
-
-
 def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Case:
-    sides = []
-    for side in Side:
-        launches, problems = read_launches([Path(folder) / RESULT_FILE for folder in comparison.folders(side)])
-        warnings += problems
-        sides.append(launches)
+    candidate, reference = (
+        read_launches([Path(folder) / RESULT_FILE for folder in comparison.folders(side)], warnings) for side in Side
+    )
     verdicts = comparison.rows
-    name = comparison.case.removeprefix(f"{record.nodeid}::")
     # If the baseline belongs to another config, no verdict has a value of the baseline.
     is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
-    baseline = _baseline(comparison.baseline, warnings) if is_compared else None
+    baseline = None
+    if is_compared and comparison.baseline:
+        try:
+            baseline = read_baseline_file(Path(comparison.baseline))
+        except BaselineError as error:
+            warnings.append(f"baseline left out of the report: {error}")
     versions = {row.reference.name for row in verdicts if row.is_by_ab}
-    reference_name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
-    return Case(name, verdicts, sides[0], sides[1], baseline, reference_name)
+    name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
+    return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name)
 
 
-def _baseline(file: str, warnings: list[str]) -> Baseline | None:
-    if not file:
-        return None
-    try:
-        return read_baseline_file(Path(file))
-    except BaselineError as error:
-        warnings.append(f"baseline left out of the report: {error}")
-        return None
-
-
-NOT_KNOWN = "unknown"
-
-
-_CPU = "CPU ranks"
+_NOT_KNOWN = "unknown"
 
 
 def run_pairs(version: Provenance | LaunchFacts, command: Sequence[str]) -> list[tuple[str, str]]:
     """Return the known facts about a run in which no launch left a result: commit, branch and command."""
     return [
-        ("commit", version_text(version.commit, version.dirty) or NOT_KNOWN),
-        ("branch", version.branch or ("none (detached head)" if version.commit else NOT_KNOWN)),
-        ("command", shlex.join(command) or NOT_KNOWN),
+        ("commit", version_text(version.commit, version.dirty) or _NOT_KNOWN),
+        ("branch", version.branch or ("none (detached head)" if version.commit else _NOT_KNOWN)),
+        ("command", shlex.join(command) or _NOT_KNOWN),
     ]
 
 
@@ -294,12 +239,21 @@ def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[t
         command: Words of the run's command line, for a launch that has none.
     """
     commit, branch, words = run_pairs(launch, launch.command or command)
-    device = _CPU if launch.device == "cpu" else str(launch.environment.get("device_name") or NOT_KNOWN)
+    device = "CPU ranks" if launch.device == "cpu" else str(launch.environment.get("device_name") or _NOT_KNOWN)
     return [
         commit,
         branch,
         ("measured", launch.recorded_at),
         ("device", device),
-        ("torch", str(launch.environment.get("torch") or NOT_KNOWN)),
+        ("torch", str(launch.environment.get("torch") or _NOT_KNOWN)),
         words,
     ]
+
+
+def provenance_values(launches: Sequence[LaunchFacts], command: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return each label of :func:`provenance_pairs` -> its distinct values; of the times, the first and the last."""
+    columns = zip(*(provenance_pairs(facts, command) for facts in launches), strict=True)
+    values = {column[0][0]: list(dict.fromkeys(value for _, value in column)) for column in columns}
+    if times := values.get("measured"):
+        values["measured"] = list(dict.fromkeys((min(times), max(times))))
+    return values

@@ -5,21 +5,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
-
-import msgspec
+from typing import NamedTuple, TypeAlias
 
 from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import files_below
-from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
+from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches, utc_now
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
-from pytest_aorta.result.provenance import UTC_FORMAT
+from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.session.rounds import failed_checks_text
 from pytest_aorta.verdict.applicability import changed_settings, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
@@ -31,24 +29,15 @@ from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts
 _MAX_PLAN_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Key:
-    """The identity of a launch on both sides: the test's folder, the workload, and the number of its config."""
+class _Key(NamedTuple):
+    """The identity of a launch on both sides: the test's folder, the workload, and its config as JSON."""
 
     folder: str
     workload: str
-    config: int
-
-    @property
-    def name(self) -> str:
-        """Return the name of the comparison."""
-        number = f" {self.config}" if self.config > 1 else ""
-        return f"{self.workload}{number}"
+    config: str
 
 
-Launches: TypeAlias = dict[Key, list[Launch]]
-# The configs of each folder and workload on either side, in the order of their numbers.
-Configs: TypeAlias = dict[tuple[str, str], list[str]]
+_Launches: TypeAlias = dict[_Key, list[Launch]]
 
 
 def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, reference: str) -> Report:
@@ -62,29 +51,33 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
         UsageError: A path does not exist or contains no result.
     """
     warnings: list[str] = []
-    configs: Configs = {}
-    here, there = (_read(label, paths[label], configs, warnings) for label in (candidate, reference))
+    here, there = (_read(label, paths[label], warnings) for label in (candidate, reference))
     if len(here) == len(there) == 1:  # one kind of launch on each side, so these two match whatever their names
         there = dict(zip(here, there.values(), strict=True))
-    keys = list(dict.fromkeys([*here, *there]))
-    tests = tuple(_test(key, here.get(key, []), there.get(key, []), candidate, reference) for key in keys)
-    created_at = time.strftime(UTC_FORMAT, time.gmtime())
+    tests = []
+    configs: Counter[tuple[str, str]] = Counter()
+    for key in dict.fromkeys([*here, *there]):
+        configs[key[:2]] += 1
+        number = f" {configs[key[:2]]}" if configs[key[:2]] > 1 else ""
+        name = key.workload if key.folder in ("", ".") else key.folder
+        sides = {candidate: here.get(key, []), reference: there.get(key, [])}
+        tests.append(_test(name, f"{key.workload}{number}", sides))
     failed = sum(map(_failed_launches, (*paths[candidate], *paths[reference])))
     compared = sum(map(len, (*here.values(), *there.values())))
     return Report(
         f"{candidate} against {reference}",
-        created_at,
+        utc_now(),
         candidate,
         reference,
-        tests,
+        tuple(tests),
         tuple(warnings),
         num_launches=compared + failed,
         num_failed_launches=failed,
     )
 
 
-def _read(label: str, paths: Sequence[Path], configs: Configs, warnings: list[str]) -> Launches:
-    found: Launches = {}
+def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> _Launches:
+    found: _Launches = {}
     for path in paths:
         files = list(_result_files(path))
         if not files:
@@ -93,12 +86,11 @@ def _read(label: str, paths: Sequence[Path], configs: Configs, warnings: list[st
             if _is_reference(file):
                 warnings.append(f"result left out of the report: {file}: a launch of the A/B reference")
                 continue
-            launches, problems = read_launches([file])
-            warnings += problems
-            for launch in launches:
-                key = _key(path, file, launch, configs)
-                numbered = replace(launch, number=len(found.get(key, ())) + 1)
-                found.setdefault(key, []).append(numbered)
+            folder = "" if path == file else file.parent.relative_to(path).parent.as_posix()
+            for launch in read_launches([file], warnings):
+                config = json.dumps(identity(launch.result.config), sort_keys=True)
+                of_key = found.setdefault(_Key(folder, launch.result.workload, config), [])
+                of_key.append(replace(launch, number=len(of_key) + 1))
     return found
 
 
@@ -122,57 +114,57 @@ def _is_reference(file: Path) -> bool:
     return isinstance(plan, dict) and bool(plan.get("reference"))
 
 
-def _key(path: Path, file: Path, launch: Launch, configs: Configs) -> Key:
-    folder = "" if path == file else file.parent.relative_to(path).parent.as_posix()
-    workload = launch.result.workload
-    config = json.dumps(identity(launch.result.config), sort_keys=True)
-    known = configs.setdefault((folder, workload), [])
-    if config not in known:
-        known.append(config)
-    return Key(folder, workload, known.index(config) + 1)
-
-
-def _test(key: Key, here: Sequence[Launch], there: Sequence[Launch], candidate: str, reference: str) -> Test:
-    name = key.folder if key.folder not in ("", ".") else key.workload
+def _test(name: str, case: str, sides: Mapping[str, Sequence[Launch]]) -> Test:
+    """Return the comparison of the launches of two labels, the candidate first."""
+    (candidate, here), (reference, there) = sides.items()
     if here and there:
-        verdicts = _verdicts(name, here, there, candidate, reference)
+        verdicts = _verdicts(name, sides)
     else:
         verdicts = Verdicts(name, (), (f"only in {candidate if here else reference}: no result to compare with",))
     wrong = [launch.result for launch in here if not launch.result.passed]
     has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
-    outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"
-    failure = "\n".join(map(failed_checks_text, wrong))
-    case = Case(key.name, verdicts.rows, tuple(here), tuple(there), reference_name=reference)
-    differences = [_difference(here[0], there[0], candidate, reference)] if here and there else []
-    return Test(name, outcome, failure, (*filter(None, differences), *verdicts.notes), (case,))
+    difference = _difference(sides) if here and there else ""
+    comparison = Comparison(
+        case,
+        ReferenceKind.RESULTS,
+        rows=verdicts.rows,
+        notes=(*filter(None, [difference]), *verdicts.notes),
+    )
+    record = TestRecord(
+        name,
+        outcome="failed" if has_failed else "compared" if verdicts.rows else "measured",
+        failure="\n".join(map(failed_checks_text, wrong)),
+        comparisons=(comparison,),
+    )
+    return Test(record, (Case(case, verdicts.rows, tuple(here), tuple(there), reference_name=reference),))
 
 
-def _difference(here: Launch, there: Launch, candidate: str, reference: str) -> str:
+def _difference(sides: Mapping[str, Sequence[Launch]]) -> str:
     """Return a note on the workloads and configs of two launches that were named on their own, if they differ."""
-    before, after = changed_settings(identity(there.result.config), identity(here.result.config))
-    ran = [one.result.workload for one in (there, here)]
-    if not before and ran[0] == ran[1]:
+    (here, after), (there, before) = ((label, launches[0].result) for label, launches in sides.items())
+    old, new = changed_settings(identity(before.config), identity(after.config))
+    if not old and before.workload == after.workload:
         return ""
-    sides = zip((reference, candidate), ran, (before, after), strict=True)
-    return "; ".join(" with ".join(filter(None, [f"{label} ran {name}", keys])) for label, name, keys in sides)
+    parts = ((there, before.workload, old), (here, after.workload, new))
+    return "; ".join(" with ".join(filter(None, [f"{label} ran {name}", keys])) for label, name, keys in parts)
 
 
-def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candidate: str, reference: str) -> Verdicts:
+def _verdicts(name: str, sides: Mapping[str, Sequence[Launch]]) -> Verdicts:
     """Compare the candidate's launches with the reference's as with a stored baseline."""
+    (candidate, here), (reference, there) = sides.items()
     stored = tuple(StoredLaunch(_in_block(launch, reference)) for launch in there)
     result = here[0].result
     baseline = Baseline(name, name, result.platform, result.workload, {}, stored)
     priors = functools.partial(default_variance, device=result.device)
     comparison = StoredComparison(name, {}, baseline, {}, priors, len(here), reference, ReferenceKind.RESULTS)
     verdicts = comparison.judge([_in_block(launch, candidate) for launch in here])
-    undecided = f"too few launches to decide: {len(here)} of {candidate} and {len(there)} of {reference}"
     reasons = {
-        Outcome.INCONCLUSIVE: undecided,
+        Outcome.INCONCLUSIVE: f"too few launches to decide: {len(here)} of {candidate} and {len(there)} of {reference}",
         Outcome.MISSING: f"missing in {candidate} or in {reference}",
         Outcome.IMPROVED: "",
     }
-    rows = (msgspec.structs.replace(row, detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
-    return msgspec.structs.replace(verdicts, rows=tuple(rows))
+    rows = tuple(row.replace(detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
+    return verdicts.replace(rows=rows)
 
 
 def _in_block(launch: Launch, label: str) -> LaunchFacts:

@@ -149,6 +149,10 @@ class TestRecord(Model, frozen=True):
         """Return the notes on the files that a profiler left."""
         return [note for launch in self.launches for note in launch.traces]
 
+    def label_of(self, comparison: Comparison) -> str:
+        """Return the label of one of the test's comparisons."""
+        return comparison.case.removeprefix(f"{self.nodeid}::")
+
     @property
     def num_failed_launches(self) -> int:
         """Return the number of launches that left no valid result."""
@@ -283,8 +287,7 @@ def properties(record: TestRecord) -> list[tuple[str, object]]:
     found += [("aorta.launches", len(record.launches))] if record.launches else []
     found += [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
     for comparison in record.comparisons:
-        label = comparison.case.removeprefix(f"{record.nodeid}::")
-        prefix = "aorta" if len(record.comparisons) == 1 else f"aorta.{label}"
+        prefix = "aorta" if len(record.comparisons) == 1 else f"aorta.{record.label_of(comparison)}"
         found += [(f"{prefix}.{metric}.value", value) for metric, value in comparison.measured.items()]
         for row in comparison.rows:
             found.append((f"{prefix}.{row.metric}.verdict", row.label))

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
@@ -41,7 +41,7 @@ class SearchRequest(Model, frozen=True):
     pytest: tuple[str, ...]
     setup: tuple[tuple[str, ...], ...] = ()
     environments: str = "environments"
-    tolerances: dict[str, str] = {}  # msgspec copies an empty default
+    tolerances: dict[str, str] = field(default_factory=dict)
     metric: str | None = None
     schema_version: Literal[2] = 2
 
