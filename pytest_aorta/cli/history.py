@@ -162,15 +162,15 @@ def _changes(history: CaseHistory, metric: str) -> list[Change]:
     points = history.points(metric)
     if METRICS[metric].direction is Direction.EXACT:
         return [
-            Change(history, metric, here.version, before.version, before.value, here.value)
-            for before, here in pairwise(points)
-            if here.value != before.value
+            Change(history, metric, index, last, before, after)
+            for (last, before), (index, after) in pairwise(points)
+            if before != after
         ]
     return _found_by_otava(history, metric, points)
 
 
-def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[_Point]) -> list[Change]:
-    values = [point.value for point in points if isinstance(point.value, float)]
+def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[tuple[int, float | str]]) -> list[Change]:
+    values = [value for _, value in points if isinstance(value, float)]
     if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
         return []
     last = len(values) - CONFIRMING_VERSIONS
@@ -178,7 +178,7 @@ def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[_Point])
     bounds = [0, *found, len(values)]
     segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     return [
-        Change(history, metric, points[place].version, points[place - 1].version, before, after)
+        Change(history, metric, points[place][0], points[place - 1][0], before, after)
         for place, (before, after) in zip(bounds[1:-1], pairwise(segments), strict=True)
     ]
 
@@ -323,17 +323,6 @@ class Version:
 
 
 @dataclass(frozen=True)
-class _Point:
-    """A metric at one version: the median over launches, or the text if the metric is a text.
-
-    ``version`` is the index of the version in its case.
-    """
-
-    version: int
-    value: float | str
-
-
-@dataclass(frozen=True)
 class CaseHistory:
     """The history of one case on one platform; versions are in the order in which they were first measured."""
 
@@ -359,16 +348,19 @@ class CaseHistory:
         """Return the number of launches of all versions."""
         return sum(len(version.launches) for version in self.versions)
 
-    def points(self, metric: str) -> list[_Point]:
-        """Return the metric at every version that has it."""
-        found = []
+    def points(self, metric: str) -> list[tuple[int, float | str]]:
+        """Return the index of each version that has the metric, and the median over its launches or the last text."""
+        found: list[tuple[int, float | str]] = []
         for index, version in enumerate(self.versions):
-            texts = [value for launch in version.launches if isinstance(value := launch.get(metric), str)]
             if numbers := version.numbers(metric):
-                found.append(_Point(index, median(numbers)))
-            elif texts:
-                found.append(_Point(index, texts[-1]))
+                found.append((index, median(numbers)))
+            elif texts := [launch[metric] for launch in version.launches if metric in launch]:
+                found.append((index, texts[-1]))
         return found
+
+    def has_numbers(self, metric: str) -> bool:
+        """Return whether a metric is a number in some version."""
+        return any(version.numbers(metric) for version in self.versions)
 
     def until(self, moment: str) -> CaseHistory:
         """Return the history of the versions that were first measured at ``moment`` or before."""
@@ -416,43 +408,29 @@ def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
 
 
 def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
-    launches: dict[tuple[str, ...], list[LaunchFacts]] = defaultdict(list)
-    entry_of: dict[tuple[str, ...], list[HistoryEntry]] = defaultdict(list)
+    found: dict[tuple[str | None, str], list[tuple[LaunchFacts, HistoryEntry]]] = defaultdict(list)
     for entry in entries:
         for launch in entry.launches:
             if launch.side is Side.CANDIDATE and not launch.facts.profiler:
-                key = _version_key(launch.facts, entry.run)
-                launches[key].append(launch.facts)
-                entry_of[key].append(entry)
-    versions = (_version(group, entry_of[key]) for key, group in launches.items())
-    return tuple(sorted(versions, key=lambda version: version.measured_at))
+                # Uncommitted changes of two runs may differ, as may two versions without a known commit.
+                is_commit = launch.facts.commit is not None and not launch.facts.dirty
+                found[launch.facts.commit, "" if is_commit else entry.run].append((launch.facts, entry))
+    return tuple(sorted(map(_version, found.values()), key=lambda version: version.measured_at))
 
 
-def _version_key(launch: LaunchFacts, run: str) -> tuple[str, ...]:
-    # Uncommitted changes of two runs may differ, as may two versions without a known commit.
-    if launch.commit is None or launch.dirty:
-        return launch.commit or "", run
-    return (launch.commit,)
-
-
-def _version(launches: Sequence[LaunchFacts], entries: Sequence[HistoryEntry]) -> Version:
-    revisions = [entry.revision for entry in entries if entry.revision is not None]
-    compared = (
-        verdict for entry in entries for verdict in entry.verdicts if verdict.reference.kind is ReferenceKind.BASELINE
-    )
-    ordered = sorted(launches, key=lambda launch: launch.recorded_at)
-    first, last = ordered[0], ordered[-1]
+def _version(measured: Sequence[tuple[LaunchFacts, HistoryEntry]]) -> Version:
+    launches = sorted((facts for facts, _ in measured), key=lambda facts: facts.recorded_at)
+    revisions = [entry.revision for _, entry in measured if entry.revision is not None]
+    rows = [row for _, entry in measured for row in entry.verdicts if row.reference.kind is ReferenceKind.BASELINE]
+    first, last = launches[0], launches[-1]
+    torch, accelerator = (last.environment.get(name) for name in ("torch", "device_name"))
     return Version(
         commit=first.commit,
         dirty=bool(first.dirty),
         measured_at=first.recorded_at,
-        torch=_text(last.environment.get("torch")),
-        accelerator=_text(last.environment.get("device_name")),
+        torch=None if torch is None else str(torch),
+        accelerator=None if accelerator is None else str(accelerator),
         revision=revisions[-1] if revisions else None,
-        launches=tuple(measured_values([launch]) for launch in ordered),
-        baselines={row.metric: float(row.baseline) for row in compared if isinstance(row.baseline, float | int)},
+        launches=tuple(measured_values([launch]) for launch in launches),
+        baselines={row.metric: float(row.baseline) for row in rows if isinstance(row.baseline, float | int)},
     )
-
-
-def _text(fact: object) -> str | None:
-    return None if fact is None else str(fact)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -21,62 +21,40 @@ _SHORT = 7
 _MIB = 2.0**20
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A case with its change points, newest first."""
-
-    history: CaseHistory
-    changes: tuple[Change, ...]
-
-    @property
-    def newest(self) -> str:
-        """Return the time of the newest change, or an empty text without a change."""
-        return self.changes[0].first_after.measured_at if self.changes else ""
-
-    @property
-    def charts(self) -> list[str]:
-        """Return the metrics that are numbers in some version."""
-        return [name for name in self.history.metrics if any(row.numbers(name) for row in self.history.versions)]
-
-    @property
-    def versions(self) -> list[Any]:
-        """Return the newest versions, newest first."""
-        return list(self.history.versions[: -MAX_ROWS - 1 : -1])
-
-
 def render(histories: Sequence[CaseHistory]) -> str:
     """Return the HTML of the page; cases with the newest changes come first.
 
     Raises:
         UsageError: Otava is not installed.
     """
-    found = (_Case(history, tuple(reversed(find_changes(history)))) for history in histories)
-    cases = sorted(found, key=lambda case: case.newest, reverse=True)
+    found = [(history, find_changes(history)[::-1]) for history in histories]
+    found.sort(key=lambda case: case[1][0].first_after.measured_at if case[1] else "", reverse=True)
     return rendered(
         "history",
         ["history.js"],
-        cases=cases,
+        cases=found,
+        max_rows=MAX_ROWS,
         metrics=METRICS,
-        data=[_chart_data(case) for case in cases],
+        data=list(starmap(_chart_data, found)),
     )
 
 
-def _chart_data(case: _Case) -> dict[str, Any]:
+def _chart_data(history: CaseHistory, changes: Sequence[Change]) -> dict[str, Any]:
     """Return the values that the page's script draws; long lists are little-endian numbers in base64."""
-    versions = case.history.versions
+    versions = history.versions
     at = [index for index, version in enumerate(versions) for _ in version.launches]
     return {
         "names": [version.commit[:_SHORT] if version.commit else "?" for version in versions],
         "dirty": [index for index, version in enumerate(versions) if version.dirty],
         "times": [version.measured_at for version in versions],
         "at": _encoded(at, "<u4"),
-        "revisions": case.history.revisions,
-        "charts": {name: _chart(case, name) for name in case.history.metrics},
+        "revisions": history.revisions,
+        "charts": {name: _chart(history, changes, name) for name in history.metrics},
     }
 
 
-def _chart(case: _Case, name: str) -> dict[str, Any]:
-    versions = case.history.versions
+def _chart(history: CaseHistory, changes: Sequence[Change], name: str) -> dict[str, Any]:
+    versions = history.versions
     is_bytes = METRICS[name].unit == "B"
     unit = _MIB if is_bytes else 1.0
     medians = [float(np.median(numbers)) / unit if (numbers := row.numbers(name)) else np.nan for row in versions]
@@ -87,7 +65,7 @@ def _chart(case: _Case, name: str) -> dict[str, Any]:
         "medians": _encoded(medians, "<f8"),
         "launches": _encoded(values, "<f8"),
         "baseline": _encoded([version.baselines.get(name, np.nan) / unit for version in versions], "<f8"),
-        "changes": [[change.index, change.verdict] for change in case.changes if change.metric == name],
+        "changes": [[change.index, change.verdict] for change in changes if change.metric == name],
     }
 
 
