@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
 from pytest_aorta.common.text import counted
@@ -59,10 +60,14 @@ def stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], 
     Raises:
         UsageError: The folder does not exist, or has no such platform.
     """
-    folders = _platform_folders(folder, platform)
+    require_folder(folder)
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
+    chosen = [path for path in folders if platform in (None, path.name)]
+    if platform is not None and not chosen:
+        raise UsageError(f"--platform {platform}: is not in {folder}; allowed are {[path.name for path in folders]}")
     found: list[StoredFile] = []
     problems: list[str] = []
-    for platform_folder in folders:
+    for platform_folder in chosen:
         read, unreadable = _read_all(sorted(platform_folder.glob("*.json")))
         cases = list(map(StoredCase, read.values()))
         found += [_stored(str(path), read[path], cases) for path in read]
@@ -76,8 +81,9 @@ def file_or_blob(name: str, others: Sequence[StoredCase] = ()) -> StoredFile:
     Raises:
         UsageError: The file does not exist, or git finds no such commit or path.
     """
-    if Path(name).is_file():
-        return _stored_file(Path(name))
+    if (file := Path(name)).is_file():
+        neighbors, _ = _read_all([path for path in sorted(file.parent.glob("*.json")) if path.name != file.name])
+        return _stored(name, read_baseline_file(file), list(map(StoredCase, neighbors.values())))
     ref, colon, path = name.partition(":")
     if not colon:
         raise UsageError(f"{name!r} is not a file; a file of a commit is given as REF:PATH")
@@ -105,29 +111,11 @@ def require_folder(folder: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Move:
-    """A baseline and the same baseline under its new case.
-
-    Attributes:
-        old_path: The present file.
-        new_path: The file to write.
-        old: The stored baseline.
-        new: The baseline with the new case and test.
-    """
-
-    old_path: Path
-    new_path: Path
-    old: Baseline
-    new: Baseline
-
-    def __str__(self) -> str:
-        """Return one line for the output of the command."""
-        return f"{self.old.platform}: {self.old.case} -> {self.new.case}"
+Moves: TypeAlias = list[tuple[StoredFile, Baseline]]
 
 
-def planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path) -> list[Move]:
-    """Return the moves of all baselines whose case is ``old`` or begins with it.
+def planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path) -> Moves:
+    """Return each baseline whose case is ``old`` or begins with it, and the baseline with the new case and test.
 
     ``old`` is a folder, a file, a class, a test or a full case; ``new`` is the same part of the new node id. All
     checks are made here, before any file is changed.
@@ -142,59 +130,39 @@ def planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path)
     matches = [file for file in files if _begins_with(file.baseline.case, old)]
     if not matches:
         raise UsageError(f"OLD {old!r} matches none of {counted(len(files), 'case')} in {folder}{_similar(old, files)}")
-    found = [_move(file, old, new, folder) for file in matches]
-    for move in found:
-        if os.path.lexists(move.new_path):
-            raise BaselineError(
-                f"{move.new_path}: exists already, so nothing was moved; delete the file or choose another NEW"
-            )
+    found = [(file, _moved(file, old, new, folder)) for file in matches]
+    for _, moved in found:
+        path = baseline_path(folder, moved.platform, moved.case)
+        if os.path.lexists(path):
+            raise BaselineError(f"{path}: exists already, so nothing was moved; delete the file or choose another NEW")
     return found
 
 
-def move_files(found: Sequence[Move], folder: Path) -> None:
+def move_files(found: Moves, folder: Path) -> None:
     """Write all new files, then delete the old ones. After an error the folder is as it was before.
 
     Raises:
         BaselineError: A file could not be written or deleted.
     """
     written: list[Path] = []
-    deleted: list[Move] = []
+    deleted: list[Baseline] = []
     try:
-        for move in found:
-            written.append(write_baseline(folder, move.new))
-        for move in found:
-            move.old_path.unlink()
-            deleted.append(move)
+        for _, moved in found:
+            written.append(write_baseline(folder, moved))
+        for file, _ in found:
+            Path(file.name).unlink()
+            deleted.append(file.baseline)
     except (BaselineError, OSError) as error:
-        for move in deleted:
-            write_baseline(folder, move.old)
+        for baseline in deleted:
+            write_baseline(folder, baseline)
         for path in written:
             path.unlink(missing_ok=True)
         raise BaselineError(f"nothing was moved: {error}") from None
 
 
-def _stored_file(path: Path) -> StoredFile:
-    """Return one file together with the other baselines of its platform.
-
-    Raises:
-        BaselineError: The file is unreadable.
-    """
-    read, _ = _read_all([other for other in sorted(path.parent.glob("*.json")) if other.name != path.name])
-    return _stored(str(path), read_baseline_file(path), list(map(StoredCase, read.values())))
-
-
 def _stored(name: str, baseline: Baseline, cases: Sequence[StoredCase]) -> StoredFile:
     of_platform = (case for case in cases if case.baseline.platform == baseline.platform)
     return StoredFile(name, baseline, tuple(other for other in of_platform if other.baseline.case != baseline.case))
-
-
-def _platform_folders(folder: Path, platform: str | None) -> list[Path]:
-    require_folder(folder)
-    folders = sorted(path for path in folder.iterdir() if path.is_dir())
-    chosen = [path for path in folders if platform in (None, path.name)]
-    if platform is not None and not chosen:
-        raise UsageError(f"--platform {platform}: is not in {folder}; allowed are {[path.name for path in folders]}")
-    return chosen
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[dict[Path, Baseline], list[str]]:
@@ -208,7 +176,7 @@ def _read_all(paths: Sequence[Path]) -> tuple[dict[Path, Baseline], list[str]]:
     return read, problems
 
 
-def _move(file: StoredFile, old: str, new: str, folder: Path) -> Move:
+def _moved(file: StoredFile, old: str, new: str, folder: Path) -> Baseline:
     baseline, path = file.baseline, Path(file.name)
     if path != baseline_path(folder, baseline.platform, baseline.case):
         raise BaselineError(
@@ -222,8 +190,7 @@ def _move(file: StoredFile, old: str, new: str, folder: Path) -> Move:
     test = case.removesuffix(label) if case.endswith(label) else case.rpartition(_SEPARATOR)[0]
     if _SEPARATOR not in test:
         raise UsageError(f"NEW {new!r}: the case {case!r} would have no test; give NEW the same parts as OLD")
-    moved = baseline.replace(case=case, test=test)
-    return Move(path, baseline_path(folder, baseline.platform, case), baseline, moved)
+    return baseline.replace(case=case, test=test)
 
 
 def _begins_with(case: str, old: str) -> bool:

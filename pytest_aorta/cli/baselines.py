@@ -88,7 +88,8 @@ def move(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             move_files(found, arguments.folder)
     verb = "would be moved" if arguments.dry_run else "moved"
-    emit([*map(str, found), f"{len(found)} of {counted(len(files), 'baseline')} {verb}"])
+    lines = [f"{new.platform}: {file.baseline.case} -> {new.case}" for file, new in found]
+    emit([*lines, f"{len(found)} of {counted(len(files), 'baseline')} {verb}"])
     return 0
 
 

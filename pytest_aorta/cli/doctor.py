@@ -9,11 +9,11 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError
@@ -31,8 +31,6 @@ from pytest_aorta.plan.device_kind import (
     Device,
 )
 from pytest_aorta.plan.world import CPU_WORLD_SIZE, MAX_CPU_RANKS_PER_CORE
-
-_Answer = TypeVar("_Answer")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +63,13 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
         found += device_findings(devices)
     except AortaError as error:
         found.append(Finding("devices", PROBLEM, str(error), "repair the driver or the variable that is named"))
-    everything = _all_gpus(devices)
+    everything = devices
+    with suppress(AortaError):
+        everything = visible_devices({})  # regardless of variables
     found += variable_findings(os.environ, everything[0].vendor if everything else "", len(everything))
-    found += torch_findings(probe_torch(), devices, driver_cuda())
-    found += link_findings(_active_nvlinks(devices))
+    driver_cuda, links = ask_driver(devices)
+    found += torch_findings(probe_torch(), devices, driver_cuda)
+    found += link_findings(links)
     found += port_findings()
     room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
     found += shm_findings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, len(devices))
@@ -76,14 +77,6 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
     found += limit_findings(read_limits(), num_ranks, _has_infiniband())
     found += lease_findings()
     return found + folder_findings(folders)
-
-
-def _all_gpus(devices: list[Device]) -> list[Device]:
-    """Return all GPUs regardless of visibility variables, or the visible GPUs if that fails."""
-    try:
-        return visible_devices({})
-    except AortaError:
-        return devices
 
 
 def _lines(found: list[Finding]) -> list[str]:
@@ -303,7 +296,12 @@ def torch_findings(
     if isinstance(facts, str):
         return [Finding("torch", PROBLEM, f"can't be imported: {facts}", _INSTALL)]
     build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
-    found = [_version(facts["torch"], build)]
+    version = facts["torch"]
+    found = [Finding("torch", OK, f"{version}, built for {build}")]
+    if tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()) < MIN_TORCH:
+        least = ".".join(map(str, MIN_TORCH))
+        text = f"{version}, which is older than {least}"
+        found = [Finding("torch", PROBLEM, text, f"{_INSTALL}, {least} or newer")]
     if "gloo" not in facts["backends"]:
         found.append(Finding("torch", PROBLEM, "it has no gloo, the backend of CPU ranks", _INSTALL))
     if not devices:
@@ -317,47 +315,46 @@ def torch_findings(
         found.append(Finding("torch", PROBLEM, f"it has no {library}, the backend of GPU ranks", _INSTALL))
     else:
         found.append(Finding("torch", OK, f"{library} {facts['nccl']}"))
-    return [*found, *_driver(facts, devices, driver_cuda)]
+    count, newest = facts["device_count"], ".".join(map(str, driver_cuda or ()))
+    text = f"torch finds {count} GPUs, the driver {len(devices)}"
+    if count == len(devices):
+        driver = f"; the driver supports CUDA {newest}" if newest else ""
+        found.append(Finding("torch", OK, f"torch finds {count} of {len(devices)} GPUs{driver}"))
+    elif driver_cuda and facts["cuda"] and int(facts["cuda"].split(".")[0]) > driver_cuda[0]:
+        text += f": torch is built for CUDA {facts['cuda']}, the driver supports {newest}"
+        remedy = "update the driver, or install torch for the driver's CUDA"
+        found.append(Finding("torch", PROBLEM, text, remedy))
+    else:
+        remedy = "run `python -c 'import torch; torch.cuda.init()'`, and read the kernel log (dmesg)"
+        found.append(Finding("torch", PROBLEM, text, remedy))
+    return found
 
 
-def _version(version: str, build: str) -> Finding:
-    number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-    if number < MIN_TORCH:
-        least = ".".join(map(str, MIN_TORCH))
-        return Finding("torch", PROBLEM, f"{version}, which is older than {least}", f"{_INSTALL}, {least} or newer")
-    return Finding("torch", OK, f"{version}, built for {build}")
+def ask_driver(devices: Sequence[Device]) -> tuple[tuple[int, int] | None, dict[str, int]]:
+    """Return what the NVIDIA driver knows, as far as there is one.
 
-
-def _driver(facts: dict[str, Any], devices: Sequence[Device], driver_cuda: tuple[int, int] | None) -> list[Finding]:
-    if facts["device_count"] == len(devices):
-        driver = f"; the driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}" if driver_cuda else ""
-        return [Finding("torch", OK, f"torch finds {facts['device_count']} of {len(devices)} GPUs{driver}")]
-    text = f"torch finds {facts['device_count']} GPUs, the driver {len(devices)}"
-    if driver_cuda and facts["cuda"] and int(facts["cuda"].split(".")[0]) > driver_cuda[0]:
-        text += f": torch is built for CUDA {facts['cuda']}, the driver supports {driver_cuda[0]}.{driver_cuda[1]}"
-        return [Finding("torch", PROBLEM, text, "update the driver, or install torch for the driver's CUDA")]
-    remedy = "run `python -c 'import torch; torch.cuda.init()'`, and read the kernel log (dmesg)"
-    return [Finding("torch", PROBLEM, text, remedy)]
-
-
-def _ask_driver(question: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
-    """Return the answer to a question to NVML; ``otherwise`` without an NVIDIA driver that knows the answer."""
+    Returns:
+        The newest CUDA version that it supports, and token -> number of active NVLinks of each GPU that is not a part
+        of one.
+    """
     import pynvml
 
-    try:
+    cuda, links = None, {}
+    with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         try:
-            return question(pynvml)
+            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+            cuda = version // 1000, version % 1000 // 10
+            for device in devices:
+                if device.vendor == NVIDIA and not device.uuid.startswith("MIG-"):
+                    handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
+                    links[device.token] = 0
+                    for link in range(MAX_NVLINKS):
+                        with suppress(pynvml.NVMLError):  # no such link
+                            links[device.token] += bool(pynvml.nvmlDeviceGetNvLinkState(handle, link))
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return otherwise
-
-
-def driver_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA version that the NVIDIA driver supports; None without a driver."""
-    version = _ask_driver(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()), 0)
-    return (version // 1000, version % 1000 // 10) if version else None
+    return cuda, links
 
 
 def link_findings(links: Mapping[str, int]) -> list[Finding]:
@@ -372,22 +369,3 @@ def link_findings(links: Mapping[str, int]) -> list[Finding]:
         text = f"active NVLinks differ by GPU ({listed}); the fewest set the speed"
         return [Finding("links", NOTE, text, "see nvidia-smi nvlink --status for links that are down")]
     return [Finding("links", OK, f"{counts.pop()} active NVLinks on each GPU")]
-
-
-def _active_nvlinks(devices: Sequence[Device]) -> dict[str, int]:
-    """Return token -> number of active NVLinks, for NVIDIA GPUs for which NVML reports NVLinks."""
-    asked = [one for one in devices if one.vendor == NVIDIA and not one.uuid.startswith("MIG-")]
-    return _ask_driver(
-        lambda nvml: {
-            one.token: sum(_is_up(nvml, nvml.nvmlDeviceGetHandleByUUID(one.uuid), link) for link in range(MAX_NVLINKS))
-            for one in asked
-        },
-        {},
-    )
-
-
-def _is_up(nvml: Any, handle: Any, link: int) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
-    except nvml.NVMLError:  # no such link
-        return False

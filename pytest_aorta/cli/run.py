@@ -100,14 +100,14 @@ def run(arguments: argparse.Namespace) -> int:
         world = _world(session, spec, launch)
         _refuse_other_baseline(arguments.check, launch, world)
         # Checked last: --append and --overwrite help only if the rest of the command line is right.
-        paths = _trial_paths(arguments.results / launch.folder, trials, arguments.existing)
+        folder = arguments.results / launch.folder
+        first = _first_number(folder, arguments.existing)
         require_torch()
-        launches = arguments.results / launch.folder / "launches"
-        with session.launcher(world, spec, test, launches, timed=True) as launcher:
+        with session.launcher(world, spec, test, folder / "launches", timed=True) as launcher:
             distributed_world, results = DistributedWorld(launcher), []
-            for path in paths:
+            for number in range(first, first + trials):
                 results.append(launch.start(distributed_world))
-                written = write_trial(path, results[-1], arguments.existing)
+                written = write_trial(folder, number, results[-1], arguments.existing)
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
                 emit([f"  {note}" for note in test.launches[-1].traces])
                 sys.stdout.flush()
@@ -294,41 +294,39 @@ def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
 REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
 
 
-def _trial_paths(folder: Path, count: int, existing: str) -> list[Path]:
-    """Return the files of ``count`` trials.
-
-    Args:
-        folder: Folder of the trials.
-        count: Number of trials.
-        existing: Treatment of existing trials: ``refuse``, ``append`` with the next numbers, ``overwrite``.
+def _first_number(folder: Path, existing: str) -> int:
+    """Return the number of the first trial, given what is done about existing ones: refuse, append or overwrite.
 
     Raises:
         UsageError: Trials exist, and ``existing`` is ``refuse``.
     """
-    present = sorted(_number(path) for path in folder.glob("trial_*.json") if _number(path) >= 0)
+    words = (path.stem.removeprefix("trial_") for path in folder.glob("trial_*.json"))
+    present = sorted(int(word) for word in words if word.isascii() and word.isdigit())
     if present and existing == REFUSE:
         raise UsageError(
             f"{folder} has {counted(len(present), 'trial')}, up to {folder / f'trial_{present[-1]}.json'}; --append "
             f"adds to them, --overwrite replaces trials of the same number, --results names another folder"
         )
-    first = present[-1] + 1 if present and existing == APPEND else 0
-    return [folder / f"trial_{number}.json" for number in range(first, first + count)]
+    return present[-1] + 1 if present and existing == APPEND else 0
 
 
-def write_trial(path: Path, result: WorkloadResult, existing: str = OVERWRITE) -> Path:
+def write_trial(folder: Path, number: int, result: WorkloadResult, existing: str) -> Path:
     """Write a result and return its file.
 
     Only ``overwrite`` replaces a file. Otherwise the result gets the next free number if another `aorta run` has
-    written this trial since :func:`trial_paths` chose it.
+    written this trial meanwhile.
 
     Raises:
         ResultError: The file can't be written.
     """
-    document = result.to_json()
+    path, document = folder / f"trial_{number}.json", result.to_json()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while existing != OVERWRITE and not _is_reserved(path):
-            path = path.with_name(f"trial_{_number(path) + 1}.json")
+        folder.mkdir(parents=True, exist_ok=True)
+        if existing != OVERWRITE:
+            try:
+                path.touch(exist_ok=False)  # no other process then uses the file
+            except FileExistsError:
+                return write_trial(folder, number + 1, result, existing)
         try:
             write_json(path, document)
         except BaseException:
@@ -338,17 +336,3 @@ def write_trial(path: Path, result: WorkloadResult, existing: str = OVERWRITE) -
     except OSError as error:
         raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return path
-
-
-def _is_reserved(path: Path) -> bool:
-    """Create an empty file, which no other process then uses; return False if the file exists already."""
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _number(path: Path) -> int:
-    text = path.stem.removeprefix("trial_")
-    return int(text) if text.isascii() and text.isdigit() else -1

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from pytest_aorta.common.errors import ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, case_suffix, find_workload
@@ -120,7 +118,7 @@ class WorkloadRunner:
         check_result("check", result)
         case = self._case(passed(result), label)
         path = baseline_path(self._options.baselines_dir, result.platform, case)
-        comparison = self._begun(case, ReferenceKind.BASELINE, result, path)
+        comparison = self._begun(case, ReferenceKind.BASELINE, (Side.CANDIDATE, result), baseline=path)
         if self._session.bisection:
             return self._search(comparison, result, self._session.bisection)
         if self._options.update_baselines:
@@ -137,10 +135,8 @@ class WorkloadRunner:
     def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
         """Compare results with the baseline in the file ``path``, without further launches; else as :meth:`check`."""
         baseline = read_baseline_file(path)
-        comparison = self._begun(baseline.case, ReferenceKind.BASELINE, results[-1], path)
-        comparison = structs.replace(
-            comparison, launches=tuple(self._compared(Side.CANDIDATE, result) for result in results)
-        )
+        launched = ((Side.CANDIDATE, result) for result in results)
+        comparison = self._begun(baseline.case, ReferenceKind.BASELINE, *launched, baseline=path)
         stored = self._stored(comparison, results[-1], baseline, len(results))
         return self._concluded(comparison, stored.judge(comparison.facts(Side.CANDIDATE)), baseline.test)
 
@@ -192,15 +188,15 @@ class WorkloadRunner:
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
-        comparison = self._begun(self._case_of_variants(label), ReferenceKind.AB, here)
-        comparison = structs.replace(comparison, launches=(*comparison.launches, self._compared(Side.REFERENCE, there)))
+        case = self._case_of_variants(label)
+        comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, there))
         if steps is not None:
             verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, there, steps, by_step))
             if not by_launch or verdicts.failing(self._fail_on | {Outcome.MISSING}):
                 wants_launches = self._options.locate if locate is None else locate
                 located = (here, there, steps, wants_launches)
                 return self._concluded(comparison, verdicts, located=located)
-            comparison = structs.replace(comparison, rows=verdicts.rows)
+            comparison = comparison.replace(rows=verdicts.rows)
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, comparison.case)
         version, most = self._other_version(here, there), self._options.max_launches
         pairs = PairedComparison(comparison.case, self._marked, priors, by_launch, most, version)
@@ -286,16 +282,11 @@ class WorkloadRunner:
         return passed(self._world.launch(spec.name, **config))
 
     def _begun(
-        self, case: str, kind: ReferenceKind, result: WorkloadResult, baseline: Path | None = None
+        self, case: str, kind: ReferenceKind, *launched: tuple[Side, WorkloadResult], baseline: Path | None = None
     ) -> Comparison:
-        return Comparison(
-            case,
-            kind,
-            result.platform,
-            result.workload,
-            (self._compared(Side.CANDIDATE, result),),
-            baseline=str(baseline or ""),
-        )
+        first = launched[0][1]
+        launches = tuple(itertools.starmap(self._compared, launched))
+        return Comparison(case, kind, first.platform, first.workload, launches, baseline=str(baseline or ""))
 
     def _compared(self, side: Side, result: WorkloadResult) -> ComparedLaunch:
         return ComparedLaunch(side, launch_facts(result), str(self._folder(result) or ""))
@@ -334,7 +325,7 @@ class WorkloadRunner:
         )
         learning = learn(first, self._marked, self._defaults(result), self._options)
         learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
-        self._test.compared(structs.replace(comparison, new=learned.new, detection=learned.detection))
+        self._test.compared(comparison.replace(new=learned.new, detection=learned.detection))
         return learned.verdicts
 
     def _search(self, comparison: Comparison, result: WorkloadResult, bisection: Bisection) -> Verdicts:
@@ -373,9 +364,9 @@ class WorkloadRunner:
         try:
             found = settle(comparing, launched)
         except BaseException:
-            self._test.compared(structs.replace(comparison, launches=tuple(launches)))
+            self._test.compared(comparison.replace(launches=tuple(launches)))
             raise
-        return found, structs.replace(comparison, launches=tuple(launches))
+        return found, comparison.replace(launches=tuple(launches))
 
     def _concluded(
         self,
@@ -389,8 +380,8 @@ class WorkloadRunner:
         fail_on = self._fail_on | {Outcome.MISSING} if comparison.kind is ReferenceKind.AB else self._fail_on
         failing, rows = verdicts.failing(fail_on), verdicts.rows
         if failing and self._are_expected(rows):
-            rows = tuple(structs.replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
-        comparison = structs.replace(comparison, rows=(*comparison.rows, *rows), notes=verdicts.notes)
+            rows = tuple(row.replace(is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
+        comparison = comparison.replace(rows=(*comparison.rows, *rows), notes=verdicts.notes)
         self._test.compared(comparison)
         if failing and located:
             raise ComparisonFailed(self._located_text(failing, *located))

@@ -98,7 +98,7 @@ def test_version_of_cuda_comes_from_the_driver(monkeypatch, version, expected):
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: ended.append(True))
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", asked)
-    assert doctor.driver_cuda() == expected
+    assert doctor.ask_driver([]) == (expected, {})
     assert ended == [True]
 
 
