@@ -148,24 +148,16 @@ def _joined(label: str, values: Sequence[str]) -> str:
 
 def environment_rows(case: Case) -> list[Difference]:
     """Return the environments of the first candidate launch and of the other side; differences first."""
-    if not case.candidate:
-        return []
-    return _differences(case.candidate[0].result.environment, _other_environment(case))
+    stored = case.others[-1].environment if case.others else {}
+    other = case.reference[0].result.environment if case.reference else stored
+    return _differences(case.candidate[0].result.environment, other)
 
 
 def config_rows(case: Case) -> list[Difference]:
     """Return the configs of the first candidate launch and of the other side; differences first."""
-    if not case.candidate:
-        return []
     stored = case.baseline.config if case.baseline else {}
     other = case.reference[0].result.config if case.reference else stored
     return _differences(identity(case.candidate[0].result.config), identity(other))
-
-
-def _other_environment(case: Case) -> Mapping[str, Any]:
-    if case.reference:
-        return case.reference[0].result.environment
-    return case.others[-1].environment if case.others else {}
 
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Difference]:
@@ -210,6 +202,7 @@ def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
         return None
     low = verdict.delta if verdict.low is None else verdict.low
     high = verdict.delta if verdict.high is None else verdict.high
+    times = abs(verdict.delta) / tolerance
     low_at, middle, high_at = (_position(end / tolerance) for end in (low, verdict.delta, high))
     return _IntervalMarks(
         low_at,
@@ -220,7 +213,7 @@ def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
         upper_limit=_position(1.0),
         left=low < -REACH * tolerance,
         right=high > REACH * tolerance,
-        times_allowed=_times(abs(verdict.delta) / tolerance),
+        times_allowed=f"{times:,.{0 if times >= 9.95 else 1}f}\N{MULTIPLICATION SIGN}",
     )
 
 
@@ -232,14 +225,6 @@ def _position(tolerances: float) -> float:
 def _scaled(tolerances: float) -> float:
     size = min(abs(tolerances), REACH)
     return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
-
-
-def _times(tolerances: float) -> str:
-    return (
-        f"{tolerances:,.1f}\N{MULTIPLICATION SIGN}"
-        if tolerances < 9.95
-        else f"{tolerances:,.0f}\N{MULTIPLICATION SIGN}"
-    )
 
 
 # Names of the sides that have launches of their own.
@@ -264,7 +249,7 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     return {
         "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
         "fractions": FRACTIONS,
-        "curves": [_step_quantiles(launch) for launch in case.candidate],
+        "curves": _step_quantiles(case.candidate),
         "bands": list(_bands(case)),
         "reference": case.reference_name,
         "timeline": _timeline(case.candidate),
@@ -290,24 +275,27 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
     }
 
 
-def _step_quantiles(launch: Launch) -> list[float]:
-    """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`."""
-    return _rounded(np.quantile(launch.result.step_times_ms, FRACTIONS))
-
-
-def _stored_quantiles(facts: LaunchFacts) -> list[float]:
-    times = facts.step_time_ms
-    return [*_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)), times["p99"], times["max"]]
+def _step_quantiles(launches: Sequence[Launch]) -> list[list[float]]:
+    """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`, of each launch."""
+    return [_rounded(np.quantile(launch.result.step_times_ms, FRACTIONS)) for launch in launches]
 
 
 def _bands(case: Case) -> Iterator[dict[str, Any]]:
     """Yield the ranges of the A/B reference and of the stored baseline, as far as the case has them."""
     if case.reference:
-        curves = [_step_quantiles(launch) for launch in case.reference]
-        yield _band(REFERENCE, case.reference_name, curves, [launch.facts for launch in case.reference])
+        facts = [launch.facts for launch in case.reference]
+        yield _band(REFERENCE, case.reference_name, _step_quantiles(case.reference), facts)
     if case.baseline:
         center = case.baseline.center_launches
-        yield _band("baseline", case.baseline_name, [_stored_quantiles(facts) for facts in center], center)
+        curves = [
+            [
+                *_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)),
+                facts.step_time_ms["p99"],
+                facts.step_time_ms["max"],
+            ]
+            for facts in center
+        ]
+        yield _band("baseline", case.baseline_name, curves, center)
 
 
 def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Sequence[LaunchFacts]) -> dict[str, Any]:
