@@ -15,10 +15,10 @@ from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, case_suffix, find_workl
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import learn
+from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import comparison_text, failed_checks_text, in_pairs, settle, with_baseline, with_both
 from pytest_aorta.session.search import Bisection
-from pytest_aorta.session.world import DistributedWorld, check_result
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
 from pytest_aorta.verdict.bitwise import (
@@ -77,7 +77,7 @@ class WorkloadRunner:
         Raises:
             WorkloadFailed: The workload's own checks found wrong values; the message locates them.
             SpecError, LeaseError, LaunchError, ResultError: As in
-                :meth:`~pytest_aorta.session.world.DistributedWorld.launch`.
+                :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch`.
         """
         return passed(self._world.launch(name, **config))
 
@@ -90,7 +90,7 @@ class WorkloadRunner:
     ) -> WorkloadResult:
         """Launch your own training script and return its result.
 
-        The arguments are those of :meth:`~pytest_aorta.session.world.DistributedWorld.launch_script`.
+        The arguments are those of :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_script`.
 
         Raises:
             WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
@@ -111,8 +111,8 @@ class WorkloadRunner:
             WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
             SpecError: An argument is not allowed, an earlier comparison of this test has the same label, a marker was
                 added after the world was made, or as in
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+                :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
         """
         self._test.check()
         check_result("check", result)
@@ -171,8 +171,8 @@ class WorkloadRunner:
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
             SpecError: An argument or a config is not allowed, or a search for a commit runs the test.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch` and
+                :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
         """
         self._test.check()
         if self._session.bisection:

@@ -12,7 +12,7 @@ from pytest_aorta.cli.main import main
 from pytest_aorta.cli.report import labelled, sides
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import write_json
-from pytest_aorta.report.from_results import dataset_report
+from pytest_aorta.report.data import dataset_report
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import make_result
 
