@@ -308,7 +308,7 @@ def test_module_is_the_command_and_imports_no_torch(here):
     assert done.returncode == 0
     assert CASE in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "pytest_aorta.cli.baselines" in imported
+    assert "pytest_aorta.verdict.baseline" in imported
     assert {name for name in imported if name.partition(".")[0] == "torch"} == set()
 
 
