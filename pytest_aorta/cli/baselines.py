@@ -58,41 +58,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compared = ways.add_parser("diff", help="show the differences between two baselines")
     compared.add_argument("first", metavar="A", help="a file, or REF:PATH, a file of a commit")
     compared.add_argument("second", metavar="B", help="the same")
-    compared.set_defaults(run=diff)
+    compared.set_defaults(run=_diff)
     moved = ways.add_parser("move", parents=[where], help="move baselines to the new node id of a test")
     moved.add_argument("old", metavar="OLD", help="node id of a test, its file or folder, or a full case")
     moved.add_argument("new", metavar="NEW", help="the same part of the new node id")
     moved.add_argument("--dry-run", action="store_true", help="print what would be moved, and change nothing")
-    moved.set_defaults(run=move)
+    moved.set_defaults(run=_move)
 
 
 def _list_all(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines list``."""
-    files, problems = stored_files(arguments.folder, arguments.platform)
+    files, problems = _stored_files(arguments.folder, arguments.platform)
     emit(_list_lines(files, output_width()))
     return report_problems(problems)
 
 
-def diff(arguments: argparse.Namespace) -> int:
+def _diff(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines diff``."""
-    second = file_or_blob(arguments.second)
-    first = file_or_blob(arguments.first, second.others)
+    second = _file_or_blob(arguments.second)
+    first = _file_or_blob(arguments.first, second.others)
     emit(diff_lines(first, second, output_width()))
     return 0
 
 
-def move(arguments: argparse.Namespace) -> int:
+def _move(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines move``."""
-    require_folder(arguments.folder)
+    _require_folder(arguments.folder)
     # No session may write between the reading and the writing of files.
     with nullcontext() if arguments.dry_run else locked_baselines(arguments.folder):
-        files, problems = stored_files(arguments.folder, arguments.platform)
+        files, problems = _stored_files(arguments.folder, arguments.platform)
         if problems:
             problems.append("nothing was moved, since an unreadable file may contain one of the cases")
             return report_problems(problems)
-        found = planned_moves(files, arguments.old, arguments.new, arguments.folder)
+        found = _planned_moves(files, arguments.old, arguments.new, arguments.folder)
         if not arguments.dry_run:
-            move_files(found, arguments.folder)
+            _move_files(found, arguments.folder)
     verb = "would be moved" if arguments.dry_run else "moved"
     lines = [f"{new.platform}: {file.baseline.case} -> {new.case}" for file, new in found]
     emit([*lines, f"{len(found)} of {counted(len(files), 'baseline')} {verb}"])
@@ -275,13 +275,13 @@ class StoredFile:
         return comparison.estimate(metric) if is_known else None
 
 
-def stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:
+def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:
     """Return a folder's baselines of one platform, or of all platforms, and a line for each unreadable file.
 
     Raises:
         UsageError: The folder does not exist, or has no such platform.
     """
-    require_folder(folder)
+    _require_folder(folder)
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
     chosen = [path for path in folders if platform in (None, path.name)]
     if platform is not None and not chosen:
@@ -296,7 +296,7 @@ def stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], 
     return found, problems
 
 
-def file_or_blob(name: str, others: Sequence[StoredCase] = ()) -> StoredFile:
+def _file_or_blob(name: str, others: Sequence[StoredCase] = ()) -> StoredFile:
     """Return a file, or with ``REF:PATH`` the file of a commit of the current folder's repository.
 
     Raises:
@@ -319,7 +319,7 @@ def file_or_blob(name: str, others: Sequence[StoredCase] = ()) -> StoredFile:
     return _stored(name, parse_baseline(text, name), others)
 
 
-def require_folder(folder: Path) -> None:
+def _require_folder(folder: Path) -> None:
     """Check the option ``--folder``.
 
     Raises:
@@ -332,10 +332,10 @@ def require_folder(folder: Path) -> None:
         )
 
 
-Moves: TypeAlias = list[tuple[StoredFile, Baseline]]
+_Moves: TypeAlias = list[tuple[StoredFile, Baseline]]
 
 
-def planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path) -> Moves:
+def _planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path) -> _Moves:
     """Return each baseline whose case is ``old`` or begins with it, and the baseline with the new case and test.
 
     ``old`` is a folder, a file, a class, a test or a full case; ``new`` is the same part of the new node id. All
@@ -359,7 +359,7 @@ def planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path)
     return found
 
 
-def move_files(found: Moves, folder: Path) -> None:
+def _move_files(found: _Moves, folder: Path) -> None:
     """Write all new files, then delete the old ones. After an error the folder is as it was before.
 
     Raises:

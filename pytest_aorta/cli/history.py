@@ -64,14 +64,14 @@ def _report_changes(arguments: argparse.Namespace) -> int:
     """Run ``aorta history changes``; return 1 for a new change point or a line that can't be read."""
     histories, problems = _read(arguments)
     found = new_changes(histories, arguments.since)
-    emit(change_lines(found, histories, output_width()))
+    emit(_change_lines(found, histories, output_width()))
     return max(report_problems(problems), ExitCode.PROBLEM if found else ExitCode.OK)
 
 
-def _read(arguments: argparse.Namespace) -> tuple[list[CaseHistory], list[str]]:
+def _read(arguments: argparse.Namespace) -> tuple[list[_CaseHistory], list[str]]:
     """Return the cases of the branch, and a line for each line of the history that can't be read."""
     entries, problems = read_history(arguments.folder)
-    return case_histories(of_branch(entries, arguments.branch)), [f"left out: {problem}" for problem in problems]
+    return case_histories(_of_branch(entries, arguments.branch)), [f"left out: {problem}" for problem in problems]
 
 
 # With later values, the same change point can move by a few versions.
@@ -85,6 +85,8 @@ MAX_P_VALUE = 0.00001
 # Otava looks for candidates at ten times its default. At its default, a step up and down again hides the step up.
 _CANDIDATES_P_VALUE = 0.01
 CONFIRMING_VERSIONS = 3
+# Attributes of a version that can change its values beside the code.
+_SURROUNDINGS = ("torch", "accelerator")
 _COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
 
 
@@ -100,7 +102,7 @@ class Change:
         before, after: Medians of the segments on both sides; for a metric that has to be equal, the values.
     """
 
-    history: CaseHistory
+    history: _CaseHistory
     metric: str
     index: int
     last: int
@@ -151,7 +153,7 @@ class Change:
         return self.verdict == other.verdict and abs(self.index - other.index) <= _MOVED
 
 
-def find_changes(history: CaseHistory) -> list[Change]:
+def find_changes(history: _CaseHistory) -> list[Change]:
     """Return the change points of every metric of a case, the newest last.
 
     A metric that has to be equal changes wherever two neighboring versions differ. For any other metric, Otava finds
@@ -161,7 +163,7 @@ def find_changes(history: CaseHistory) -> list[Change]:
     return sorted(found, key=lambda change: change.index)
 
 
-def _changes(history: CaseHistory, metric: str) -> list[Change]:
+def _changes(history: _CaseHistory, metric: str) -> list[Change]:
     points = history.points(metric)
     if METRICS[metric].direction is Direction.EXACT:
         return [
@@ -172,7 +174,7 @@ def _changes(history: CaseHistory, metric: str) -> list[Change]:
     return _found_by_otava(history, metric, points)
 
 
-def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[tuple[int, float | str]]) -> list[Change]:
+def _found_by_otava(history: _CaseHistory, metric: str, points: Sequence[tuple[int, float | str]]) -> list[Change]:
     values = [value for _, value in points if isinstance(value, float)]
     if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
         return []
@@ -207,7 +209,7 @@ def _change_points(values: Sequence[float]) -> list[int]:
     return [int(point.index) for point in points]
 
 
-def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Change]:
+def new_changes(histories: Sequence[_CaseHistory], since: str | None) -> list[Change]:
     """Return the change points that an earlier history does not show.
 
     Args:
@@ -230,7 +232,7 @@ def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Cha
     return found
 
 
-def _moment_of(histories: Sequence[CaseHistory], commit: str) -> str:
+def _moment_of(histories: Sequence[_CaseHistory], commit: str) -> str:
     moments = [
         row.measured_at
         for history in histories
@@ -244,7 +246,7 @@ def _moment_of(histories: Sequence[CaseHistory], commit: str) -> str:
     return max(moments)
 
 
-def change_lines(changes: Sequence[Change], histories: Sequence[CaseHistory], width: int) -> list[str]:
+def _change_lines(changes: Sequence[Change], histories: Sequence[_CaseHistory], width: int) -> list[str]:
     """Return a table of change points, and the total."""
     rows = [
         (
@@ -259,29 +261,17 @@ def change_lines(changes: Sequence[Change], histories: Sequence[CaseHistory], wi
     ]
     num_series = sum(len(history.metrics) for history in histories)
     total = f"{counted(len(changes), 'new change')} in {num_series} metrics of {counted(len(histories), 'case')}"
-    if short := sum(map(_num_too_short, histories)):
-        needed = 2 * CONFIRMING_VERSIONS
+    needed = 2 * CONFIRMING_VERSIONS  # fewer versions show no change, however large it is
+    noisy = [(case, name) for case in histories for name in case.metrics if METRICS[name].direction != Direction.EXACT]
+    if short := sum(len(case.points(name)) < needed for case, name in noisy):
         total += f"; not searched: {counted(short, 'metric')} with fewer than the {needed} versions that a change needs"
     return [*(table([_COLUMNS, *rows], width) if rows else []), total]
 
 
-def _num_too_short(history: CaseHistory) -> int:
-    """Return the number of metrics that have too few versions to find a change, however large it is."""
-    lengths = [len(history.points(name)) for name in history.metrics if METRICS[name].direction is not Direction.EXACT]
-    return sum(length < 2 * CONFIRMING_VERSIONS for length in lengths)
-
-
 def _other_reasons(change: Change) -> list[str]:
     """Return the differences between both versions besides the code."""
-    before, after = change.last_before, change.first_after
-    return [
-        f"{name} {old or 'unknown'} -> {new or 'unknown'}"
-        for name, old, new in (
-            ("torch", before.torch, after.torch),
-            ("accelerator", before.accelerator, after.accelerator),
-        )
-        if old != new
-    ]
+    pairs = ((name, getattr(change.last_before, name), getattr(change.first_after, name)) for name in _SURROUNDINGS)
+    return [f"{name} {old or 'unknown'} -> {new or 'unknown'}" for name, old, new in pairs if old != new]
 
 
 # Git's name for a head that is not on a branch.
@@ -324,7 +314,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class CaseHistory:
+class _CaseHistory:
     """The history of one case on one platform; versions are in the order in which they were first measured."""
 
     case: str
@@ -363,12 +353,12 @@ class CaseHistory:
         """Return whether a metric is a number in some version."""
         return any(version.numbers(metric) for version in self.versions)
 
-    def until(self, moment: str) -> CaseHistory:
+    def until(self, moment: str) -> _CaseHistory:
         """Return the history of the versions that were first measured at ``moment`` or before."""
         return replace(self, versions=tuple(row for row in self.versions if row.measured_at <= moment))
 
 
-def of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[HistoryEntry]:
+def _of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[HistoryEntry]:
     """Return the entries of one branch.
 
     Args:
@@ -393,7 +383,7 @@ def _branch(entry: HistoryEntry) -> str:
     return entry.launches[0].facts.branch or DETACHED
 
 
-def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
+def case_histories(entries: Sequence[HistoryEntry]) -> list[_CaseHistory]:
     """Return the history of each case and platform.
 
     Launches of an A/B reference and launches that a profiler slowed down are left out.
@@ -402,7 +392,7 @@ def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
     for entry in entries:
         grouped[entry.case, entry.platform].append(entry)
     histories = (
-        CaseHistory(case, group[0].test, platform, _versions(group))
+        _CaseHistory(case, group[0].test, platform, _versions(group))
         for (case, platform), group in sorted(grouped.items())
     )
     return [history for history in histories if history.versions]
@@ -444,7 +434,7 @@ _SHORT = 7
 _MIB = 2.0**20
 
 
-def render(histories: Sequence[CaseHistory]) -> str:
+def render(histories: Sequence[_CaseHistory]) -> str:
     """Return the HTML of the page; cases with the newest changes come first.
 
     Raises:
@@ -464,7 +454,7 @@ def render(histories: Sequence[CaseHistory]) -> str:
     )
 
 
-def _chart_data(history: CaseHistory, changes: Sequence[Change]) -> dict[str, Any]:
+def _chart_data(history: _CaseHistory, changes: Sequence[Change]) -> dict[str, Any]:
     """Return the values that the page's script draws; long lists are little-endian numbers in base64."""
     versions = history.versions
     at = [index for index, version in enumerate(versions) for _ in version.launches]
@@ -478,7 +468,7 @@ def _chart_data(history: CaseHistory, changes: Sequence[Change]) -> dict[str, An
     }
 
 
-def _chart(history: CaseHistory, changes: Sequence[Change], name: str) -> dict[str, Any]:
+def _chart(history: _CaseHistory, changes: Sequence[Change], name: str) -> dict[str, Any]:
     versions = history.versions
     is_bytes = METRICS[name].unit == "B"
     unit = _MIB if is_bytes else 1.0

@@ -155,7 +155,7 @@ def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
     if arguments.args:
         raise UsageError(f"{arguments.args}: a workload takes no arguments; --set KEY=VALUE sets config keys")
     spec = find_workload(arguments.workload, options.workload_dirs)
-    config = given_config(spec, arguments.config, arguments.steps, arguments.assignments)
+    config = _given_config(spec, arguments.config, arguments.steps, arguments.assignments)
     return _Launch(spec.name, spec.name, spec.min_world_size, config)
 
 
@@ -340,7 +340,7 @@ def write_trial(folder: Path, number: int, result: WorkloadResult, existing: str
     return path
 
 
-def given_config(
+def _given_config(
     spec: WorkloadSpec, file: Path | None, steps: int | None, assignments: Sequence[str]
 ) -> dict[str, Any]:
     """Return the given values without defaults, after a check of the whole config.

@@ -191,7 +191,7 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     )
     return Report(
         title,
-        utc_now(),
+        _utc_now(),
         "candidate",
         "baseline",
         tests,
@@ -201,7 +201,7 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     )
 
 
-def utc_now() -> str:
+def _utc_now() -> str:
     """Return the present time in the format of reports."""
     return time.strftime(UTC_FORMAT, time.gmtime())
 
@@ -311,7 +311,7 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
     compared = sum(map(len, (*here.values(), *there.values())))
     return Report(
         f"{candidate} against {reference}",
-        utc_now(),
+        _utc_now(),
         candidate,
         reference,
         tuple(tests),

@@ -408,7 +408,7 @@ class WorkloadRunner:
         if difference := first_difference(here, there, steps, different):
             launches = [launch for launch in map(self._launcher.find, (here, there)) if launch]
             keys = launches[0].keys & launches[1].keys if len(launches) == 2 else set()
-            again = self._changed if with_launches else None
+            again = (lambda result, config: self._world.again(result, **config)) if with_launches else None
             found = locate_first(here, there, difference, keys, again, self._folder)
         return difference_text(failing, here, there, found)
 
@@ -423,9 +423,6 @@ class WorkloadRunner:
             return ""
         is_same = (here.request, here.plan.reference) == (there.request, None)
         return there.plan.reference.name if is_same else ""
-
-    def _changed(self, result: WorkloadResult, config: Mapping[str, Any]) -> WorkloadResult:
-        return self._world.again(result, **config)
 
 
 def _check_steps(steps: object) -> None:

@@ -42,7 +42,7 @@ class Difference:
         return self.candidate != self.reference and UNKNOWN not in (self.candidate, self.reference)
 
 
-def severity(verdict: Verdict) -> int:
+def _severity(verdict: Verdict) -> int:
     """Return the rank of a verdict in :data:`SEVERITY`; 0 is the worst."""
     return SEVERITY.index(verdict.label)
 
@@ -56,14 +56,14 @@ def failing_first(report: Report) -> list[int]:
     def key(place: int) -> tuple[bool, int]:
         record = report.tests[place].record
         without = 0 if record.has_failed else len(SEVERITY)
-        return not record.has_failed, min(map(severity, record.verdicts), default=without)
+        return not record.has_failed, min(map(_severity, record.verdicts), default=without)
 
     return sorted(range(len(report.tests)), key=key)
 
 
 def compared(case: Case) -> list[Verdict]:
     """Return the verdicts of the metrics that were compared, the worst first."""
-    return sorted((row for row in case.verdicts if row.outcome is not Outcome.NOT_APPLICABLE), key=severity)
+    return sorted((row for row in case.verdicts if row.outcome is not Outcome.NOT_APPLICABLE), key=_severity)
 
 
 def not_applicable(case: Case) -> list[Verdict]:
@@ -74,7 +74,7 @@ def not_applicable(case: Case) -> list[Verdict]:
 def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
     """Return the entries of a test's heading, the worst first: an outcome with its metrics and their changes."""
     found: dict[Outcome, list[str]] = {}
-    for row in sorted(test.record.verdicts, key=severity):
+    for row in sorted(test.record.verdicts, key=_severity):
         if row.is_finding:
             change = "" if row.delta is None else f" {row.change.partition(' [')[0]}"
             found.setdefault(row.outcome, []).append(f"{row.metric}{change}")
