@@ -128,9 +128,12 @@ def _list_row(file: StoredFile) -> tuple[str, ...]:
 
 def diff_lines(first: StoredFile, second: StoredFile, width: int) -> list[str]:
     """Return the differences in launches, identity, config and environment, and a table of every metric."""
+    identities = (
+        {key: getattr(file.baseline, key) for key in ("case", "platform", "workload")} for file in (first, second)
+    )
     lines = [
         *(f"{name}: {file.name}, {_summary_text(file.baseline)}" for name, file in (("A", first), ("B", second))),
-        *_named("", _identity(first.baseline), _identity(second.baseline)),
+        *_named("", *identities),
         *_named("config", first.baseline.config, second.baseline.config),
         *_named("environment", _environment(first.baseline), _environment(second.baseline)),
         "metrics:",
@@ -186,10 +189,6 @@ def _detects(estimate: Estimate, scale: Scale) -> list[str]:
     return [_size(detectable(estimate, _ANOTHER_BLOCK, look, relative=relative), scale) for look in LOOKS]
 
 
-def _identity(baseline: Baseline) -> dict[str, Any]:
-    return {"case": baseline.case, "platform": baseline.platform, "workload": baseline.workload}
-
-
 def _environment(baseline: Baseline) -> dict[str, Any]:
     """Return the environment of the center launches; a value that differs between them is a list."""
     facts = [launch.environment | {"launcher": launch.launcher} for launch in baseline.center_launches]
@@ -214,24 +213,16 @@ def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[
     is_exact = metric.direction is Direction.EXACT
     shown = [format_value(_center(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
     if before is None or after is None:
-        is_equal = _center_values(metric, first) == _center_values(metric, second)
-        return metric.name, *shown, "-", "equal" if is_equal else "differs"
+        there, here = (set(map(metric.measure, file.baseline.center_launches)) for file in (first, second))
+        return metric.name, *shown, "-", "equal" if there == here else "differs"
     scale, step_ms = metric.scale, reference_step_ms(first.baseline.center_launches)
     # A change "of a step" refers to the step time of the first baseline.
-    there, here = (scale.transform(_center(metric, file), step_ms) or 0.0 for file in (first, second))
-    change, errors = here - there, (_uncertainty(before, scale), _uncertainty(after, scale))
+    low, high = (scale.transform(_center(metric, file), step_ms) or 0.0 for file in (first, second))
+    change, errors = high - low, (_uncertainty(before, scale), _uncertainty(after, scale))
     cells = [f"{text} +-{_size(error, scale)}" for text, error in zip(shown, errors, strict=True)]
-    judgment = "equal" if change == 0 else _significance(change, errors, scale)
+    is_beyond = abs(change) > math.hypot(*map(scale.difference, errors))
+    judgment = "equal" if change == 0 else f"{'beyond' if is_beyond else 'within'} the uncertainty"
     return metric.name, *cells, format_change(scale.change(change), scale), judgment
-
-
-def _center_values(metric: Metric, file: StoredFile) -> set[object]:
-    return {metric.measure(launch) for launch in file.baseline.center_launches}
-
-
-def _significance(change: float, errors: tuple[float, float], scale: Scale) -> str:
-    beyond = abs(change) > math.hypot(*map(scale.difference, errors))
-    return "beyond the uncertainty" if beyond else "within the uncertainty"
 
 
 def _hash_lines(first: StoredFile, second: StoredFile) -> list[str]:

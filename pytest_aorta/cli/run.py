@@ -395,23 +395,18 @@ def _parse(assignment: str) -> tuple[str, Any]:
 
 
 def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: Any) -> None:
-    name = path[0]
-    if name in spec.properties and name not in given:
-        given[name] = copy.deepcopy(spec.properties[name]["default"])
-    if len(path) == 1:
-        given[name] = value
-        return
-    parent: Any = given.get(name) if name in spec.properties else None
-    for number, part in enumerate(path[1:], 1):
+    name, *inner = path
+    if name in spec.properties:
+        given.setdefault(name, copy.deepcopy(spec.properties[name]["default"]))
+    elif inner:
+        resolve_config(spec, {name: None})  # reports the unknown key
+    parent: Any = given
+    for number, part in enumerate(path[:-1], 1):
+        parent = parent.setdefault(part, {})
         if not isinstance(parent, dict):
-            # This reports an unknown first key in the same way as any other unknown key.
-            resolve_config(spec, {name: given.get(name)})
             where = ".".join(path[:number])
             raise SpecError(f"--set: {'.'.join(path)}: {where} is {parent!r}, and only objects have keys")
-        if number == len(path) - 1:
-            parent[part] = value
-        else:
-            parent = parent.setdefault(part, {})
+    parent[path[-1]] = value
 
 
 def _schema(spec: WorkloadSpec, path: Sequence[str]) -> Mapping[str, Any]:

@@ -291,10 +291,7 @@ def _mean_times(steps: Sequence[Iteration]) -> dict[str, dict[str, float]] | Non
     absent = CollectiveTime(0.0, 0.0)
     times = {kind: [step.get(kind, absent) for step in known] for kind in _kinds(steps)}
     return {
-        kind: {
-            "mean_hidden_ms": fmean(time.hidden_ms for time in found),
-            "mean_exposed_ms": fmean(time.exposed_ms for time in found),
-        }
+        kind: {f"mean_{name}": fmean(getattr(time, name) for time in found) for name in ("hidden_ms", "exposed_ms")}
         for kind, found in times.items()
     }
 

@@ -197,11 +197,17 @@ class Launcher:
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.start(plan)
             self._leased.note(outcome)
-            note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=_traces(plan))
+            traces = []
+            if plan.profiler is not None:
+                on_device = plan.world.device != DeviceKind.CPU
+                traces.append(traces_note(plan.profiler, plan.run_dir, on_device=on_device))
+            note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=tuple(traces))
             if failure := launch_failure(plan, outcome):
                 raise LaunchError(failure.text, failure.kind, failure.rank)
             result = collect_result(plan, outcome, watch.platform_facts)
-            note = replace(note, has_result=True, traces=(*note.traces, *_merged_traces(plan)))
+            if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
+                traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
+            note = note.replace(has_result=True, traces=tuple(traces))
         finally:  # pytest-timeout, too, ends a launch by an exception
             self.test.launches.append(note)
         self.launches.append(Launch(request, plan, outcome, result))
@@ -218,6 +224,10 @@ class Launcher:
 
     def _plan(self, request: LaunchRequest, version: AnyReference | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm
+        try:
+            run_dir = create_numbered_folder(self._run_base, slug(request.name, max_length=40))
+        except OSError as error:
+            raise _unwritable(self._run_base, error) from None
         # A fork server can start ranks on its own host only.
         is_local = self.world.nodes == 1
         preferred = options.launcher if warm is None else _WARM[warm]
@@ -225,7 +235,7 @@ class Launcher:
             **asdict(request),
             world=self._leased.world(),
             timeout_s=self.timeout_s,
-            run_dir=_new_run_folder(self._run_base, request.name),
+            run_dir=run_dir,
             cwd=version.root if version else options.rootdir,
             launcher=preferred if is_local else LauncherKind.TORCHRUN,
             lease_fds=self._leased.fds,
@@ -236,17 +246,6 @@ class Launcher:
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )
-
-
-def _traces(plan: LaunchPlan) -> tuple[str, ...]:
-    if plan.profiler is None:
-        return ()
-    return (traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device != DeviceKind.CPU),)
-
-
-def _merged_traces(plan: LaunchPlan) -> tuple[str, ...]:
-    merged = merge_run(plan.run_dir) if plan.profiler == TORCH else ()
-    return (f"all ranks' traces on one clock: {', '.join(map(str, merged))}",) if merged else ()
 
 
 @contextmanager
@@ -263,14 +262,6 @@ def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
             f"launch of {plan.name!r} ended before its own time limit of {plan.timeout_s:g} s; see {plan.run_dir}"
         )
         raise
-
-
-def _new_run_folder(base: Path, name: str) -> Path:
-    """Create the folder of the next launch of the workload ``name`` in a test's results folder."""
-    try:
-        return create_numbered_folder(base, slug(name, max_length=40))
-    except OSError as error:
-        raise _unwritable(base, error) from None
 
 
 def _unwritable(folder: Path, error: OSError) -> LaunchError:
