@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.cli.run import tolerance_texts
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.files import locked, slug
@@ -54,10 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", metavar="METRIC=VALUE", action="append", default=[],
         help="tolerance instead of the test's, e.g. step_time_p50=1%% to search for a smaller change",
     )  # fmt: skip
-    parser.add_argument(
-        "--results", metavar="DIR", type=Path, default=Path("results"),
-        help="folder of the log and the launches (default: results)",
-    )  # fmt: skip
+    add_folder(parser, "results", "folder of the log and the launches")
     parser.set_defaults(run=run)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.cli.workloads import require_folder
 from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, ResultError, SpecError, UsageError
@@ -63,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
         help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
     )  # fmt: skip
-    parser.add_argument(
-        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: results)"
-    )
+    add_folder(parser, "results", "folder of results")
     parser.add_argument("--check", metavar="PATH", type=Path, help="baseline to compare with: a file, or a folder")
     parser.add_argument(
         "--tolerance",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.data import provenance_values
-from pytest_aorta.session.record import Side, TestRecord, finding_groups, totals
+from pytest_aorta.session.record import Side, TestRecord, finding_cells, finding_groups, totals
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
@@ -116,9 +116,7 @@ def _cells(record: TestRecord, rows: Sequence[Verdict]) -> list[str]:
     is_one_of_several = len({row.case for row in record.verdicts}) > 1
     name = (first.case if is_one_of_several else record.nodeid) + record.attempt_label
     verdict = f"{first.outcome.value}: {first.reason}" if first.reason else first.outcome.value
-    if len(rows) > 1:
-        return [name, counted(len(rows), "metric"), "-", "-", "-", "-", str(first.launches), verdict]
-    return [name, *first.cells()[:-1], verdict]
+    return [name, *finding_cells(rows)[:-1], verdict]
 
 
 def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:

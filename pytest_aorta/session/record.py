@@ -305,6 +305,13 @@ def finding_groups(record: TestRecord) -> list[list[Verdict]]:
     return list(groups.values())
 
 
+def finding_cells(rows: Sequence[Verdict]) -> tuple[str, ...]:
+    """Return the cells of one group of findings, which are those of :meth:`Verdict.cells`."""
+    if len(rows) == 1:
+        return rows[0].cells()
+    return f"{len(rows)} metrics", *("-",) * 4, str(rows[0].launches), rows[0].label
+
+
 def totals(records: Sequence[TestRecord]) -> str:
     """Return one line on a run: tests that launched, findings, matching metrics, and whatever was not compared.
 
