@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,7 +170,9 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
     _print_events(log, commits, shown)
     finished = SearchLog.read(log)
     if not _is_complete(finished) and (process.returncode or not finished.ends()):
-        raise AortaError("\n".join(["pytest ended before the search:", *_last_lines(folder / OUTPUT_FILE)]))
+        printed = (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = ["pytest ended before the search:", *printed[-_MAX_OUTPUT_LINES:], f"all output: {output.name}"]
+        raise AortaError("\n".join(lines))
 
 
 def _print_events(path: Path, commits: Sequence[Commit], shown: int) -> int:
@@ -190,12 +192,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _last_lines(path: Path) -> Iterator[str]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    yield from lines[-_MAX_OUTPUT_LINES:]
-    yield f"all output: {path}"
 
 
 _MAX_SUBJECT = 50
@@ -240,7 +236,12 @@ def _result(end: SearchEnd, commits: Sequence[Commit]) -> list[str]:
         return [f"  undecided: {end.reason}", *likeliest]
     found = [commits[number] for number in end.suspects]
     if len(found) == 1:
-        return [f"  found: {found[0]}", f"  {change}", *_merge_hint(found[0])]
+        lines = [f"  found: {found[0]}", f"  {change}"]
+        if len(found[0].parents) > 1:
+            base, tip = (parent[:12] for parent in found[0].parents[:2])
+            branch = f"$(git merge-base {base} {tip}) {tip}"
+            lines.append(f"  this is a merge; to search its branch: aorta bisect {branch} ...")
+        return lines
     first = f"  found: one of {counted(len(found), 'commit')}, of which only the last starts"
     return [first, *(f"    {commit}" for commit in found), f"  {change}"]
 
@@ -255,13 +256,6 @@ def _change(end: SearchEnd) -> str:
     scale = METRICS[end.metric].scale
     low, high = (format_change(edge, scale) for edge in (end.low, end.high))
     return f"{end.metric} {format_change(end.change, scale)} [{low}, {high}]; {probability}"
-
-
-def _merge_hint(commit: Commit) -> list[str]:
-    if len(commit.parents) < 2:
-        return []
-    base, tip = commit.parents[0][:12], commit.parents[1][:12]
-    return [f"  this is a merge; to search its branch: aorta bisect $(git merge-base {base} {tip}) {tip} ..."]
 
 
 _FIELDS = "%H%x00%P%x00%s"

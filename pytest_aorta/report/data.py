@@ -187,7 +187,7 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     warnings: list[str] = []
     tests = tuple(
         Test(record, tuple(_case(record, comparison, warnings) for comparison in record.comparisons))
-        for record in (*reported(records), *lost)
+        for record in (*(record for record in records if record.is_reported), *lost)
     )
     return Report(
         title,
@@ -204,11 +204,6 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
 def _utc_now() -> str:
     """Return the present time in the format of reports."""
     return time.strftime(UTC_FORMAT, time.gmtime())
-
-
-def reported(records: Sequence[TestRecord]) -> list[TestRecord]:
-    """Return the records of tests that launched something, lacked devices for a launch, or failed before a launch."""
-    return [record for record in records if record.is_reported]
 
 
 def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Case:

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.plan.options import Options
-from pytest_aorta.report.data import Case, Report, reported, run_pairs, session_report
+from pytest_aorta.report.data import Case, Report, run_pairs, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, markdown
 from pytest_aorta.report.timeline import compared_iterations
 from pytest_aorta.result.provenance import provenance
@@ -61,7 +61,7 @@ def write_session_reports(
             report, but do not make a run one with launches, to whose CI step a summary is appended.
         is_cut_short: Whether pytest ended before all tests had run.
     """
-    shown = [*(launched := reported(records)), *lost]
+    shown = [*(launched := [record for record in records if record.is_reported]), *lost]
     text = partial(markdown, shown, command=options.command, repeated=options.repeated, is_cut_short=is_cut_short)
     lines: list[str] = []
     errors: list[str] = []
