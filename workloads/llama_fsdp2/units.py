@@ -13,7 +13,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
 from torch.distributed.tensor import Shard
 
 from ..llama.model.decoder import Block
-from ..llama.model.experts import Experts
+from ..llama.model.experts import Experts, MoeFeedForward
 from ..llama.parallel.expert import expert_placement
 from ..llama.parallel.mesh import ParallelMesh
 
@@ -27,21 +27,22 @@ def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) ->
     Returns:
         The modules whose gathers bring the parameters of all blocks.
     """
-    modules: list[nn.Module] = [blocks[0]]
+    apart: list[Any] = []
     placements: dict[nn.Parameter, Any] = {}
     if mesh.experts is not None:
         info = _mesh_info(mesh.expert_data)
         for block in blocks:
-            for experts in [module for module in block.modules() if isinstance(module, Experts)]:
+            if isinstance(block.feed_forward, MoeFeedForward):
+                experts = block.feed_forward.experts
                 placement = expert_placement(experts, mesh.expert_data)
                 if HAS_PARAMETER_MESHES:
                     result = fsdp_common.ShardPlacementResult(placement, info)
                     placements |= dict.fromkeys(experts.parameters(), result)
                 else:
                     _shard_apart(block, experts, placement, mesh=mesh.expert_data, **options)
-                    modules.append(experts)
-    fully_shard(list(blocks), mesh=mesh.data, shard_placement_fn=placements.get, **options)
-    return [module for module in modules if isinstance(module, FSDPModule)]
+                    apart.append(experts)
+    unit: list[Any] = fully_shard(list(blocks), mesh=mesh.data, shard_placement_fn=placements.get, **options)
+    return [unit[0], *apart]
 
 
 def _mesh_info(mesh: DeviceMesh) -> fsdp_common.FSDPMeshInfo:

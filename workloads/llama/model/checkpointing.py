@@ -57,17 +57,9 @@ def keep_every_matmul(_: SelectiveCheckpointContext, op: Any, *__: Any, **kwargs
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _elementwise_contexts() -> Any:
-    return create_selective_checkpoint_contexts(keep_every_matmul)
-
-
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(EverySecondMatmul())
-
-
 _CONTEXTS: dict[str, dict[str, Any]] = {
-    "elementwise": {"context_fn": _elementwise_contexts},
-    "selective": {"context_fn": _selective_contexts},
+    "elementwise": {"context_fn": lambda: create_selective_checkpoint_contexts(keep_every_matmul)},
+    "selective": {"context_fn": lambda: create_selective_checkpoint_contexts(EverySecondMatmul())},
     "full": {},
 }
 

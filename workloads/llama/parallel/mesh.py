@@ -125,7 +125,8 @@ class ParallelMesh:
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
         world = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
         if TENSOR in kept:
-            _join(world, SHARD, TENSOR)
+            # DTensors reduce norms over the group of both dimensions at once; torch has no public function for this.
+            world[SHARD, TENSOR]._flatten()
         context = _context_mesh(degrees, device_type)
         experts = _expert_mesh(kept, degrees.expert_parallel, device_type)
         if PIPELINE not in kept:
@@ -235,11 +236,5 @@ def _expert_mesh(sizes: Mapping[str, int], degree: int, device_type: str) -> Dev
         mesh_dim_names=tuple(split),
         backend_override={_EXPERT: dist.get_backend()},
     )
-    _join(mesh, *(name for name in split if name not in (PIPELINE, REPLICATE)))
+    mesh[tuple(name for name in split if name not in (PIPELINE, REPLICATE))]._flatten()
     return mesh
-
-
-def _join(mesh: DeviceMesh, *names: str) -> None:
-    """Make one process group of several dimensions, over which DTensors then reduce norms at once."""
-    # Torch has no public function for this, and reduces over one dimension after another without the group.
-    mesh[names]._flatten()
