@@ -46,12 +46,20 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         )
         reshard = settings.reshard_after_forward
         fully_shard(model.tok_embeddings, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard)
+        if settings.compile_blocks and mesh.experts is not None:
+            import torch._dynamo.config as dynamo
+
+            # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
+            dynamo.capture_scalar_outputs = True
         layers: list[Block] = list(model.layers)  # type: ignore[arg-type]
         units: list[list[FSDPModule]] = []
         for bucket in settings.communication.buckets(len(layers), reshard_after_forward=reshard):
             blocks = [layers[number] for number in bucket.blocks]
-            if settings.compile_blocks:
-                _compile(blocks, mesh)
+            for block in blocks:
+                if settings.compile_blocks:
+                    # FSDP2's hooks, which no graph can contain, run around the call of the compiled method.
+                    compiled = torch.compile(block.forward, fullgraph=True, options=_inductor_options(mesh))
+                    block.forward = compiled  # type: ignore[method-assign]
             options = {"mp_policy": policy, "reshard_after_forward": bucket.is_resharded}
             units.append(shard_blocks(blocks, mesh, **options))
         # Backward begins with this group, whose parameters would be gathered again at once.
@@ -86,19 +94,11 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         drop(self, "_root")
 
 
-def _compile(blocks: list[Block], mesh: ParallelMesh) -> None:
-    """Compile what blocks compute, but none of the calls around it that gather parameters."""
-    options: dict[str, Any] | None = None
-    if mesh.tensor is not None:
-        # Imports a part of inductor, which eager models don't need.
-        from ..llama.partitioner import Partitioner
+def _inductor_options(mesh: ParallelMesh) -> dict[str, Any] | None:
+    """Return inductor's settings for blocks, whose graphs have meshes only under tensor parallelism."""
+    if mesh.tensor is None:
+        return None
+    # Imports a part of inductor, which eager models don't need.
+    from ..llama.partitioner import Partitioner
 
-        # Only under tensor parallelism, graphs have meshes.
-        options = {"custom_partitioner_fn": Partitioner()}
-    if mesh.experts is not None:
-        import torch._dynamo.config as dynamo
-
-        # Ranks read on the host how many tokens they exchange; a graph holds these numbers as symbols.
-        dynamo.capture_scalar_outputs = True
-    for block in blocks:
-        block.forward = torch.compile(block.forward, fullgraph=True, options=options)  # type: ignore[method-assign]
+    return {"custom_partitioner_fn": Partitioner()}
