@@ -49,8 +49,7 @@ class StoredFile:
             marked={},
             priors=lambda asked: prior_variance(asked, device, self.others),
         )
-        is_known = metric.direction is not Direction.EXACT and comparison.has_estimate(metric)
-        return comparison.estimate(metric) if is_known else None
+        return None if metric.direction is Direction.EXACT else comparison.estimate(metric)
 
 
 def stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:

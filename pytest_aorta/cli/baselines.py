@@ -175,8 +175,7 @@ def _size(change: float, scale: Scale) -> str:
 
 
 def _detects(estimate: Estimate, scale: Scale) -> list[str]:
-    relative = scale is Scale.RELATIVE
-    return [_size(detectable(estimate, _ANOTHER_BLOCK, look, relative=relative), scale) for look in LOOKS]
+    return [_size(detectable(estimate, _ANOTHER_BLOCK, look, scale=scale), scale) for look in LOOKS]
 
 
 def _identity(baseline: Baseline) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def judged_stored(
         stored, allowed = limits[part.name]
         values, most = _values(part, launches, center), max_launches
         return decide_stored(
-            values, block, stored, allowed, max_launches=most, worse=1, relative=False, false_alarm_rate=rate
+            values, block, stored, allowed, max_launches=most, worse=1, scale=Scale.OF_STEP, false_alarm_rate=rate
         )
 
     return _judged(parts, {name: allowed for name, (_, allowed) in limits.items()}, FALSE_ALARM_RATE, decide)
@@ -204,7 +204,7 @@ def judged_pairs(
             allowed[part.name],
             max_pairs=max_pairs,
             worse=1,
-            relative=False,
+            scale=Scale.OF_STEP,
             false_alarm_rate=rate,
         )
 
@@ -237,7 +237,7 @@ def detectable_of_step(
             num_launches,
             tolerance=allowed,
             max_launches=max_launches,
-            relative=False,
+            scale=Scale.OF_STEP,
             false_alarm_rate=FALSE_ALARM_RATE / len(parts),
         )
         for stored, allowed in _limits(parts, baseline, tolerance, block).values()

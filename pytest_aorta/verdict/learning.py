@@ -38,7 +38,7 @@ from pytest_aorta.verdict.noise import (
 )
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
-from pytest_aorta.verdict.statistics.variance import baseline_estimate, observed
+from pytest_aorta.verdict.statistics.variance import Estimate, baseline_estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
 # If the smallest detected change is at least this, a doubling, the summary says that smaller changes are missed.
@@ -278,7 +278,8 @@ def detection_lines(
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     center, lines, few = baseline.center_launches, [], []
     for metric, given, tolerance in applicable(marked, center[-1]):
-        if given.value is None or not comparison.has_estimate(metric):
+        stored = comparison.estimate(metric)
+        if given.value is None or stored is None:
             continue
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):
             lines.append(f"  {metric.name}: unchanged code may be inconclusive: {problem}")
@@ -286,31 +287,27 @@ def detection_lines(
             shown = counted(len(center), "launch")
             few = [f"  {shown} in the center: detectable changes are reported from {MIN_LAUNCHES} on"]
         else:
-            allowed = allowed_tolerance(metric, tolerance, comparison.estimate(metric))
-            lines.append(_detection_line(comparison, baseline, metric, allowed, looks))
+            allowed = allowed_tolerance(metric, tolerance, stored)
+            lines.append(_detection_line(metric, baseline, stored, allowed, looks, max_launches))
     return lines + few
 
 
 def _detection_line(
-    comparison: StoredComparison, baseline: Baseline, metric: Metric, allowed: Tolerance, looks: Sequence[int]
+    metric: Metric, baseline: Baseline, stored: Estimate, allowed: Tolerance, looks: Sequence[int], most: int
 ) -> str:
     block, note = next_block(metric, baseline.center_launches), ""
-    tolerance, most = allowed.value or 0.0, comparison.max_launches
+    tolerance, scale = allowed.value or 0.0, Scale.OF_STEP if metric.by_family else metric.scale
     if metric.by_family:
-        scale, note = Scale.OF_STEP, " in any family"
+        note = " in any family"
         changes = [
             detectable_of_step(metric, baseline, block, look, tolerance=tolerance, max_launches=most) for look in looks
         ]
     else:
-        scale, stored = metric.scale, comparison.estimate(metric)
-        relative = scale is Scale.RELATIVE
-        least = [
-            detectable(stored, block, look, tolerance=tolerance, max_launches=most, relative=relative) for look in looks
-        ]
+        least = [detectable(stored, block, look, tolerance=tolerance, max_launches=most, scale=scale) for look in looks]
         changes = [scale.change(metric.worse * scale.difference(change)) for change in least]
         if allowed.origin is Origin.WIDENED:
             note = f"; the tolerance is widened to {allowed}"
-        if relative and min(least) >= _TOOTHLESS:
+        if scale is Scale.RELATIVE and min(least) >= _TOOTHLESS:
             note += f"; this test cannot detect changes below {1 + min(least):.1f}x"
     parts = [f"{format_change(change, scale)} with {look}" for look, change in zip(looks, changes, strict=True)]
     return f"  {metric.name}: detects from {', '.join(parts)} launches{note}"

@@ -246,9 +246,7 @@ def unresolved(
     allowed = tolerance.value or 0.0
 
     def needed(count: int) -> float:
-        return least_tolerance(
-            stored.with_launches(count), block, max_launches=max_launches, relative=scale is Scale.RELATIVE
-        )
+        return least_tolerance(stored.with_launches(count), block, max_launches=max_launches, scale=scale)
 
     if needed(have) <= allowed:
         return None

@@ -73,7 +73,7 @@ class Scale(Enum):
 
     def difference(self, change: float) -> float:
         """Return the difference of transformed values for a change, e.g. 0.05 for 5%."""
-        return difference(change, relative=self is Scale.RELATIVE)
+        return math.log1p(change) if self is Scale.RELATIVE else change
 
     def change(self, difference: float) -> float:
         """Return the inverse of :meth:`difference`."""
@@ -88,11 +88,6 @@ class Scale(Enum):
     def text(self, change: float) -> str:
         """Return the inverse of :meth:`parse`."""
         return f"{change * 100:g}{self.unit}"
-
-
-def difference(change: float, *, relative: bool) -> float:
-    """Return the difference of logs for a relative change; any other change is a difference itself."""
-    return math.log1p(change) if relative else change
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
 
-from pytest_aorta.verdict.statistics.decision import MISS_RATE, Decision, Rule, difference, own_variance
+from pytest_aorta.verdict.statistics.decision import MISS_RATE, Decision, Rule, Scale, own_variance
 from pytest_aorta.verdict.statistics.variance import Variance
 
 # Probability that unchanged code is called a regression, over all looks. It is above the rate of stored comparisons,
@@ -37,7 +37,7 @@ def decide_pairs(
     *,
     max_pairs: int,
     worse: int,
-    relative: bool = True,
+    scale: Scale = Scale.RELATIVE,
     false_alarm_rate: float = PAIR_FALSE_ALARM_RATE,
 ) -> Decision:
     """Compare adjacent launches of candidate and reference, pair by pair.
@@ -49,7 +49,7 @@ def decide_pairs(
         differences: Transformed value of the candidate minus that of the reference, for at least one pair.
         variance: The prior of a single launch's variance.
         max_pairs: The most pairs.
-        tolerance, worse, relative, false_alarm_rate: As in :func:`stored.decide_stored`.
+        tolerance, worse, scale, false_alarm_rate: As in :func:`stored.decide_stored`.
     """
     count = len(differences)
     looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
@@ -58,7 +58,7 @@ def decide_pairs(
     effect = sum(values) / count
     single = _pair_variance(prior, own_variance(values))
     error = Variance(single.value / count, single.df)
-    allowed, doubled = (difference(times * tolerance, relative=relative) for times in (1, 2))
+    allowed, doubled = (scale.difference(times * tolerance) for times in (1, 2))
     rule = Rule(allowed, doubled, _spent(false_alarm_rate, count, tuple(looks)), MISS_RATE / len(looks))
     last = count >= looks[-1]
     looked = last or count in looks

@@ -17,7 +17,7 @@ from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, objections
 from pytest_aorta.verdict.metrics import METRICS, measured_values
-from pytest_aorta.verdict.statistics.decision import MISS_RATE, Outcome
+from pytest_aorta.verdict.statistics.decision import MISS_RATE, Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from tests.unit.builders import (
@@ -251,7 +251,9 @@ def outcome(rng, center, change, tolerance=0.05):
     candidate = drawn(rng, center + change, 5)
 
     def decide(count):
-        return decide_stored(candidate[:count], "new", baseline, tolerance, max_launches=5, worse=-1, relative=False)
+        return decide_stored(
+            candidate[:count], "new", baseline, tolerance, max_launches=5, worse=-1, scale=Scale.POINTS
+        )
 
     return until_decided(decide, 5).outcome
 
@@ -274,7 +276,13 @@ def test_linear_rule_does_not_depend_on_where_the_values_lie(shift, tolerance):
     ]
     found = [
         decide_stored(
-            [at - 0.15 + value for value in values], "here", base, tolerance, max_launches=5, worse=-1, relative=False
+            [at - 0.15 + value for value in values],
+            "here",
+            base,
+            tolerance,
+            max_launches=5,
+            worse=-1,
+            scale=Scale.POINTS,
         )
         for at, base in zip((0.0, shift), baselines, strict=True)
     ]
