@@ -35,8 +35,7 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import STALE, Row
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome
-from pytest_aorta.verdict.statistics.pairs import decide_pairs
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts

@@ -31,8 +31,7 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
 )
 from pytest_aorta.verdict.rows import Row
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
-from pytest_aorta.verdict.statistics.pairs import PAIR_FALSE_ALARM_RATE, decide_pairs
+from pytest_aorta.verdict.statistics.decision import PAIR_FALSE_ALARM_RATE, Decision, Outcome, Scale, decide_pairs
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, RESOLVED_BY, decide_stored, detectable
 from pytest_aorta.verdict.statistics.variance import (
     Estimate,
