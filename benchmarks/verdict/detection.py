@@ -115,9 +115,8 @@ class Lab:
                 for _ in range(4)
             ]
             default = default_variance(METRICS[metric], self.device)
-            within = typical([VarianceComponents(one.slower, one.faster, one.slower) for one in draws], CASES_DF)
-            assert within is not None
-            self._priors[metric] = VarianceComponents(within.slower, within.faster, default.between)
+            slower, faster = (typical([getattr(one, name) for one in draws], CASES_DF) for name in ("slower", "faster"))
+            self._priors[metric] = VarianceComponents(slower, faster, default.between)
         return self._priors[metric]
 
     def pool(self, block: str | None = None, variants: Sequence[str] = UNCHANGED) -> list[Recorded]:

@@ -98,8 +98,8 @@ def _suite_prior(new_block: Callable[[np.random.Generator], Launches], rng: np.r
     """Return the prior from a dozen other tests, each with a baseline of one block."""
     default = default_variance(METRICS["step_time_p50"], "cuda")
     variances = [observed([_revision(new_block(rng))]) for _ in range(12)]
-    within = typical([VarianceComponents(one.slower, one.faster, one.slower) for one in variances], CASES_DF)
-    return default if within is None else VarianceComponents(within.slower, within.faster, default.between)
+    slower, faster = (typical([getattr(one, name) for one in variances], CASES_DF) for name in ("slower", "faster"))
+    return VarianceComponents(slower, faster, default.between)
 
 
 def _revision(launch: Launches) -> Revision:

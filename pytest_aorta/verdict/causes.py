@@ -473,7 +473,8 @@ def _split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others
 
     The list is empty without such a regression, or if no launch was profiled.
     """
-    row = next((row for name in SPLIT for row in rows if _regressed(row, name)), None)
+    regressed = {row.metric: row for row in rows if row.outcome is Outcome.REGRESSION and row.delta is not None}
+    row = next((regressed[name] for name in SPLIT if name in regressed), None)
     if row is None or not _with_breakdown([*launches, *others]):
         return []
     value, baseline = row.value, row.baseline
@@ -485,10 +486,6 @@ def _split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others
         return [f"{row.metric}: the change can't be split, since the launches under test profiled no step"]
     again = "" if row.is_by_ab else "; record it again with --update-baselines --aorta-record=replace"
     return [f"{row.metric}: the change can't be split, since the {row.reference} has no breakdown of a step{again}"]
-
-
-def _regressed(row: Verdict, name: str) -> bool:
-    return row.metric == name and row.outcome is Outcome.REGRESSION and row.delta is not None
 
 
 def _with_breakdown(launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:

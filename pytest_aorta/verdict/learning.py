@@ -179,7 +179,12 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
             continue
         name = metric.name
         times_count = times_count or metric.kind is MetricKind.TIMING
-        found += [f"{name}: {problem}" for problem in _late_hosts(metric, launches)]
+        # A host that was late in this launch may not be late in another.
+        found += [
+            f"{name}: launch {number} has no value: {detail}"
+            for number, launch in enumerate(launches, 1)
+            if (detail := not_profiled(metric, launch)) and not is_not_profiled_again(launch)
+        ]
         if metric.by_family:
             found += [f"{name}: {problem}" for problem in noisy_parts(metric, launches, tolerance.value)]
             continue
@@ -187,21 +192,16 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
         problems = []
         if name in marked and len(values) >= MIN_LAUNCHES:
             problems = _noise_problems(values, given, tolerance.value, metric.scale)
-        elif values and (problem := _too_noisy_for_default(metric, tolerance, launches, priors)):
-            problems = [f"{problem}; measure more steps, or set a tolerance"]
+        elif values:
+            # A default tolerance is widened to the noise, but only up to a limit.
+            by_block = transformed_by_block(metric, launches, launches)
+            stored = baseline_estimate(by_block, [list(by_block.values())], priors(metric))
+            problem = too_noisy(metric, tolerance, stored)
+            problems = [f"{problem}; measure more steps, or set a tolerance"] if problem else []
         found += [f"{name}: {problem}" for problem in problems]
         times_vary = times_vary or (metric.kind is MetricKind.TIMING and bool(problems))
     hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
     return found + (_idle(launches) if times_vary else []) + _growing(launches) + (hot if times_count else [])
-
-
-def _late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> list[str]:
-    """Return a line for each launch that lacks a metric because the host was late, which another may not be."""
-    return [
-        f"launch {number} has no value: {detail}"
-        for number, launch in enumerate(launches, 1)
-        if (detail := not_profiled(metric, launch)) and not is_not_profiled_again(launch)
-    ]
 
 
 def _idle(launches: Sequence[LaunchFacts]) -> list[str]:
@@ -218,15 +218,6 @@ def _idle(launches: Sequence[LaunchFacts]) -> list[str]:
         f"device_idle_ms: no stream is busy for {least:.3g} to {most:.3g} ms/step, so a late host can be the cause; "
         f"give the device larger steps (batch, sequence, model), or reduce other load on the host"
     ]
-
-
-def _too_noisy_for_default(
-    metric: Metric, tolerance: Tolerance, launches: Sequence[LaunchFacts], priors: Priors
-) -> str | None:
-    # A default tolerance is widened to the noise, but only up to a limit.
-    center_values = transformed_by_block(metric, launches, launches)
-    stored = baseline_estimate(center_values, [list(center_values.values())], priors(metric))
-    return too_noisy(metric, tolerance, stored)
 
 
 def _noise_problems(values: Sequence[float], given: Tolerance, tolerance: float, scale: Scale) -> list[str]:
