@@ -19,8 +19,8 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.rank_files import OperatorCall, read_operators
+from pytest_aorta.session.launcher import DistributedWorld
 from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.bitwise import STEP_METRICS, Evidence, FirstOperator, first_difference, first_operators
 
 STEP = 2

@@ -116,6 +116,14 @@ def to_builtins(value: Any) -> Any:
     return msgspec.to_builtins(value, enc_hook=str)
 
 
+def to_json(value: Any) -> str:
+    """Return a struct as one line of JSON; what JSON has no number for, such as a change from 0, becomes null."""
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except UnicodeEncodeError:  # a lone surrogate, of a name that is not UTF-8
+        return json.dumps(to_builtins(value))
+
+
 def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
     """Return the JSON Schema 2020-12 of a struct, with the structs that it contains under ``$defs``."""
     _, definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")

@@ -19,9 +19,8 @@ from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.run import Run, record_of
 from pytest_aorta.session.baselines import drop_unfinished
-from pytest_aorta.session.launcher import TestSpec
+from pytest_aorta.session.launcher import DistributedWorld, TestSpec
 from pytest_aorta.session.record import RunningTest, properties
-from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 
 # The node id at collection, with the path of the file relative to pytest's root folder.

@@ -25,8 +25,8 @@ from pytest_aorta.plugin.run import Run
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.fixtures import LaunchingTests
+    from pytest_aorta.session.launcher import DistributedWorld
     from pytest_aorta.session.runner import WorkloadRunner
-    from pytest_aorta.session.world import DistributedWorld
 
 # Options of pytest that only show something. They work on a machine that lacks GPUs and profilers, too.
 _SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers", "help", "cacheshow", "setupplan")

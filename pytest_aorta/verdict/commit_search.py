@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import mean, variance
 
+from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_profiled
@@ -60,8 +61,7 @@ class SearchOutcome(StrEnum):
     UNDECIDED = "undecided"
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Model, frozen=True, tag_field="kind", tag="probe"):
     """A launch of a commit, in a pair with a launch of another commit unless only bits are compared.
 
     Attributes:
@@ -95,8 +95,7 @@ class NextLaunch:
     before: int | None = None
 
 
-@dataclass(frozen=True)
-class ProbedCommit:
+class ProbedCommit(Model, frozen=True):
     """A row of the table of probes.
 
     Attributes:
@@ -114,8 +113,7 @@ class ProbedCommit:
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class SearchEnd:
+class SearchEnd(Model, frozen=True, tag_field="kind", tag="end"):
     """The end of a search.
 
     Attributes:
@@ -363,7 +361,7 @@ class CommitSearch:
         pairs = self._confirming(aim, best) if is_likely and not few else []
         answer = is_confirmed(pairs)
         if answer:
-            return replace(self._end(SearchOutcome.FOUND, aim, posterior, best), num_confirming=len(pairs))
+            return self._end(SearchOutcome.FOUND, aim, posterior, best).replace(num_confirming=len(pairs))
         if answer is False:
             reason = f"{counted(len(pairs), 'pair')} of the likeliest commit and the one before did not confirm it"
             return self._end(SearchOutcome.UNDECIDED, aim, posterior, best, reason)
@@ -422,11 +420,11 @@ class CommitSearch:
         )
         if best is None:
             return end
-        end = replace(end, suspects=best.commits, probability=best.probability)
+        end = end.replace(suspects=best.commits, probability=best.probability)
         if aim.is_exact:
             return end
         low, high = sorted(aim.shown_change(edge) for edge in (posterior.low, posterior.high))
-        return replace(end, change=aim.shown_change(posterior.change), low=low, high=high)
+        return end.replace(change=aim.shown_change(posterior.change), low=low, high=high)
 
     def _table(
         self, aim: _Aim, posterior: Posterior, differences: Mapping[int, Sequence[float]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 
 # On CUDA, a step takes the device about twice as long as a late host takes to enqueue it. Otherwise step times are
 # those of the host, which vary by several percent between launches on shared machines.

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import convert, to_builtins
+from pytest_aorta.common.model import convert, to_builtins, to_json
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
 from pytest_aorta.launch.node_agent import Heartbeat, Hello, NodeVerdict, read
@@ -215,8 +215,8 @@ def _read_baseline(data: bytes, folder: Path) -> None:
         to_builtins(row)
 
 
-HISTORY = json.loads(make_entry(0, 10.0, 11.0).replace(verdicts=(history_verdict(),)).to_line())
-HISTORY_FILE = b"".join(entry.to_line().encode() for entry in entries_of([10.0, 10.1, 12.0]))
+HISTORY = json.loads(to_json(make_entry(0, 10.0, 11.0).replace(verdicts=(history_verdict(),))))
+HISTORY_FILE = b"".join(f"{to_json(entry)}\n".encode() for entry in entries_of([10.0, 10.1, 12.0]))
 
 
 def _read_history_line(data: bytes, folder: Path) -> None:
@@ -591,7 +591,7 @@ def _search_log() -> bytes:
             probe = Probe(step.commit, bad if step.commit > 2 else good, good if step.paired else None)
             search.add(probe)
             log.add("case", probe)
-        log.add_end("case", step)
+        log.add("case", step)
         return log.path.read_bytes()
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.baseline_files import StoredFile
-from pytest_aorta.cli.baselines import diff_lines
+from pytest_aorta.cli.baselines import StoredFile, diff_lines
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
