@@ -36,8 +36,8 @@ from pytest_aorta.result.trace.kineto_events import (
     with_duration,
 )
 from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, overlap_of, union
-from pytest_aorta.result.trace.profiled_steps import Call, Collective, CollectiveCalls, Profile
-from pytest_aorta.result.trace.transfers import MAX_CALLS, MAX_COLLECTIVES
+from pytest_aorta.result.trace.profiled_steps import Call, Collective, Profile
+from pytest_aorta.result.trace.transfers import joined_calls
 
 
 def _capture_of(
@@ -58,25 +58,8 @@ def _capture_of(
     windows = [(begin - origin, end - origin) for begin, end in pairwise(edges)]
     return overlap_of({name: lane - origin for name, lane in lanes.items()}, windows).replace(
         kernels=family_times(durations, len(windows)),
-        collectives=_collectives(calls),
+        collectives=joined_calls([[call.lasting(duration_ns / 1e6)] for call, duration_ns in calls]),
     )
-
-
-def _collectives(calls: Iterable[tuple[Call, int]]) -> list[CollectiveCalls]:
-    """Return the durations in ms of calls with equal keys, in groups; the group with the longest total comes first."""
-    durations: dict[Call, list[float]] = defaultdict(list)
-    sizes: dict[Call, list[int | None]] = defaultdict(list)
-    for call, duration_ns in calls:
-        if len(durations[call.key]) < MAX_CALLS:
-            durations[call.key].append(duration_ns / 1e6)
-            sizes[call.key].append(call.num_bytes)
-    longest = sorted(durations.items(), key=lambda entry: -sum(entry[1]))[:MAX_COLLECTIVES]
-    return [CollectiveCalls(key.kind, key.group, key.group_size, _mean_size(sizes[key]), ms) for key, ms in longest]
-
-
-def _mean_size(sizes: Sequence[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return sum(known) // len(known) if len(known) == len(sizes) else None
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,10 @@ class Call:
         """
         return replace(self, num_bytes=None) if self.kind is Collective.ALL_TO_ALL else self
 
+    def lasting(self, duration_ms: float) -> CollectiveCalls:
+        """Return this call alone with its duration."""
+        return CollectiveCalls(self.kind, self.group, self.group_size, self.num_bytes, [duration_ms])
+
 
 class CollectiveCalls(Model, frozen=True):
     """The calls of one rank that are of one kind, group and size, in the order of all ranks of the group.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
@@ -39,12 +39,7 @@ _BUS_FACTORS = {
 }
 
 # Collectives in which every rank needs data of every other, so that no rank can end before the last has arrived.
-_ENDS_TOGETHER = {
-    Collective.ALL_GATHER,
-    Collective.REDUCE_SCATTER,
-    Collective.ALL_REDUCE,
-    Collective.ALL_TO_ALL,
-}
+_ENDS_TOGETHER = set(_BUS_FACTORS)
 
 
 class CollectiveFacts(Model, frozen=True):
@@ -82,21 +77,13 @@ class CollectiveFacts(Model, frozen=True):
         return min(self.wait_ms)
 
 
-@dataclass
-class _Sums:
-    """Sums over the calls of one rank in all profiled steps."""
+@dataclass(frozen=True)
+class _Served:
+    """The calls of one rank with one key, and the time of their transfers."""
 
-    calls: int = 0
-    bus_bytes: float = 0.0
-    transfer_ms: float = 0.0
-    wait_ms: float = 0.0
-
-
-@dataclass
-class _Kind:
-    ranks: dict[int, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
-    is_matched: bool = True
-    has_bytes: bool = True
+    rank: int
+    calls: CollectiveCalls
+    transfer_ms: float
 
 
 def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps: int) -> dict[str, CollectiveFacts]:
@@ -106,16 +93,16 @@ def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps
     group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls, or if an older
     version stored all-to-all calls by size, without their order.
     """
-    kinds: dict[Collective, _Kind] = defaultdict(_Kind)
+    served: dict[Collective, list[_Served]] = defaultdict(list)
+    unmatched: set[Collective] = set()
     for call, ranks in _by_call(collectives).items():
-        kind = kinds[call.kind]
         transfers_ms = _transfers_ms(ranks, (call.group_size or len(ranks)) if call.group else len(collectives))
         if transfers_ms is None:
-            kind.is_matched = False
+            unmatched.add(call.kind)
         else:
-            _add(kind, ranks, transfers_ms)
+            served[call.kind] += [_Served(rank, calls, sum(transfers_ms)) for rank, (calls,) in ranks.items()]
     return {
-        str(kind): _facts(found, num_steps) for kind in Collective if (found := kinds.get(kind)) and found.is_matched
+        str(kind): _facts(served[kind], num_steps) for kind in Collective if kind in served and kind not in unmatched
     }
 
 
@@ -137,19 +124,18 @@ def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dic
 
 
 def joined_calls(parts: Sequence[Sequence[CollectiveCalls]]) -> list[CollectiveCalls]:
-    """Return the calls that one rank made in several captures, one after the other; sizes are means over all calls.
+    """Return the calls that one rank made one after the other, those of equal keys in one entry, the longest first.
 
     At most :data:`MAX_CALLS` calls of a key are kept, the first ones, and the :data:`MAX_COLLECTIVES` longest keys.
+    Sizes are means over all calls.
     """
     found: dict[Call, list[CollectiveCalls]] = defaultdict(list)
     for part in parts:
         for calls in part:
             found[calls.key].append(calls)
     every = [_joined(same) for same in found.values()]
-    longest = (
-        sorted(every, key=lambda calls: -sum(calls.ms))[:MAX_COLLECTIVES] if len(every) > MAX_COLLECTIVES else every
-    )
-    return [calls.replace(ms=calls.ms[:MAX_CALLS]) for calls in longest]
+    every.sort(key=lambda calls: -sum(calls.ms))
+    return [calls.replace(ms=calls.ms[:MAX_CALLS]) for calls in every[:MAX_COLLECTIVES]]
 
 
 def _joined(same: Sequence[CollectiveCalls]) -> CollectiveCalls:
@@ -189,25 +175,18 @@ def _bus_bytes(calls: CollectiveCalls) -> float | None:
     return calls.num_bytes * (1.0 if factor is None else factor * (calls.group_size - 1) / calls.group_size)
 
 
-def _add(kind: _Kind, ranks: Mapping[int, Sequence[CollectiveCalls]], transfers_ms: Sequence[float]) -> None:
-    for rank, (entry,) in ranks.items():
-        sums, bus_bytes = kind.ranks[rank], _bus_bytes(entry)
-        kind.has_bytes &= bus_bytes is not None
-        sums.calls += len(entry.ms)
-        sums.bus_bytes += (bus_bytes or 0.0) * len(entry.ms)
-        sums.transfer_ms += sum(transfers_ms)
-        sums.wait_ms += sum(entry.ms) - sum(transfers_ms)
-
-
-def _facts(kind: _Kind, num_steps: int) -> CollectiveFacts:
-    callers = sorted(kind.ranks)
-    ranks = [kind.ranks[rank] for rank in callers]
-    waits_ms = [rank.wait_ms / num_steps for rank in ranks]
-    each = len(callers) * num_steps
+def _facts(served: Sequence[_Served], num_steps: int) -> CollectiveFacts:
+    waits_ms: dict[int, float] = dict.fromkeys(sorted({entry.rank for entry in served}), 0.0)
+    for entry in served:
+        waits_ms[entry.rank] += (sum(entry.calls.ms) - entry.transfer_ms) / num_steps
+    each = len(waits_ms) * num_steps
+    bus_bytes = [(_bus_bytes(entry.calls), len(entry.calls.ms)) for entry in served]
+    known = [size * count for size, count in bus_bytes if size is not None]
+    least_ms, *others_ms = sorted(waits_ms.values())
     return CollectiveFacts(
-        calls=sum(rank.calls for rank in ranks) / each,
-        bus_bytes=sum(rank.bus_bytes for rank in ranks) / each if kind.has_bytes else 0.0,
-        transfer_ms=sum(rank.transfer_ms for rank in ranks) / each,
-        wait_ms=waits_ms if len(callers) <= MAX_WAITS_BY_RANK else [min(waits_ms), median(sorted(waits_ms)[1:])],
-        straggler=callers[waits_ms.index(min(waits_ms))],
+        calls=sum(len(entry.calls.ms) for entry in served) / each,
+        bus_bytes=sum(known) / each if len(known) == len(served) else 0.0,
+        transfer_ms=sum(entry.transfer_ms for entry in served) / each,
+        wait_ms=list(waits_ms.values()) if len(waits_ms) <= MAX_WAITS_BY_RANK else [least_ms, median(others_ms)],
+        straggler=min(waits_ms, key=waits_ms.__getitem__),
     )
