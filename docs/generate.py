@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
@@ -170,13 +170,12 @@ def current_schema(name: str) -> str:
 
 def _add_derived(schema: dict[str, Any]) -> None:
     """Add the properties of a result that its file contains too."""
-    found = {name: inspect.getattr_static(WorkloadResult, name) for name in DERIVED}
-    getters = [getattr(getter, "fget", None) or getter.func for getter in found.values()]
-    kinds = [get_type_hints(getter)["return"] for getter in getters]
-    derived, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
-    for getter, values in zip(getters, derived, strict=True):
-        said = (inspect.getdoc(getter) or "").partition("\n")[0].removeprefix("Return ").rstrip(".")
-        schema["properties"][getter.__name__] = values | {"description": _cell_text(said)}
+    derived, definitions = msgspec.json.schema_components(DERIVED.values(), ref_template="#/$defs/{name}")
+    for name, values in zip(DERIVED, derived, strict=True):
+        # The docstring of the class describes those that are no methods.
+        text = inspect.getdoc(inspect.getattr_static(WorkloadResult, name)) or ""
+        said = text.partition("\n")[0].removeprefix("Return ").rstrip(".")
+        schema["properties"][name] = values | {"description": _cell_text(said)}
     schema["required"] += DERIVED
     schema["additionalProperties"] = False
     schema["$defs"] |= definitions
