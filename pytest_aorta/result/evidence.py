@@ -33,14 +33,10 @@ _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
 _FATAL = re.compile(r"(?m)^Fatal Python error: (.+)$")
-# Python's words for fatal signals.
+# The words of faulthandler for fatal signals are those of the C library.
 _FATAL_SIGNALS = {
-    "Segmentation fault": signal.SIGSEGV,
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Floating-point exception": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
+    signal.strsignal(number): number
+    for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 }
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}),? in (?P<function>.*)$')
 
@@ -197,7 +193,8 @@ def _read_rank(
 def _fatal_signal(stacks: str) -> int | None:
     """Return the exit code of the fatal signal that wrote the stacks; None if they were requested."""
     match = _FATAL.search(stacks)
-    return -_FATAL_SIGNALS[match[1].strip()] if match and match[1].strip() in _FATAL_SIGNALS else None
+    number = _FATAL_SIGNALS.get(match[1].strip().replace("-", " ")) if match else None
+    return None if number is None else -number
 
 
 def _main_frames(stacks: str) -> tuple[Frame, ...]:

@@ -10,6 +10,7 @@ from itertools import combinations, pairwise
 from statistics import NormalDist, median
 from typing import Annotated, Any, TypeAlias
 
+import numpy as np
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import (
@@ -207,8 +208,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
     """Return the facts of a result. The time of a step is its maximum over ranks."""
-    import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
-
     steps = np.asarray(result.step_times_ms)
     rank_p50 = np.median(np.asarray(result.rank_step_times_ms), axis=1)
     tail = np.sort(steps)[-max(1, len(steps) // 20) :]
@@ -345,8 +344,6 @@ def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
     """
     if len(wait_ms) < 2 or not wait_ms[0]:
         return []
-    import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
-
     waits = np.asarray(wait_ms)
     num_ranks = len(waits)
     # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its

@@ -225,15 +225,10 @@ class FailureDetail(Model, frozen=True):
 
     def __str__(self) -> str:
         """Return one line with the location, the number of wrong elements, the expected and the actual value."""
-        location = [f"iteration {self.iteration}"]
-        if self.layer is not None:
-            location.append(f"layer {self.layer}")
-        location.append(f"on rank {self.rank}")
-        if self.source_rank is not None:
-            location.append(f"from source rank {self.source_rank}")
-        text = f"{self.kind}: {', '.join(location)}: {self.count}"
-        if self.total is not None:
-            text += f" of {self.total}"
+        layer = "" if self.layer is None else f", layer {self.layer}"
+        source = "" if self.source_rank is None else f", from source rank {self.source_rank}"
+        of_all = "" if self.total is None else f" of {self.total}"
+        text = f"{self.kind}: iteration {self.iteration}{layer}, on rank {self.rank}{source}: {self.count}{of_all}"
         text += " elements wrong"
         if self.index is not None:
             text += f", first at index {self.index}"
