@@ -81,7 +81,8 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
     """Return the facts of a step that are needed to read traces of device activity alone.
 
     Raises:
-        ValueError: As in :func:`overlap_with_host`, or the workload's own kernels have the name of the boundary's.
+        ValueError: The trace has fewer than two boundaries, or no device activity for them, or a kernel of the workload
+            has the name of the boundary's.
     """
     events, marks = events_and_boundaries(trace)
     kernels = boundary_kernels(events, marks)
@@ -95,21 +96,6 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
     inside = _communication_by_stream(events, names, begin_of(kernels[0]), begin_of(kernels[-1]))
     calls = {stream: [(kernel["name"], call_of(kernel)) for kernel in rows] for stream, rows in inside.items()}
     return LearnedStep(name, calls, names)
-
-
-def overlap_with_host(trace: Mapping[str, Any]) -> Profile:
-    """Return the breakdown of the steps between the boundaries of a trace that has host events too.
-
-    Raises:
-        ValueError: The trace has fewer than two boundaries, or no device activity for them.
-    """
-    events, marks = events_and_boundaries(trace)
-    kernels = boundary_kernels(events, marks)
-    edges = [begin_of(kernel) for kernel in kernels]
-    names = _serving_names(events)
-    inside = _communication_by_stream(events, names, edges[0], edges[-1])
-    calls = {id(kernel): call_of(kernel) for rows in inside.values() for kernel in rows}
-    return _capture(events, edges, LearnedStep(str(kernels[0]["name"]), {}, names), calls)
 
 
 def overlap_of_device(
@@ -137,25 +123,14 @@ def overlap_of_device(
     for stream, kernels in _communication_by_stream(events, step.names, edges[0], edges[-1]).items():
         expected = step.communication.get(stream, []) * num_steps
         is_repeated = [kernel["name"] for kernel in kernels] == [name for name, _ in expected]
-        served = [call for _, call in expected] if is_repeated else [call_of(kernel) for kernel in kernels]
-        calls |= {id(kernel): call for kernel, call in zip(kernels, served, strict=True)}
-    return _capture(events, edges, step, calls, waits_ms)
-
-
-def _capture(
-    events: Iterable[Event],
-    edges: list[int],
-    step: LearnedStep,
-    calls: Mapping[int, Call],
-    waits_ms: Mapping[Call, Sequence[float]] = MappingProxyType({}),
-) -> Profile:
-    """Return the capture of a device's steps; ``calls`` maps the ``id`` of each communication kernel to its call."""
+        of_stream = [call for _, call in expected] if is_repeated else [call_of(kernel) for kernel in kernels]
+        calls |= {id(kernel): call for kernel, call in zip(kernels, of_stream, strict=True)}
     inside = [event for event in sorted(filter(is_on_device, events), key=begin_of) if is_within(event, edges)]
     durations = [(_family(event, calls), duration_of(event)) for event in inside if event["name"] != step.boundary]
-    waits_ns = _waits_ns([event for event in inside if id(event) in calls], calls, waits_ms)
+    served = [event for event in inside if id(event) in calls]
     kinds = {number: call.kind for number, call in calls.items()}
-    served = ((calls[id(event)], duration_of(event)) for event in inside if id(event) in calls)
-    return _capture_of(edges, _lanes(events, step.names, kinds, waits_ns), durations, served)
+    lanes = _lanes(events, step.names, kinds, _waits_ns(served, calls, waits_ms))
+    return _capture_of(edges, lanes, durations, ((calls[id(event)], duration_of(event)) for event in served))
 
 
 def _waits_ns(
