@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_aorta.common.model import schema_of
 from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.options import OPTIONS, Option
 from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
@@ -160,12 +159,24 @@ _SCHEMA_FOLDER = ROOT / "pytest_aorta/common/schemas"
 def current_schema(name: str) -> str:
     """Return the text of the schema file of a struct, whose descriptions are those of its attributes."""
     kind, version = SCHEMAS[name]
-    schema = schema_of(kind, f"{name}/{version}", kind.__doc__ or "")
+    schema = _schema_of(kind, f"{name}/{version}", kind.__doc__ or "")
     if kind is WorkloadResult:
         _add_derived(schema)
     for part in (schema, *schema["$defs"].values()):
         _describe(part)
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def _schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
+    """Return the JSON Schema 2020-12 of a struct, with the structs that it contains under ``$defs``."""
+    _, definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"https://pytest-aorta.invalid/{name}",
+        **definitions.pop(kind.__name__),
+        "description": description,
+        "$defs": definitions,
+    }
 
 
 def _add_derived(schema: dict[str, Any]) -> None:

@@ -118,18 +118,6 @@ def to_builtins(value: Any) -> Any:
     return msgspec.to_builtins(value, enc_hook=str)
 
 
-def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
-    """Return the JSON Schema 2020-12 of a struct, with the structs that it contains under ``$defs``."""
-    _, definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"https://pytest-aorta.invalid/{name}",
-        **definitions.pop(kind.__name__),
-        "description": description,
-        "$defs": definitions,
-    }
-
-
 def _from_text(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)

@@ -248,7 +248,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         dirty=measured.dirty,
         throttled="; ".join(throttled(result.platform_facts)),
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
-        profiler=_slowed_by(result),
+        profiler=str(result.profiler if result.profiler in WRAPPERS else result.environment.get(PYTHON_TRACER, "")),
         blocked_by=_blocking_call(result.head_start),
         late_steps=_late_steps(result),
         overlap_problem=result.overlap_problem,
@@ -256,10 +256,6 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         command=measured.command,
     )
-
-
-def _slowed_by(result: WorkloadResult) -> str:
-    return str(result.profiler if result.profiler in WRAPPERS else result.environment.get(PYTHON_TRACER, ""))
 
 
 def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:

@@ -245,8 +245,7 @@ def _read_telemetry(data: bytes, folder: Path) -> None:
         place = folder / "ranks" / str(rank)
         place.mkdir(parents=True, exist_ok=True)
         (place / "telemetry.jsonl").write_bytes(content + b"\n")
-    iterations = read_iterations(folder, 2)
-    assert all(step.overlap_ratio is None or step.overlap_ratio >= 0 for step in iterations)
+    read_iterations(folder, 2)
 
 
 TRACE = json.dumps(rank_trace()).encode()
