@@ -23,8 +23,7 @@ from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import DERIVED, SCHEMA_VERSION, WorkloadResult
-from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.session import history
 from pytest_aorta.session.history import HistoryEntry
 from pytest_aorta.verdict import baseline

@@ -36,8 +36,15 @@ from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowe
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
-from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, CollectiveKind, HeadStart, Kernels, StepOverlap
-from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
+from pytest_aorta.result.trace.profiled_steps import (
+    ANOTHER_RANK,
+    CollectiveFacts,
+    CollectiveKind,
+    HeadStart,
+    Kernels,
+    StepOverlap,
+    collective_facts,
+)
 
 # Medians of at most 16 groups of values; fewer values or groups show no growth.
 _MAX_GROUPS = 16

@@ -36,8 +36,7 @@ from pytest_aorta.result.trace.kineto_events import (
     with_duration,
 )
 from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, overlap_of, union
-from pytest_aorta.result.trace.profiled_steps import Call, Collective, Profile
-from pytest_aorta.result.trace.transfers import joined_calls
+from pytest_aorta.result.trace.profiled_steps import Call, Collective, Profile, joined_calls
 
 
 def _capture_of(
@@ -108,7 +107,7 @@ def overlap_of_device(
 
     A stream whose communication does not repeat that of ``step`` is classified by its kernels' names. ``waits_ms``
     contains waits for late ranks at the beginning of calls by :attr:`Call.key`, in order, which are no communication
-    (:func:`~pytest_aorta.result.trace.transfers.waits_ms`).
+    (:func:`~pytest_aorta.result.trace.profiled_steps.waits_ms`).
 
     Raises:
         ValueError: The trace does not have ``num_steps`` + 1 boundaries.

@@ -38,9 +38,14 @@ from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
-from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, CollectiveTime, FamilyTime, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import (
+    CollectiveCalls,
+    CollectiveFacts,
+    CollectiveTime,
+    FamilyTime,
+    StepOverlap,
+)
 from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_iterations, read_operators
-from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.session.history import parse_entry, read_history
 from pytest_aorta.session.search import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file

@@ -17,8 +17,7 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import FailureDetail
 from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, SCHEMA, collect_result, read_result
-from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
 
 STEP = {

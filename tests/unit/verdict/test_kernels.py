@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.causes import moved
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
