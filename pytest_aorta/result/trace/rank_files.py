@@ -165,6 +165,12 @@ class Iteration:
     loss: float | None = None
     collectives: Mapping[str, CollectiveTime] = dataclasses.field(default_factory=dict)
 
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Return the fraction of communication that compute hides; None without communication."""
+        comm_ms = self.hidden_comm_ms + self.exposed_comm_ms
+        return self.hidden_comm_ms / comm_ms if comm_ms else None
+
 
 def read_iterations(run_dir: Path, num_ranks: int) -> tuple[Iteration, ...]:
     """Return the steps that have overlap in the telemetry of every rank; empty if a rank has no telemetry.
