@@ -13,8 +13,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
-from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.applicability import changed_choice
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 from pytest_aorta.verdict.statistics.decision import Outcome

@@ -47,8 +47,14 @@ from pytest_aorta.result.trace.kineto_events import (
 )
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import PartAhead, is_too_late, joined_ahead
-from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, CollectiveCalls, HeadStart, Profile, StepOverlap
-from pytest_aorta.result.trace.transfers import waits_ms
+from pytest_aorta.result.trace.profiled_steps import (
+    ANOTHER_RANK,
+    CollectiveCalls,
+    HeadStart,
+    Profile,
+    StepOverlap,
+    waits_ms,
+)
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
 
 # Steps of a trace that the launch asks for if the config asks for none.

@@ -23,11 +23,10 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome
-from pytest_aorta.result.rank_failures import LaunchFailure
 from pytest_aorta.result.reading import collect_result
 
 GONE_S = 120.0

@@ -18,11 +18,11 @@ from torch.autograd.profiler import profile
 
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace import kineto_events as reading
-from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu, overlap_with_host
+from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu
 from pytest_aorta.result.trace.kineto_events import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled
-from tests.unit.kineto_traces import boundary, event, kernel, trace
+from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
 CPU = torch.device("cpu")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import BaselineError, SpecError
 from pytest_aorta.result.trace.families import MAX_FAMILIES, MAX_NAME
-from pytest_aorta.result.trace.profiled_steps import Collective, FamilyTime
-from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.baseline import MAX_BYTES, MAX_LAUNCHES, read_baseline_file, write_baseline
 from pytest_aorta.verdict.causes import moved
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison

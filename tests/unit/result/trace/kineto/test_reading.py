@@ -18,5 +18,5 @@ def test_trace_is_read_gzipped_or_not_and_anything_else_is_refused(tmp_path):
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     other.write_text("[]")
     assert read_trace(plain) == read_trace(packed) == document
-    with pytest.raises(ValueError, match="not a Chrome trace"):
+    with pytest.raises(ValueError, match="Expected `object`, got `array`"):
         read_trace(other)
