@@ -12,15 +12,14 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
-
-from msgspec.structs import replace
+from typing import IO, Any, TypeAlias
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile
@@ -76,11 +75,7 @@ def require_torch() -> None:
     Raises:
         LaunchError: torch is not installed.
     """
-    try:
-        found = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
+    if importlib.util.find_spec("torch") is None:
         raise LaunchError(
             f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
             f"https://pytorch.org/get-started says for this machine, or use an environment that has it"
@@ -89,22 +84,17 @@ def require_torch() -> None:
 
 def agent_command(plan: LaunchPlan) -> list[str]:
     """Return the command line of the torchrun agent, for one node or for this node's part of several."""
-    python = python_command(plan)
-    torchrun = [f"--nnodes={plan.world.nodes}", f"--node-rank={plan.node or 0}"]
-    torchrun.append(f"--nproc-per-node={plan.world.ranks_per_node}")
-    # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
-    torchrun.append(f"--log-dir={plan.run_dir / ELASTIC_FOLDER}")
-    # torchrun's own option to start a module can't pass options to Python.
-    rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
-    run_dir = str(plan.run_dir)
-    agent = [*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir]
+    python, run_dir = python_command(plan), str(plan.run_dir)
     return [
         *wrapper_command(plan.profiler, plan.run_dir),
-        *agent,
-        *torchrun,
-        *rank,
-        "pytest_aorta.launch.process.rank",
-        run_dir,
+        *[*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir],
+        *[f"--nnodes={plan.world.nodes}", f"--node-rank={plan.node or 0}"],
+        f"--nproc-per-node={plan.world.ranks_per_node}",
+        # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
+        f"--log-dir={plan.run_dir / ELASTIC_FOLDER}",
+        # torchrun's own option to start a module can't pass options to Python.
+        *(["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]),
+        *["pytest_aorta.launch.process.rank", run_dir],
     ]
 
 
@@ -132,10 +122,9 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     show_devices(plan.world.devices, kept)
     kept[variables.DEVICE] = plan.world.device
     kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
-    for name, value in ((variables.PROFILER, plan.profiler), (variables.PROFILER_SCHEDULE, plan.profiler_schedule)):
-        kept.pop(name, None)
-        if value is not None:
-            kept[name] = str(value)
+    given = {variables.PROFILER: plan.profiler, variables.PROFILER_SCHEDULE: plan.profiler_schedule}
+    kept = {name: value for name, value in kept.items() if name not in given}
+    kept |= {name: str(value) for name, value in given.items() if value is not None}
     # torchrun would set the variable with a warning; measured times depend on its value.
     kept.setdefault("OMP_NUM_THREADS", "1")
     if plan.world.device == DeviceKind.CPU:
@@ -177,39 +166,33 @@ def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, 
     }
 
 
-class _GuardProcess(Protocol):
-    """A running guard, with the attribute and the methods of ``subprocess.Popen`` that a launch uses."""
+class ForkedGuard:
+    """The guard of a warm launch, held by a pidfd: it is not pytest's child, so its process id could be reused."""
 
-    pid: int
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
 
-    def wait(self, timeout: float | None = None) -> object:
-        """Return when the guard has exited.
-
-        Raises:
-            subprocess.TimeoutExpired: The guard still runs after ``timeout`` seconds.
-        """
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the guard has exited, as ``subprocess.Popen.wait`` does."""
+        if not is_readable(self._pidfd, timeout):
+            raise subprocess.TimeoutExpired("guard", timeout or 0.0)
+        os.close(self._pidfd)
 
     def kill(self) -> None:
         """Send SIGKILL."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
 
-class _GuardStarter(Protocol):
-    """Callable that starts a plan's guard with the guard's ends of the lifeline pipe and the verdict pipe."""
-
-    def __call__(
-        self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
-    ) -> _GuardProcess:
-        """Start the guard.
-
-        Raises:
-            OSError: The guard can't be started.
-        """
+# Starts a plan's guard, given the environment and the guard's ends of the lifeline pipe and the verdict pipe.
+GuardStarter: TypeAlias = Callable[[LaunchPlan, Mapping[str, str], int, int], "subprocess.Popen[bytes] | ForkedGuard"]
 
 
 def launch(
     plan: LaunchPlan,
     environ: Mapping[str, str] = os.environ,
-    start_guard: _GuardStarter | None = None,
+    start_guard: GuardStarter | None = None,
     launcher: LauncherKind = LauncherKind.TORCHRUN,
 ) -> LaunchOutcome:
     """Run ``plan`` and wait until every process of the launch is gone, even when interrupted.
@@ -225,7 +208,7 @@ def launch(
     """
     with GuardedLaunch(plan, environ, start_guard) as running:
         running.wait()
-    outcome = replace(running.outcome(), launcher=launcher)
+    outcome = running.outcome().replace(launcher=launcher)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
         write_json(plan.run_dir / OUTCOME_FILE, to_builtins(outcome))
     return outcome
@@ -238,7 +221,7 @@ class GuardedLaunch:
         LaunchError: The run folder can't be written, or the guard can't be started.
     """
 
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: _GuardStarter | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: GuardStarter | None = None) -> None:
         self._plan = plan
         self._verdict = b""
         self._has_ended = False
@@ -279,7 +262,7 @@ class GuardedLaunch:
         if reported.reason == EndReason.GUARD_LOST:
             ended, survivors = end_processes([self._plan.run_dir])
             detail = self._problem or reported.detail
-            self._lost = replace(reported, stopped=ended, survivors=survivors, detail=detail)
+            self._lost = reported.replace(stopped=ended, survivors=survivors, detail=detail)
         if not self.outcome().survivors:
             clear_scratch(self._plan.run_dir)
             for fd in self._plan.lease_fds:
@@ -401,15 +384,13 @@ def start_watcher(
 
 def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
     """Return the guard's verdict, with the phases that the ranks' marks show."""
-    if not verdict:
-        return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0)
     try:
         outcome = decode(verdict, LaunchOutcome, "verdict of the guard")
     except UnreadableFile as error:
-        return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error))
+        return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error) if verdict else "")
     began_s = outcome.began_ns / 1e9
     phases = phases_s(rank_folders(plan.run_dir, plan.world.size), began_s, began_s + outcome.wall_s)
-    return replace(outcome, phases_s=phases)
+    return outcome.replace(phases_s=phases)
 
 
 def _limit_s(plan: LaunchPlan) -> float:
@@ -420,7 +401,7 @@ def _limit_s(plan: LaunchPlan) -> float:
     return 2 * plan.timeout_s + STOP_S + NODES_END_S
 
 
-def _wait_bounded(guard: _GuardProcess) -> str:
+def _wait_bounded(guard: subprocess.Popen[bytes] | ForkedGuard) -> str:
     """Wait for the guard's end, kill the guard after ``STOP_S``, and return the problem; "" if it ended by itself."""
     try:
         guard.wait(STOP_S)

@@ -19,11 +19,9 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from msgspec import structs
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile, parse_json
@@ -59,28 +57,24 @@ LOOK_S = 1.0
 CPU_SLOTS_PER_CORE = 2
 
 
-class Lease:
-    """Resources that no other request gets until every process that has ``fds`` open is dead or has closed them."""
+@dataclass
+class Lease(AbstractContextManager["Lease"]):
+    """Resources that no other request gets until every process that has ``fds`` open is dead or has closed them.
 
-    def __init__(self, resources: tuple[str, ...], fds: tuple[int, ...]) -> None:
-        self.resources = resources
-        self._fds = fds
+    Attributes:
+        resources: Names of the resources.
+        fds: Descriptors for ``pass_fds`` of a child process, which then also holds the lease; empty once released.
+    """
 
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """Descriptors for ``pass_fds`` of a child process, which then also holds the lease; empty once released."""
-        return self._fds
+    resources: tuple[str, ...]
+    fds: tuple[int, ...]
 
     def release(self) -> None:
         """Close this process's descriptors; a second call does nothing."""
-        fds, self._fds = self._fds, ()
+        fds, self.fds = self.fds, ()
         # LOCK_UN would free the devices of a guard whose ranks still run.
         for fd in fds:
             os.close(fd)
-
-    def __enter__(self) -> Lease:
-        """Return the lease itself."""
-        return self
 
     def __exit__(self, *error: object) -> None:
         """Release the lease."""
@@ -96,28 +90,19 @@ def lease(
     before a request that can't start yet. A freed resource is noticed within POLL_S.
 
     Args:
-        pool: Names of the resources to choose from.
-        count: Number of resources.
+        pool: Names of the resources to choose from, each once.
+        count: Number of resources, at most as many as the pool has.
         exclusive: Whether no other lease may exist on this host at the same time.
         wait_s: Limit of the wait in seconds.
         folder: The lease folder; None for the default folder.
         owner: Name of the test, for messages.
 
     Raises:
-        LeaseError: The pool repeats a resource, or has fewer than ``count`` resources that work; the resources were not
-            free within ``wait_s``, and the message names the holders; or the lease folder can't be used.
+        LeaseError: Fewer than ``count`` resources of the pool work; the resources were not free within ``wait_s``, and
+            the message names the holders; or the lease folder can't be used.
     """
     pid = os.getpid()
-    claim = _Claim(
-        owner[:MAX_TEXT],
-        pid,
-        tuple(pool),
-        count,
-        exclusive,
-        pid_namespace=pid_namespace(),
-        start_ticks=start_ticks(pid),
-    )
-    _refuse_impossible(claim)
+    claim = _Claim(owner[:MAX_TEXT], pid, tuple(pool), count, exclusive, pid_namespace(), start_ticks(pid))
     deadline_s = time.monotonic() + wait_s
     orphans = _Orphans()
     with ClaimFolder.opened(folder) as opened, ExitStack() as undo:
@@ -201,7 +186,7 @@ def _try(folder: ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
     if resources:
         for other in ahead:
             folder.overtake(other)
-        _append_line(fd, json.dumps(to_builtins(structs.replace(mine, resources=resources, since_s=time.time()))))
+        _append_line(fd, json.dumps(to_builtins(mine.replace(resources=resources, since_s=time.time()))))
     return resources
 
 
@@ -234,16 +219,6 @@ def _choice(claim: _Claim, held: Sequence[_Claim], bad: Collection[str]) -> tupl
     return tuple(free[: claim.count]) if len(free) >= claim.count else ()
 
 
-def _refuse_impossible(claim: _Claim) -> None:
-    pool = _listed(claim.pool)
-    if len(set(claim.pool)) != len(claim.pool):
-        raise LeaseError(f"{claim.owner}: a resource is repeated in the pool {pool}; name each resource once")
-    if not 1 <= claim.count <= len(claim.pool):
-        raise LeaseError(
-            f"{claim.owner}: {claim.count} resources asked for; allowed is 1 to {len(claim.pool)} ({pool})"
-        )
-
-
 def _refuse_bad(claim: _Claim, bad: Mapping[str, str]) -> None:
     reasons = [f"{_listed([name])} ({bad[name]})" for name in claim.pool if name in bad]
     if len(claim.pool) - len(reasons) < claim.count:
@@ -268,11 +243,9 @@ def _waited_text(name: str, claims: dict[str, _Claim], wait_s: float) -> str:
 def _holder_text(claim: _Claim) -> str:
     since = time.strftime("%H:%M:%S", time.localtime(claim.since_s))
     alone = ", with the host alone" if claim.exclusive else ""
-    dead = ""
-    if claim.is_dead:
-        left = processes_of(claim.launches)
-        what = f"processes {left} of its launches live" if left else "a process it started lives"
-        dead = f", dead, but {what}"
+    left = processes_of(claim.launches) if claim.is_dead else []
+    what = f"processes {left} of its launches live" if left else "a process it started lives"
+    dead = f", dead, but {what}" if claim.is_dead else ""
     return f"{claim.owner} ({claim.process}{dead}, since {since}{alone})"
 
 
@@ -350,12 +323,12 @@ class _Claim(Model, frozen=True):
         pool: Names of the resources to choose from.
         count: Number of resources requested.
         exclusive: Whether no other claim may hold resources at the same time.
+        pid_namespace: Inode of the PID namespace of ``pid``; 0 if unknown.
+        start_ticks: Start time of the requesting process, which distinguishes it from a later one with its ``pid``.
         overtaken: Number of competing requests that came later and were served first.
         resources: Names of the resources held; empty while the claim waits.
         since_s: Unix time in seconds at which the resources were taken.
         run_dirs: Run folders of launches that may still have processes.
-        pid_namespace: Inode of the PID namespace of ``pid``; 0 if unknown.
-        start_ticks: Start time of the requesting process, which distinguishes it from a later one with its ``pid``.
     """
 
     owner: str
@@ -363,12 +336,12 @@ class _Claim(Model, frozen=True):
     pool: tuple[str, ...]
     count: int
     exclusive: bool
+    pid_namespace: int = 0
+    start_ticks: int = 0
     overtaken: int = 0
     resources: tuple[str, ...] = ()
     since_s: float = 0.0
     run_dirs: tuple[str, ...] = ()
-    pid_namespace: int = 0
-    start_ticks: int = 0
 
     @property
     def is_local(self) -> bool:
@@ -503,17 +476,16 @@ class ClaimFolder:
         A claim is deleted once all processes that hold it and all processes of its launches are dead.
         """
         self.orphaned = set()
-        read = ((name, self._read(name)) for name in self.claim_names())
-        return {name: claim for name, claim in read if claim}
+        found = {name: self._read(name) for name in self.claim_names()}
+        return {name: claim for name, claim in found.items() if claim}
 
     def open_others(self, mine: str) -> dict[int, int]:
         """Return the current size of each other claim that a process holds, by descriptor; the caller closes these."""
         others = {}
-        for name in self.claim_names():
-            if name != mine and name not in self.orphaned:
-                with suppress(FileNotFoundError):
-                    fd = self.open(name)
-                    others[fd] = os.fstat(fd).st_size
+        for name in {*self.claim_names()} - {mine} - self.orphaned:
+            with suppress(FileNotFoundError):
+                fd = self.open(name)
+                others[fd] = os.fstat(fd).st_size
         return others
 
     def _read(self, name: str) -> _Claim | None:
@@ -540,11 +512,10 @@ class ClaimFolder:
 
     def bad(self) -> dict[str, str]:
         """Return the resources marked bad since the host started, with the reasons."""
-        path = self.path / BAD
-        if not os.path.lexists(path):
+        if not os.path.lexists(self.path / BAD):
             return {}
         try:
-            marks = read_model(path, _BadMarks, max_bytes=MAX_FILE_BYTES)
+            marks = read_model(self.path / BAD, _BadMarks, max_bytes=MAX_FILE_BYTES)
         except UnreadableFile as error:
             raise _unusable(self.path, f"{error}; repair the file, or delete it with its marks") from None
         return marks.reasons if marks.boot == _boot_id() else {}
@@ -598,7 +569,7 @@ def _parse(data: bytes, name: str) -> _Claim | None:
             claim = convert(parse_json(line, name), _Claim, name)
     if claim is None:
         raise UnreadableFile(f"{name}: there is no claim in it")
-    return structs.replace(claim, overtaken=overtaken, run_dirs=tuple(run_dirs))
+    return claim.replace(overtaken=overtaken, run_dirs=tuple(run_dirs))
 
 
 def _append_line(fd: int, line: str) -> None:

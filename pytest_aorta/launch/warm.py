@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -16,11 +15,17 @@ from typing import IO, Any, TypeAlias
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
-from pytest_aorta.launch.guarded import guard_spec, launch, launch_environment, python_command, require_torch
+from pytest_aorta.launch.guarded import (
+    ForkedGuard,
+    guard_spec,
+    launch,
+    launch_environment,
+    python_command,
+    require_torch,
+)
 from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.sweep import unmarked
-from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -89,10 +94,8 @@ class ForkServers:
         if plan.profiler in WRAPPERS:
             raise _ServerUnfit(f"{plan.profiler} profiles only processes that it has started")
         # Launches of two versions alternate, and a launch must not end the other version's server.
-        slot, key = (
-            (plan.world.device, plan.reference.name if plan.reference else None),
-            server_key(plan, self._environ),
-        )
+        slot = plan.world.device, plan.reference.name if plan.reference else None
+        key = server_key(plan, self._environ)
         server = self._servers.get(slot)
         if server is not None:
             server.limit_s = plan.timeout_s
@@ -223,25 +226,6 @@ class ForkServer:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
         return " ".join(lines[-2:])[:300]
-
-
-class ForkedGuard:
-    """The guard of a warm launch, held by a pidfd: it is not pytest's child, so its process id could be reused."""
-
-    def __init__(self, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self._pidfd = pidfd
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when the guard has exited, as ``subprocess.Popen.wait`` does."""
-        if not is_readable(self._pidfd, timeout):
-            raise subprocess.TimeoutExpired("guard", timeout or 0.0)
-        os.close(self._pidfd)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
 
 def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:

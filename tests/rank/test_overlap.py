@@ -319,7 +319,7 @@ def waiting():
 
 def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, monkeypatch):
     # The host takes longer than any lead for the first step.
-    monkeypatch.setattr(overlap, "_first_lead_ms", lambda _host_ms: 0.0)
+    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: [0.0, 0.0, 0.0])
     capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 2)
@@ -327,8 +327,7 @@ def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, 
 
 
 def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
-    monkeypatch.setattr(overlap, "_first_lead_ms", lambda _host_ms: 0.0)
-    monkeypatch.setattr(overlap, "_next_lead_ms", lambda _lead_ms: 60_000.0)
+    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: [0.0, 60_000.0])
     capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
     assert capture.head_start.blocked_by is None

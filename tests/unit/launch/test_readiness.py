@@ -16,10 +16,9 @@ from contextlib import ExitStack, closing
 import pytest
 
 from pytest_aorta.common import variables
-from pytest_aorta.launch.guarded import GuardedLaunch
+from pytest_aorta.launch.guarded import ForkedGuard, GuardedLaunch
 from pytest_aorta.launch.process.forkserver import answer_of_child
 from pytest_aorta.launch.sweep import end_processes, launch_ids
-from pytest_aorta.launch.warm import ForkedGuard
 from pytest_aorta.launch.watch import is_readable, readable
 from pytest_aorta.result.outcome import EndReason
 from tests.unit.builders import make_plan
