@@ -243,7 +243,11 @@ class GuardedLaunch:
                 raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
             lifeline_end.close()
             verdict_end.close()
-            self._deadline_s = time.monotonic() + _limit_s(plan)
+            limit_s = plan.timeout_s + STOP_S
+            if plan.world.nodes > 1 and plan.node is None:
+                # The nodes get the time of a launch to arrive, and then each node's guard has its own limit.
+                limit_s += plan.timeout_s + NODES_END_S
+            self._deadline_s = time.monotonic() + limit_s
             self._pipes = pipes.pop_all()
 
     def __enter__(self) -> GuardedLaunch:
@@ -254,7 +258,12 @@ class GuardedLaunch:
         """Ask a running guard to end every process, and wait for its exit; end processes that a lost guard has left."""
         with self._pipes:
             self._lifeline.close()
-            self._problem = _wait_bounded(self._guard) or self._problem
+            try:
+                self._guard.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._guard.kill()
+                self._guard.wait()
+                self._problem = f"{WATCHER} did not end within {STOP_S:g} s, and was then killed"
             # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
             while not self._has_ended and is_readable(self._pipe, 0):
                 self.has_ended()
@@ -264,7 +273,7 @@ class GuardedLaunch:
             detail = self._problem or reported.detail
             self._lost = reported.replace(stopped=ended, survivors=survivors, detail=detail)
         if not self.outcome().survivors:
-            clear_scratch(self._plan.run_dir)
+            _clear_scratch(self._plan.run_dir)
             for fd in self._plan.lease_fds:
                 record_end(fd, self._plan.run_dir)
 
@@ -334,7 +343,7 @@ def _prepare_nodes(plan: LaunchPlan) -> None:
             (folder / FLIGHT_FOLDER).symlink_to(back / back / FLIGHT_FOLDER)
 
 
-def clear_scratch(run_dir: Path) -> None:
+def _clear_scratch(run_dir: Path) -> None:
     """Delete torchrun's folder, and unfinished files of ranks that were killed; call this when all ranks are dead."""
     shutil.rmtree(run_dir / ELASTIC_FOLDER, ignore_errors=True)
     for folder in (run_dir, *(run_dir / RANKS_FOLDER).glob("*")):
@@ -391,25 +400,6 @@ def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
     began_s = outcome.began_ns / 1e9
     phases = phases_s(rank_folders(plan.run_dir, plan.world.size), began_s, began_s + outcome.wall_s)
     return outcome.replace(phases_s=phases)
-
-
-def _limit_s(plan: LaunchPlan) -> float:
-    """Return the seconds after which the guard must have ended, whatever happens."""
-    if plan.world.nodes == 1 or plan.node is not None:
-        return plan.timeout_s + STOP_S
-    # The nodes get the time of a launch to arrive, and then each node's guard has its own limit and time to stop.
-    return 2 * plan.timeout_s + STOP_S + NODES_END_S
-
-
-def _wait_bounded(guard: subprocess.Popen[bytes] | ForkedGuard) -> str:
-    """Wait for the guard's end, kill the guard after ``STOP_S``, and return the problem; "" if it ended by itself."""
-    try:
-        guard.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        guard.kill()
-        guard.wait()
-        return f"{WATCHER} did not end within {STOP_S:g} s, and was then killed"
-    return ""
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:

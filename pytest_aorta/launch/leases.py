@@ -105,7 +105,7 @@ def lease(
     claim = _Claim(owner[:MAX_TEXT], pid, tuple(pool), count, exclusive, pid_namespace(), start_ticks(pid))
     deadline_s = time.monotonic() + wait_s
     orphans = _Orphans()
-    with ClaimFolder.opened(folder) as opened, ExitStack() as undo:
+    with _ClaimFolder.opened(folder) as opened, ExitStack() as undo:
         with opened.gate():
             name, fd = opened.enter(claim, undo)
         while True:
@@ -134,7 +134,7 @@ class _Orphans:
         self._seen_s: dict[str, float] = {}
         self._look_s = 0.0
 
-    def end(self, folder: ClaimFolder) -> None:
+    def end(self, folder: _ClaimFolder) -> None:
         """End processes of launches whose time is over; look at most once in ``LOOK_S``."""
         now_s = time.monotonic()
         if now_s < self._look_s:
@@ -151,29 +151,29 @@ class _Orphans:
 
 def holders(folder: Path | None = None) -> list[_Claim]:
     """Return the claims that hold resources."""
-    with ClaimFolder.opened(folder) as opened, opened.gate():
+    with _ClaimFolder.opened(folder) as opened, opened.gate():
         return [claim for claim in opened.claims().values() if claim.resources]
 
 
 def bad_marks(folder: Path | None = None) -> dict[str, str]:
     """Return the resources that are marked bad, with the reasons."""
-    with ClaimFolder.opened(folder) as opened, opened.gate():
+    with _ClaimFolder.opened(folder) as opened, opened.gate():
         return opened.bad()
 
 
 def mark_bad(resource: str, reason: str, folder: Path | None = None) -> None:
     """Lease ``resource`` to no request until ``clear_bad`` or the host's next start."""
-    with ClaimFolder.opened(folder) as opened, opened.gate():
+    with _ClaimFolder.opened(folder) as opened, opened.gate():
         opened.write_bad(opened.bad() | {resource: reason[:MAX_TEXT]})
 
 
 def clear_bad(resource: str, folder: Path | None = None) -> None:
     """Make ``resource`` available again; do nothing if the resource is not marked."""
-    with ClaimFolder.opened(folder) as opened, opened.gate():
+    with _ClaimFolder.opened(folder) as opened, opened.gate():
         opened.write_bad({name: reason for name, reason in opened.bad().items() if name != resource})
 
 
-def _try(folder: ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
+def _try(folder: _ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
     """Take the resources of claim ``name`` if the claim's turn has come; return them, or nothing."""
     claims = folder.claims()
     mine, bad = claims.pop(name), folder.bad()
@@ -195,7 +195,7 @@ def _wait_for_change(others: Mapping[int, int], until_s: float) -> None:
     try:
         while time.monotonic() < until_s:
             time.sleep(POLL_S)
-            if any(takes_lock(fd, fcntl.LOCK_SH) or os.fstat(fd).st_size != size for fd, size in others.items()):
+            if any(_takes_lock(fd, fcntl.LOCK_SH) or os.fstat(fd).st_size != size for fd, size in others.items()):
                 return
     finally:
         for fd in others:
@@ -381,7 +381,7 @@ class _BadMarks(Model, frozen=True):
     reasons: dict[str, str]
 
 
-def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def _default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder named by AORTA_LEASE_DIR, or a folder of this user in /tmp.
 
     XDG_RUNTIME_DIR and TMPDIR are not used: they differ between a user's processes (a login, cron, CI), which would
@@ -391,7 +391,7 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get(variables.LEASE_DIR) or f"/tmp/aorta-{os.geteuid()}")  # noqa: S108 - its owner is checked
 
 
-class ClaimFolder:
+class _ClaimFolder:
     """The opened and checked lease folder; claims are opened relative to ``fd``, so that nobody can swap the folder.
 
     Attributes:
@@ -405,9 +405,9 @@ class ClaimFolder:
 
     @classmethod
     @contextmanager
-    def opened(cls, folder: Path | None) -> Iterator[ClaimFolder]:
+    def opened(cls, folder: Path | None) -> Iterator[_ClaimFolder]:
         """Open ``folder``, or the default folder for None, and create it if it is missing."""
-        path = default_folder() if folder is None else folder
+        path = _default_folder() if folder is None else folder
         with ExitStack() as stack:
             try:
                 fd = _open_folder(path)
@@ -428,7 +428,7 @@ class ClaimFolder:
         try:
             # Cleaners of /tmp delete files that have not been touched for days.
             os.utime(fd)
-            while not takes_lock(fd, fcntl.LOCK_EX):
+            while not _takes_lock(fd, fcntl.LOCK_EX):
                 if time.monotonic() >= deadline_s:
                     raise _unusable(
                         self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, perhaps by a stopped process"
@@ -494,7 +494,7 @@ class ClaimFolder:
         except FileNotFoundError:
             return None
         with os.fdopen(fd, "rb") as file:
-            is_free, text = takes_lock(fd, fcntl.LOCK_SH), file.read(MAX_FILE_BYTES)
+            is_free, text = _takes_lock(fd, fcntl.LOCK_SH), file.read(MAX_FILE_BYTES)
         try:
             claim = _parse(text, name)
             if is_free and not (claim and processes_of(claim.launches)):
@@ -598,7 +598,7 @@ def record_end(fd: int, run_dir: Path) -> None:
         _append_line(fd, ENDED + json.dumps(str(run_dir)))
 
 
-def takes_lock(fd: int, mode: int) -> bool:
+def _takes_lock(fd: int, mode: int) -> bool:
     """Lock without waiting, and return whether the lock was taken."""
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)

@@ -16,10 +16,7 @@ from contextlib import ExitStack, suppress
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
-
-from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile
@@ -122,9 +119,7 @@ class Heart:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop the thread."""
         self._is_over = True
         self._changed.set()
@@ -184,10 +179,9 @@ def own_hello() -> Hello:
 
 
 def _version(name: str) -> str:
-    try:
+    with suppress(PackageNotFoundError):
         return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+    return "not installed"
 
 
 # The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.
@@ -229,7 +223,7 @@ def take_part(run_dir: Path, node: int) -> None:
     with Heart(folder):
         zero = Pulse(run_dir / NODES_FOLDER)
         try:
-            outcome = _run(replace(plan, run_dir=folder, node=node, lease_fds=()), zero, terminated)
+            outcome = _run(plan.replace(run_dir=folder, node=node, lease_fds=()), zero, terminated)
         except AortaError as error:
             outcome = _nothing(EndReason.NODE_MISMATCH, str(error))
         write(folder, NodeVerdict(outcome, is_terminated=bool(terminated) and zero.orders != Orders.STOP))
@@ -312,11 +306,9 @@ def _check_node_zero(plan: LaunchPlan) -> None:
 
 
 def _check_files(plan: LaunchPlan) -> None:
-    needed = [plan.cwd]
-    if plan.spec is not None and plan.spec.module is None:
-        needed.append(plan.spec.folder)
-    if plan.script is not None and plan.script.endswith(".py"):
-        needed.append(Path(plan.script))
+    folder = [plan.spec.folder] if plan.spec is not None and plan.spec.module is None else []
+    script = [Path(plan.script)] if plan.script is not None and plan.script.endswith(".py") else []
+    needed = [plan.cwd, *folder, *script]
     if absent := [str(path) for path in needed if not path.exists()]:
         raise LaunchError(f"{', '.join(absent)} is missing; every node needs the code at the same path as node 0")
 
@@ -339,7 +331,7 @@ def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
     if there != here:
         # Step times would mix two kinds of machine.
         raise LaunchError(f"GPUs are {sorted(here)}, node 0's are {sorted(there)}; every node needs the same model")
-    return replace(plan, world=own, lease_fds=leased.fds)
+    return plan.replace(world=own, lease_fds=leased.fds)
 
 
 def _owner(plan: LaunchPlan) -> str:

@@ -82,10 +82,8 @@ class _Node:
     @property
     def has_failed(self) -> bool:
         """True if the node is lost, or its launch failed."""
-        if self.verdict is None:
-            return bool(self.lost)
-        outcome = self.verdict.outcome
-        return bool(self.lost) or outcome.reason != EndReason.EXIT or outcome.agent_status != 0
+        ended = self.verdict and (self.verdict.outcome.reason, self.verdict.outcome.agent_status)
+        return bool(self.lost) or ended not in (None, (EndReason.EXIT, 0))
 
     def look(self, limit_s: float) -> None:
         """Read what the node has written; a node without a heartbeat for ``limit_s`` is lost."""
@@ -172,7 +170,9 @@ class Coordinator:
             count = sum(node.hello is not None for node in self.nodes)
             there = f"{count} of {len(self.nodes)} nodes had an agent{present and ': '}{present}"
             if self.launcher is not None and self.launcher_ended(2 * TICK_S) and count < len(self.nodes):
-                raise _LauncherFailed(f"ended with {_exit_text(self.launcher.returncode)} when {there}")
+                status = self.launcher.returncode
+                how = f"exit code {status}" if status >= 0 else f"signal {-status}"
+                raise _LauncherFailed(f"ended with {how} when {there}")
             if time.monotonic() > deadline_s:
                 raise _LauncherFailed(f"{self.plan.timeout_s:g} s after its start {there}")
 
@@ -200,9 +200,8 @@ class Coordinator:
     def look(self) -> None:
         """Read what the nodes have written."""
         is_ending = self.launcher_ended(0) or any(node.has_failed for node in self.nodes)
-        limit_s = ENDED_S if is_ending else LOST_S
         for node in self.nodes:
-            node.look(limit_s)
+            node.look(ENDED_S if is_ending else LOST_S)
 
     def launcher_ended(self, since_s: float) -> bool:
         """Return whether the launcher ended ``since_s`` seconds ago or before."""
@@ -234,7 +233,7 @@ class Coordinator:
     def keep_failures(self) -> None:
         """Merge the nodes' exit codes and logs into the files that a launch on one node writes."""
         for folder in rank_folders(self.plan.run_dir, self.plan.world.size):
-            # pytest reads the ranks' files next; see meeting.read.
+            # pytest reads the ranks' files next; see node_agent.read.
             with suppress(OSError):
                 list(folder.iterdir())
         merged: dict[str, list[Any]] = {}
@@ -267,10 +266,6 @@ def _alive() -> set[int]:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     return descendants()
-
-
-def _exit_text(status: int) -> str:
-    return f"exit code {status}" if status >= 0 else f"signal {-status}"
 
 
 def start_coordinator(

@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
 from pytest_aorta.launch.guarded import (
     ForkedGuard,
+    GuardStarter,
     guard_spec,
     launch,
     launch_environment,
@@ -73,17 +74,17 @@ class ForkServers:
         """
         if plan.reference is None:
             require_torch()
+        start: GuardStarter | None = None
+        launcher = LauncherKind.TORCHRUN
         if plan.world.nodes > 1:
-            return launch(plan, self._environ, start_coordinator)
-        if plan.launcher != LauncherKind.FORKSERVER:
-            return launch(plan, self._environ)
-        try:
-            server = self._fit_server(plan)
-        except _ServerUnfit as error:
-            message = f"{plan.name}: launched with torchrun, since the fork server is unfit: {error}"
-            warnings.warn(ColdLaunchWarning(message), stacklevel=2)
-            return launch(plan, self._environ)
-        return launch(plan, self._environ, server.start_guard, LauncherKind.FORKSERVER)
+            start = start_coordinator
+        elif plan.launcher == LauncherKind.FORKSERVER:
+            try:
+                start, launcher = self._fit_server(plan).start_guard, LauncherKind.FORKSERVER
+            except _ServerUnfit as error:
+                message = f"{plan.name}: launched with torchrun, since the fork server is unfit: {error}"
+                warnings.warn(ColdLaunchWarning(message), stacklevel=2)
+        return launch(plan, self._environ, start, launcher)
 
     def close(self) -> None:
         """End every fork server."""
@@ -126,8 +127,25 @@ class ForkServer:
         self._num_launches = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
-        with servers_end:
-            self._process = _start_server(plan, environ, servers_end.fileno(), self._log)
+        program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
+        own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
+        # The server belongs to no launch; the guards that it forks write their launch's id over the value.
+        own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
+        try:
+            with servers_end:
+                self._process = subprocess.Popen(
+                    [*program, str(servers_end.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=subprocess.STDOUT,
+                    cwd=plan.cwd,
+                    env=own,
+                    pass_fds=(servers_end.fileno(),),
+                    # A Ctrl-C in the terminal must reach only pytest.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise _ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None
         self.limit_s = plan.timeout_s
         try:
             self._reply(START_S)
@@ -244,26 +262,3 @@ def _modified_ns(path: Path) -> int | None:
     with suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
     return None
-
-
-def _start_server(
-    plan: LaunchPlan, environ: Mapping[str, str], channel_fd: int, log: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
-    own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
-    # The server belongs to no launch; the guards that it forks write their launch's id over the value.
-    own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
-    try:
-        return subprocess.Popen(
-            [*program, str(channel_fd), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=plan.cwd,
-            env=own,
-            pass_fds=(channel_fd,),
-            # A Ctrl-C in the terminal must reach only pytest.
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None

@@ -22,6 +22,7 @@ from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu, overlap_wit
 from pytest_aorta.result.trace.kineto_events import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled
+from tests.rank.ranks import own_group
 from tests.unit.kineto_traces import boundary, event, kernel, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
@@ -60,9 +61,8 @@ class Training:
 
 @pytest.fixture
 def group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with own_group(tmp_path):
+        yield
 
 
 def test_collectives_beside_products_are_hidden_and_in_line_they_are_not(group):

@@ -26,7 +26,7 @@ from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
+from pytest_aorta.launch.leases import BAD, _ClaimFolder, _takes_lock, bad_marks, holders
 from pytest_aorta.launch.node_agent import Heartbeat, Hello, NodeVerdict, read
 from pytest_aorta.plan.adapter import (
     TORCHTITAN_PATTERN,
@@ -495,12 +495,12 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
     (leases / name).write_bytes(data)
     fd = os.open(leases / name, os.O_RDWR)
     try:
-        takes_lock(fd, 2)
+        _takes_lock(fd, 2)
         for claim in holders(leases):
             claim.competes_with(claim)
             time.localtime(claim.since_s)
             ", ".join((claim.owner, claim.process, *claim.pool, *claim.resources))
-        with ClaimFolder.opened(leases) as opened, ExitStack() as undo:
+        with _ClaimFolder.opened(leases) as opened, ExitStack() as undo:
             opened.enter(holders(leases)[0], undo) if holders(leases) else None
     finally:
         os.close(fd)

@@ -31,7 +31,7 @@ from pytest_aorta.launch.node_agent import (
     write,
 )
 from pytest_aorta.launch.nodes import Coordinator
-from pytest_aorta.launch.process.torchrun import Endpoint, interface_to, own_address
+from pytest_aorta.launch.process.torchrun import Endpoint, _interface_to, _own_address
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import node_folder, rank_folder
@@ -114,13 +114,13 @@ def test_address_that_no_other_node_reaches_is_refused(monkeypatch, given, part)
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     monkeypatch.setenv("MASTER_ADDR", given or "")
     with pytest.raises(SystemExit, match=part):
-        own_address()
+        _own_address()
 
 
 def test_interface_that_leads_to_node_zero_is_found(monkeypatch):
-    assert interface_to(Endpoint("127.0.0.1", 1)) == "lo"
+    assert _interface_to(Endpoint("127.0.0.1", 1)) == "lo"
     monkeypatch.setattr("socket.if_nameindex", list)
-    assert interface_to(Endpoint("127.0.0.1", 1)) is None
+    assert _interface_to(Endpoint("127.0.0.1", 1)) is None
 
 
 def test_heartbeats_are_counted_and_carry_orders(tmp_path):
