@@ -23,7 +23,6 @@ from pytest_aorta.launch.node_agent import (
     TICK_S,
     Heart,
     Hello,
-    NodeVerdict,
     Orders,
     Pulse,
     own_hello,
@@ -36,7 +35,7 @@ from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
 from pytest_aorta.result.evidence import log_tail
 from pytest_aorta.result.folder import AGENT_FILE, AGENT_LOG, NODES_FOLDER, PLAN_FILE, node_folder, rank_folders
-from pytest_aorta.result.outcome import EndReason
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 # A node that is silent for this long has lost its agent if the launcher has ended, or another node has failed.
 ENDED_S = 5.0
@@ -64,7 +63,7 @@ class _Node:
         self.number = number
         self.ranks = ranks
         self.hello: Hello | None = None
-        self.verdict: NodeVerdict | None = None
+        self.verdict: LaunchOutcome | None = None
         self.lost = ""
         self.began_s = self.ended_s = 0.0
         self.pulse = Pulse(self.folder)
@@ -82,7 +81,7 @@ class _Node:
     @property
     def has_failed(self) -> bool:
         """True if the node is lost, or its launch failed."""
-        ended = self.verdict and (self.verdict.outcome.reason, self.verdict.outcome.agent_status)
+        ended = self.verdict and (self.verdict.reason, self.verdict.agent_status)
         return bool(self.lost) or ended not in (None, (EndReason.EXIT, 0))
 
     def look(self, limit_s: float) -> None:
@@ -94,11 +93,11 @@ class _Node:
             return
         # A verdict may have been written after the last heartbeat.
         silent_s = self.pulse.silent_s()
-        self.verdict = read(self.folder, NodeVerdict)
+        self.verdict = read(self.folder, LaunchOutcome)
         self.ended_s = time.monotonic()
         if self.verdict is None and silent_s > limit_s:
             self.lose(f"no heartbeat for {silent_s:.0f} s")
-        elif self.verdict and self.verdict.is_terminated:
+        elif self.verdict and self.verdict.reason == EndReason.NODE_LOST:
             self.lose("its agent was sent SIGTERM")
 
     def lose(self, why: str) -> None:
@@ -139,7 +138,7 @@ class Coordinator:
             self.await_end(time.monotonic() + STOP_S)
         self.keep_failures()
         leftover = self.end_launcher()
-        outcomes = [node.verdict.outcome for node in self.nodes if node.verdict]
+        outcomes = [node.verdict for node in self.nodes if node.verdict]
         return {
             "reason": reason,
             "agent_status": status,
@@ -215,7 +214,7 @@ class Coordinator:
         # A launcher that has lost one agent ends the others by SIGTERM: those have left a verdict.
         if lost := sorted((node for node in self.nodes if node.lost), key=lambda node: node.verdict is not None):
             return EndReason.NODE_LOST, None, "; ".join(node.lost for node in lost)
-        failed = [(node, node.verdict.outcome) for node in self.nodes if node.has_failed and node.verdict]
+        failed = [(node, node.verdict) for node in self.nodes if node.has_failed and node.verdict]
         if not failed:
             return EndReason.EXIT, 0, ""
         # Ranks of other nodes fail because of those that a lost guard has left.
