@@ -99,11 +99,11 @@ def capture_overlap(
     if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
         problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
         return Profile(problem=problem)
-    asked, schedule = _asked_trace_path(), _asked_schedule()
-    if trace_path is not None or asked is None or schedule is None:
+    asked, schedule = _asked_trace_path(), os.environ.get(variables.PROFILER_SCHEDULE)
+    if trace_path is not None or asked is None or not schedule:
         return _capture(step, num_steps, device, trace_path or asked, timed_ms)
     capture = _capture(step, num_steps, device, None, timed_ms)
-    _keep_by_schedule(schedule, step, num_steps, device, asked.parent)
+    _keep_by_schedule(ProfilerSchedule.parse(schedule), step, num_steps, device, asked.parent)
     return capture
 
 
@@ -194,11 +194,6 @@ def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, 
 def _asked_trace_path() -> Path | None:
     folder = os.environ.get(variables.RANK_FOLDER)
     return Path(folder) / TRACE_FILE if folder and os.environ.get(variables.PROFILER) == TORCH else None
-
-
-def _asked_schedule() -> ProfilerSchedule | None:
-    text = os.environ.get(variables.PROFILER_SCHEDULE)
-    return ProfilerSchedule.parse(text) if text else None
 
 
 def _keep_by_schedule(
