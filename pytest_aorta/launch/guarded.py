@@ -75,7 +75,10 @@ def require_torch() -> None:
     Raises:
         LaunchError: torch is not installed.
     """
-    if importlib.util.find_spec("torch") is None:
+    found = None
+    with suppress(ImportError, ValueError):  # of a finder that refuses torch, or of a module without a spec
+        found = importlib.util.find_spec("torch")
+    if found is None:
         raise LaunchError(
             f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
             f"https://pytorch.org/get-started says for this machine, or use an environment that has it"
