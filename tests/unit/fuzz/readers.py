@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import convert, to_builtins, to_json
+from pytest_aorta.launch import node_agent
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
-from pytest_aorta.launch.node_agent import Heartbeat, Hello, NodeVerdict, read
+from pytest_aorta.launch.leases import BAD, _ClaimFolder, _takes_lock, bad_marks, holders
+from pytest_aorta.launch.node_agent import Heartbeat, Hello, read
 from pytest_aorta.plan.adapter import (
     TORCHTITAN_PATTERN,
     Adapter,
@@ -338,14 +339,13 @@ OUTCOME = to_builtins(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopp
 NODE_FILES = [
     (Hello, {"host": "b", "versions": {"torch": "2.11.0"}}),
     (Heartbeat, {"count": 3, "orders": "run"}),
-    (NodeVerdict, {"outcome": OUTCOME, "is_terminated": False}),
+    (LaunchOutcome, OUTCOME),
 ]
 
 
 def _read_node_file(case: Any, folder: Path) -> None:
     kind, data = case
-    name = kind.__name__.removeprefix("Node").lower()
-    (folder / f"{name}.json").write_bytes(data)
+    (folder / node_agent._FILES[kind]).write_bytes(data)
     assert isinstance(read(folder, kind), kind | None)
 
 
@@ -370,12 +370,12 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
     (leases / name).write_bytes(data)
     fd = os.open(leases / name, os.O_RDWR)
     try:
-        takes_lock(fd, 2)
+        _takes_lock(fd, 2)
         for claim in holders(leases):
             claim.competes_with(claim)
             time.localtime(claim.since_s)
             ", ".join((claim.owner, claim.process, *claim.pool, *claim.resources))
-        with ClaimFolder.opened(leases) as opened, ExitStack() as undo:
+        with _ClaimFolder.opened(leases) as opened, ExitStack() as undo:
             opened.enter(holders(leases)[0], undo) if holders(leases) else None
     finally:
         os.close(fd)
