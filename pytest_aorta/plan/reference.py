@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -127,20 +127,20 @@ def open_worktree(rootdir: Path, commit: str, setup: Setup) -> Worktree:
         _remove_unused(kept)
         with locked(own.with_suffix(".lock"), limit_s=SETUP_S):
             # A cleaner of caches, or a user, may have deleted the files of the commit.
-            if not ((own / READY_FILE).is_file() and worktree.tree.is_dir()):
+            is_new = not ((own / READY_FILE).is_file() and worktree.tree.is_dir())
+            if is_new:
                 shutil.rmtree(own, ignore_errors=True)
                 worktree.packages.mkdir(parents=True)
                 _worktree(checkout, "prune")
                 # The files can take minutes and do not need the lock of other sessions.
                 _worktree(checkout, "add", "--no-checkout", "--detach", str(worktree.tree), commit)
+            if is_new or not setup.commands:  # a launch may have written to files of the commit
                 git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
+            if is_new:
                 _run_commands(worktree, setup, worktree.tree / rootdir.resolve().relative_to(checkout))
-            elif not setup.commands:
-                # A launch may have written to files of the commit.
-                git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
             write_text(own / READY_FILE, "")
     except OSError as error:
-        raise SpecError(f"{own}: {error.strerror or error}") from None
+        raise SpecError(f"{error.filename or own}: {error.strerror or error}") from None
     return worktree
 
 
@@ -196,14 +196,11 @@ def _worktree(checkout: Path, *arguments: str) -> str:
     Git reads the entry of every worktree, and fails on an entry that another git is creating or removing.
 
     Raises:
-        SpecError: As in :func:`git`, or the repository can't be locked.
+        SpecError: As in :func:`git`.
+        OSError: The repository can't be locked.
     """
     lock = checkout / git(checkout, "rev-parse", "--git-common-dir") / LOCK_FILE
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(lock, limit_s=CHECKOUT_S))
-        except OSError as error:
-            raise SpecError(f"{lock}: can't be locked: {error.strerror or error}") from None
+    with locked(lock, limit_s=CHECKOUT_S):
         return git(checkout, "worktree", *arguments)
 
 

@@ -142,19 +142,6 @@ def _is_given(config: pytest.Config, names: Iterable[str]) -> bool:
     return any(config.getoption(name, False) for name in names)
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Return one line for pytest's header: devices, torch, platform, baselines; no line if tests are only collected."""
-    if config.option.collectonly:  # asking the driver takes longer than collecting a small suite
-        return []
-    from pytest_aorta.plugin.header import header
-
-    run = config.stash[RUN]
-    try:
-        return [header(run.options, run.devices)]
-    except AortaError as error:  # each test that needs devices fails with this error
-        return [f"aorta: {error}"]
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Send the command line to a worker of xdist, when the controller starts the worker."""

@@ -10,7 +10,7 @@ def text_of(result: pytest.RunResult) -> str:
     return result.stdout.str()
 
 
-def test_header_says_devices_torch_platform_and_baselines(project):
+def test_run_says_devices_torch_platform_and_baselines(project):
     project.test_file()
     result = project.run("--aorta-fail-on=none")
     result.stdout.re_match_lines(
@@ -65,7 +65,7 @@ def test_run_without_a_finding_ends_in_one_line(recorded, quiet):
     found = [line for line in result.outlines if "aorta" in line and not line.startswith(("plugins", "rootdir"))]
     hint = "" if quiet else " [-v for the table]"
     assert found[-1] == f"aorta: 2 tests, 5 metrics match (2 exact, 3 within tolerance){hint}"
-    assert len(found) == (1 if quiet else 2)  # the first is in the header
+    assert len(found) == (1 if quiet else 2)  # the first names the devices
     result.stdout.no_fnmatch_line("*measured")
 
 
@@ -166,7 +166,7 @@ def test_regression_that_a_test_catches_by_itself_is_a_finding(recorded):
 
 def test_run_without_workloads_has_no_section(project):
     project.write("test_plain.py", "def test_plain(): pass")
-    assert [line for line in project.run().outlines if line.startswith("aorta: ")][1:] == []
+    assert [line for line in project.run().outlines if line.startswith("aorta: ")] == []
 
 
 def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):

@@ -14,14 +14,12 @@ from pytest_aorta.plan.adapter import (
     MAX_LOG_BYTES,
     TORCHTITAN_PATTERN,
     Adapter,
-    AdapterBlock,
     AdapterError,
     Record,
     adapted,
     log_records,
     make_adapter,
     read_records,
-    refuse_bad_adapter,
 )
 from pytest_aorta.plan.workloads import CommandLine, read_workload
 from pytest_aorta.result.facts import launch_facts
@@ -108,7 +106,7 @@ def test_peak_that_the_script_can_not_tell_is_absent(unknown):
 
 
 def test_throughput_tells_step_times_where_the_tokens_of_a_step_are_known():
-    adapter = Adapter("log", "(?P<step>)(?P<tokens_per_s>)", tokens_per_step=2048)
+    adapter = Adapter("log", "(?P<step>)(?P<tokens_per_s>)", tokens_per_step=(2048,))
     found = adapted(adapter, records({"tokens_per_s": 4096.0}, {"tokens_per_s": 1024.0}), "x")
     assert found.step_times_ms == [500.0, 2000.0]
     assert found.environment["step_clock"] == "logged tokens_per_s"
@@ -165,30 +163,31 @@ def test_moments_that_go_back_or_are_absent_are_refused(moments):
 
 
 def test_throughput_of_zero_is_refused():
-    adapter = Adapter("log", "(?P<step>)(?P<tokens_per_s>)", tokens_per_step=2048)
+    adapter = Adapter("log", "(?P<step>)(?P<tokens_per_s>)", tokens_per_step=(2048,))
     assert "tokens_per_s is missing or 0" in error_of(adapter, {"tokens_per_s": 0.0})
 
 
 @pytest.mark.parametrize(
-    ("adapter", "said"),
+    ("block", "said"),
     [
-        (Adapter("log"), "kind log needs a pattern"),
-        (Adapter("log", "(?P<step>"), "is not a regular expression"),
-        (Adapter("log", "(?P<loss>)"), "it has to have a group (?P<step>...)"),
-        (Adapter("log", "(?P<step>)"), "step times are missing: none of "),
-        (Adapter("log", "(?P<step>)(?P<tokens_per_s>)"), "tokens_per_s together with the key tokens_per_step"),
-        (Adapter("log", "(?P<step>)(?P<timestamp>)"), "warmup is 0; step times are differences of logging times"),
-        (Adapter("log", PATTERN, every=0), "every is 0; allowed is an integer from 1"),
-        (Adapter("log", PATTERN, warmup=-5), "warmup is -5; allowed is an integer from 0"),
-        (Adapter("log", PATTERN, tokens_per_step=-1), "tokens_per_step is -1; allowed"),
-        (Adapter("log", PATTERN.replace("loss>", "Loss>")), "names ['Loss']: allowed are lower case letters"),
-        (Adapter("tensorboard", folder="x"), "kind tensorboard needs a folder, and scalars"),
-        (Adapter("tensorboard", scalars=(("loss", "loss"),)), "kind tensorboard needs a folder, and scalars"),
+        ({}, "kind log needs a pattern"),
+        ({"pattern": "(?P<step>"}, "is not a regular expression"),
+        ({"pattern": "(?P<loss>)"}, "it has to have a group (?P<step>...)"),
+        ({"pattern": "(?P<step>)"}, "step times are missing: none of "),
+        ({"pattern": "(?P<step>)(?P<tokens_per_s>)"}, "tokens_per_s together with the key tokens_per_step"),
+        ({"pattern": "(?P<step>)(?P<timestamp>)"}, "warmup is 0; step times are differences of logging times"),
+        ({"pattern": PATTERN, "every": "0"}, '$.every: got "0"; Expected `int` >= 1'),
+        ({"pattern": PATTERN, "warmup": -5}, "$.warmup: got -5; Expected `int` >= 0"),
+        ({"pattern": PATTERN, "warmup": "many"}, '$.warmup: got "many"; Expected `int`'),
+        ({"pattern": PATTERN, "tokens_per_step": [-1]}, "$.tokens_per_step[0]: got -1; Expected `int` >= 0"),
+        ({"pattern": PATTERN.replace("loss>", "Loss>")}, "names ['Loss']: allowed are lower case letters"),
+        ({"kind": "tensorboard", "folder": "x"}, "kind tensorboard needs a folder, and scalars"),
+        ({"kind": "tensorboard", "scalars": {"loss": "loss"}}, "kind tensorboard needs a folder, and scalars"),
     ],
 )
-def test_adapter_that_can_tell_nothing_is_refused_before_a_launch(adapter, said):
+def test_adapter_that_can_tell_nothing_is_refused_before_a_launch(block, said):
     with pytest.raises(AdapterError) as caught:
-        refuse_bad_adapter(adapter)
+        make_adapter({"kind": "log"} | block, {})
     assert said in str(caught.value)
 
 
@@ -211,7 +210,7 @@ def test_torchtitan_log_gives_step_times(tmp_path, extra, clock):
     log = tmp_path / "output.log"
     log.write_text(titan_log())
     adapter = make_adapter(
-        AdapterBlock(kind="torchtitan", warmup=1, last_step="{steps}", **extra), {"batch": 2, "steps": 3}
+        {"kind": "torchtitan", "warmup": 1, "last_step": "{steps}"} | extra, {"batch": 2, "steps": 3}
     )
     found = adapted(adapter, *read_records(adapter, log))
     assert found.environment["step_clock"] == clock
@@ -220,9 +219,9 @@ def test_torchtitan_log_gives_step_times(tmp_path, extra, clock):
 
 
 def test_torchtitan_with_a_folder_reads_its_scalars():
-    adapter = make_adapter(AdapterBlock(kind="torchtitan", folder="{run_dir}/tb", ranks="first"), {"run_dir": "/run"})
+    adapter = make_adapter({"kind": "torchtitan", "folder": "{run_dir}/tb", "ranks": "first"}, {"run_dir": "/run"})
     assert (adapter.kind, adapter.folder, adapter.ranks) == ("tensorboard", "/run/tb", "first")
-    assert dict(adapter.scalars)["step_time_s"] == "time_metrics/end_to_end(s)"
+    assert adapter.scalars["step_time_s"] == "time_metrics/end_to_end(s)"
     assert adapter.clock == "logged step_time_s"
 
 
@@ -247,7 +246,7 @@ def test_scalars_of_an_event_file_become_records(tmp_path):
         tmp_path / "today-1704" / "tb", perf=dict.fromkeys(steps, 0.25), loss={step: 1 / step for step in steps}
     )
     adapter = Adapter(
-        "tensorboard", folder=str(tmp_path / "today-*"), scalars=(("step_time_s", "perf"), ("loss", "loss")), warmup=1
+        "tensorboard", folder=str(tmp_path / "today-*"), scalars={"step_time_s": "perf", "loss": "loss"}, warmup=1
     )
     read, source = read_records(adapter, tmp_path)
     found = adapted(adapter, read, source)
@@ -257,14 +256,14 @@ def test_scalars_of_an_event_file_become_records(tmp_path):
 
 def test_moments_of_events_tell_step_times_where_no_scalar_does(tmp_path):
     write_events(tmp_path, loss={1: 3.0, 2: 2.0, 3: 1.0})
-    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("loss", "loss"),), warmup=1)
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars={"loss": "loss"}, warmup=1)
     found = adapted(adapter, *read_records(adapter, tmp_path))
     assert (found.step_times_ms, found.environment["step_clock"]) == ([250.0, 250.0], "moments of logging")
 
 
 def test_tag_that_is_not_there_names_those_that_are(tmp_path):
     write_events(tmp_path, loss={1: 3.0})
-    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars={"step_time_s": "perf"})
     with pytest.raises(AdapterError, match=r"there is no scalar 'perf' for step_time_s; there are \['loss'\]"):
         read_records(adapter, tmp_path)
 
@@ -274,7 +273,7 @@ def test_one_event_file_is_expected(tmp_path, count, said):
     pytest.importorskip("tensorboard")
     for number in range(count):
         (tmp_path / f"events.out.tfevents.{number}").write_text("")
-    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars={"step_time_s": "perf"})
     with pytest.raises(AdapterError, match=f"expected one event file in this folder or below; {said}"):
         read_records(adapter, tmp_path)
 
@@ -283,7 +282,7 @@ EVENT_FILE = "events.out.tfevents.1"
 
 
 def event_error(folder: Path, file: Path) -> str:
-    adapter = Adapter("tensorboard", folder=str(folder), scalars=(("step_time_s", "perf"),))
+    adapter = Adapter("tensorboard", folder=str(folder), scalars={"step_time_s": "perf"})
     with pytest.raises(AdapterError) as caught:
         read_records(adapter, folder)
     return str(caught.value).removeprefix(f"{file}: ")
@@ -307,7 +306,7 @@ def test_event_file_that_is_too_large_is_refused_before_it_is_read(tmp_path):
 
 def test_folder_whose_name_looks_like_an_event_file_is_not_one(tmp_path):
     write_events(tmp_path / "tfevents", perf={1: 0.25, 2: 0.25})
-    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars={"step_time_s": "perf"})
     assert [record.values for record in read_records(adapter, tmp_path)[0]] == [{"step_time_s": 0.25}] * 2
 
 
@@ -316,7 +315,7 @@ def test_link_to_an_event_file_is_followed(tmp_path):
     [file] = (tmp_path / "newest").iterdir()
     (tmp_path / "tb").mkdir()
     (tmp_path / "tb" / EVENT_FILE).symlink_to(file)
-    adapter = Adapter("tensorboard", folder=str(tmp_path / "tb"), scalars=(("step_time_s", "perf"),))
+    adapter = Adapter("tensorboard", folder=str(tmp_path / "tb"), scalars={"step_time_s": "perf"})
     assert len(read_records(adapter, tmp_path)[0]) == 1
 
 

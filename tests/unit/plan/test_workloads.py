@@ -187,7 +187,7 @@ def test_unknown_key_of_an_adapter_is_named_first(tmp_path):
     (folder / "train.py").touch()
     with pytest.raises(
         SpecError,
-        match=r"yaml: \$\.adapter: unknown key 'last_stp' \(did you mean 'last_step'\?\); there are \[",
+        match=r"yaml: adapter: \$: unknown key 'last_stp' \(did you mean 'last_step'\?\); there are \[",
     ):
         read_workload("toy", folder, None)
 
@@ -425,7 +425,7 @@ def test_adapter_is_filled_in_for_each_rank(tmp_path):
             "command: when: no config key 'comp' (did you mean 'compile'?); there are ['compile', 'environment'",
         ),
         ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
-        ('"{warmup}"', '"many"', "adapter: warmup: got 'many', allowed is an integer"),
+        ('"{warmup}"', '"many"', 'adapter: $.warmup: got "many"; Expected `int`'),
         (
             "{SLEEP_S:",
             "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
@@ -434,7 +434,7 @@ def test_adapter_is_filled_in_for_each_rank(tmp_path):
         (
             "kind: log",
             "kind: logs",
-            "$.adapter.kind: got \"logs\"; Invalid enum value 'logs'",
+            "adapter: $.kind: got \"logs\"; Invalid enum value 'logs'",
         ),
         ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
         ("step_time_ms", "speed", "step times are missing: none of "),
