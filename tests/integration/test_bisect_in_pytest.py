@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.cli.main import main
+from tests.distributed.processes import await_true
 from tests.integration.conftest import FAKE_LAUNCHER, Project
 
 # The commit's file planted.json determines its launches; times have some noise.
@@ -195,7 +194,7 @@ def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(reposito
     repository.project.write("slow", "")
     command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", repository.commits[0], "HEAD", "--", NODE]
     process = subprocess.Popen(command, cwd=repository.project.path, stdout=subprocess.DEVNULL)
-    wait_until(lambda: count_probes(repository) >= 3)
+    await_true(lambda: count_probes(repository) >= 3)
     if number == signal.SIGKILL:
         # Only pytest is killed.
         [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -324,10 +323,3 @@ def test_more_than_one_test_is_refused(repository, capsys):
 def count_probes(repository: Repository) -> int:
     logs = list((repository.project.path / "results/bisect").glob("*/log.jsonl"))
     return sum('"kind": "probe"' in line for log in logs for line in log.read_text().splitlines())
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 150.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -14,6 +14,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import node_folder
+from tests.unit import builders
 
 # Only an agent or a launcher that hangs reaches this limit.
 HANG_S = 120.0
@@ -30,16 +31,13 @@ exit 9
 
 
 def make_plan(folder: Path, *launcher: str, script: str = "os", timeout_s: float = HANG_S) -> LaunchPlan:
-    folder.mkdir(exist_ok=True)
-    return LaunchPlan(
+    return builders.make_plan(
+        folder / "run",
         name="os",
-        spec=None,
         config={},
         script=script,
-        args=(),
         world=World(2, "cpu", nodes=2),
         timeout_s=timeout_s,
-        run_dir=folder / "run",
         cwd=folder,
         node_launcher=launcher,
     )

@@ -18,28 +18,12 @@ def test_run_says_devices_torch_platform_and_baselines(project):
     )
 
 
-def test_update_writes_baselines_and_prints_before_and_after(project):
+def test_recording_on_cpu_ranks_says_which_changes_the_test_cannot_detect(project):
     project.test_file()
-    first = project.run("--update-baselines")
+    result = project.run("--update-baselines", passed=2)
     assert [path.parent.name for path in project.baseline_files()] == ["cpu-x2-gloo"] * 2
-    first.stdout.fnmatch_lines(
-        [
-            "aorta: 2 tests, 20 launches; 2 baselines measured",
-            "recorded cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches in the center, 10 in total, revision 1)",
-            "  step_time_p50: - -> 10 ms",
-            "  weight_hash: - -> 0000*",
-            "  step_time_p50: detects from +1*% with 3, +1*% with 5 launches; the tolerance is widened to 100%; "
-            "this test cannot detect changes below 2.2x",
-        ]
-    )
-    assert text_of(first).count("detects from") == 3
-    project.plant(slowdown=2, only="test-speed")
-    project.run("--update-baselines", "--aorta-record=replace", "-k", "test_speed").stdout.fnmatch_lines(
-        [
-            "updated cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches in the center, 20 in total, revision 2)",
-            "  step_time_p50: 10 ms -> 20 ms (+100.0%)",
-        ]
-    )
+    result.stdout.fnmatch_lines(["*detects from +1*% *widened to 100%; this test cannot detect changes below 2.2x"])
+    assert text_of(result).count("detects from") == 3
 
 
 def test_verbose_second_run_passes_and_shows_every_verdict(recorded):
@@ -193,12 +177,6 @@ def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
     recorded.run().assert_outcomes(passed=2)
 
 
-def test_changed_weights_fail_exactly_their_test_and_name_the_metric(recorded):
-    recorded.plant(weight_hash="f" * 16, only="test-weights")
-    result = recorded.run(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E  *weight_hash: regression: ffffffffffff, baseline 000000000000, tolerance exact"])
-
-
 def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded):
     recorded.baseline_files()[0].unlink()
     result = recorded.run(passed=1, failed=1)
@@ -214,10 +192,14 @@ def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded):
     assert len(recorded.baseline_files()) == 1
 
 
-@pytest.mark.parametrize("fail_on", ["none", "inconclusive,improved"])
-def test_missing_baseline_that_does_not_fail_the_test_is_counted_and_not_recorded(project, fail_on):
+@pytest.mark.parametrize(
+    ("fail_on", "outcome"),
+    [("none", "passed"), ("inconclusive,improved", "passed"), ("not-applicable,missing", "failed")],
+)
+def test_missing_baseline_fails_the_test_where_it_is_listed_and_is_never_recorded(project, fail_on, outcome):
     project.test_file()
-    project.run(f"--aorta-fail-on={fail_on}", shows="aorta: 2 tests, 5 missing, 0 metrics match *", passed=2)
+    shown = "aorta: 2 tests, 5 missing, *"
+    project.run(f"--aorta-fail-on={fail_on}", shows=shown, **{outcome: 2})
     assert project.baseline_files() == []
 
 
@@ -226,11 +208,6 @@ def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded,
     recorded.plant(weight_hash=None, only="test-speed")
     result = recorded.run(f"--aorta-fail-on={fail_on}", passed=1, failed=1)
     result.stdout.fnmatch_lines(["E  *weight_hash: missing: *(the launch has no weight_hash)"])
-
-
-def test_missing_baseline_fails_the_test_where_it_is_listed_among_others(project):
-    project.test_file()
-    project.run("--aorta-fail-on=not-applicable,missing").assert_outcomes(failed=2)
 
 
 def test_not_applicable_verdict_fails_the_test_where_it_is_listed(recorded):
