@@ -66,17 +66,17 @@ class LaunchingTests:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.hiding: set[pytest.Item] = set()
+        self.hiding: pytest.Item | None = None
 
-    def collect(self, items: Sequence[pytest.Item], hiding: Sequence[pytest.Item]) -> None:
-        """Keep the node ids of collected tests, and those tests whose fixture ``workload`` hides that of this plugin.
+    def collect(self, items: Sequence[pytest.Item], hiding: pytest.Item | None) -> None:
+        """Keep the node ids of collected tests, and a test whose fixture ``workload`` hides that of this plugin.
 
         The node id is kept now, because xdist's loadgroup mode later appends the group to it.
         """
         for item in items:
             item.stash[NODE_ID] = _full_id(item)
             self.run.collected.add(item.stash[NODE_ID])
-        self.hiding |= set(hiding)
+        self.hiding = hiding
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
         """Return the line about devices in a controller of xdist, which collects no tests."""
@@ -109,7 +109,7 @@ class LaunchingTests:
         can_launch = FIXTURE in getattr(item, "fixturenames", ())
         if can_launch or TEST in item.stash:
             self._add_test(item, can_launch=can_launch)
-        if item in self.hiding:
+        if item is self.hiding:
             text = "a fixture named workload hides that of pytest-aorta: this test launches and compares nothing, "
             item.warn(pytest.PytestWarning(text + "and its markers are not checked; rename the fixture"))
 

@@ -166,12 +166,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _is_given(config, _SHOWING):
         return
     names = [getattr(item, "fixturenames", ()) for item in items]
-    hides = [item for item, used in zip(items, names, strict=True) if "workload" in used and FIXTURE not in used]
-    hides = [item for item in hides if any(item.get_closest_marker(name) for name in MARKERS)]
-    if hides or any(FIXTURE in used for used in names):
+    hidden = [item for item, used in zip(items, names, strict=True) if "workload" in used and FIXTURE not in used]
+    hiding = next((item for item in hidden if any(item.get_closest_marker(name) for name in MARKERS)), None)
+    if hiding is not None or any(FIXTURE in used for used in names):
         _use(config)
     if TESTS in config.stash:
-        config.stash[TESTS].collect(items, hides[:1])
+        config.stash[TESTS].collect(items, hiding)
 
 
 def _use(config: pytest.Config) -> LaunchingTests:

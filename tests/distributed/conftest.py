@@ -90,6 +90,24 @@ def config_of(distributed_world: DistributedWorld) -> Callable[[str], dict[str, 
 
 
 @pytest.fixture
+def inner(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+    """A function that runs pytest, in a process of its own, on the source of a test file."""
+
+    def run(source: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(test_inner=source)
+        pytester.makeini("[pytest]\n")
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+
+    return run
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide all GPUs from the runs of a test."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
 def captured_steps(distributed_world: DistributedWorld) -> Callable[[WorkloadResult], list[list[dict[str, Any]]]]:
     """A function that reads, for each rank of a launch, the lines of its telemetry that contain spans."""
 

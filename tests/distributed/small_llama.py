@@ -33,15 +33,16 @@ THREE_BLOCKS: dict[str, Any] = {
 }
 
 
-def trains_alike(workload, training, layouts, *, unchanged, rel_loss, rel_norm):
+def trains_alike(workload, training, layouts, *, unchanged, rel_loss, rel_norm, saved=None):
     """Launch a model in several layouts: they begin with the same weights and train alike; return the results.
 
-    Under the config ``unchanged``, AdamW changes no bit of a weight, so the hash is that of the first weights.
+    Under the config ``unchanged``, AdamW changes no bit of a weight, so the hash is that of the first weights. Its
+    checkpoints are kept in folders of ``saved``, by layout.
     """
-    initial = {
-        name: workload.run("llama_fsdp2", **training | layout | unchanged).weight_hashes["1"]
-        for name, layout in layouts.items()
-    }
+    initial = {}
+    for name, layout in layouts.items():
+        kept = {} if saved is None else {"save_checkpoint": str(saved / name)}
+        initial[name] = workload.run("llama_fsdp2", **training | layout | unchanged | kept).weight_hashes["1"]
     assert len(set(initial.values())) == 1, initial
     trained = {name: workload.run("llama_fsdp2", **training | layout) for name, layout in layouts.items()}
     reference = next(iter(trained.values()))

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,16 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
-from tests.distributed.processes import START_S, await_true, is_alive, mentioning, parent_of, rank_pids, ranks_left
+from tests.distributed.processes import (
+    START_S,
+    await_true,
+    is_alive,
+    mentioning,
+    parent_of,
+    rank_pids,
+    ranks_left,
+    refused_namespaces,
+)
 from tests.unit import builders
 
 ROOT = Path(__file__).parents[2]
@@ -209,19 +217,15 @@ def test_ended_pytest_leaves_no_rank_and_no_lease(tmp_path, monkeypatch, number,
     await_true(lambda: holders() == [], limit_s=60)
 
 
-@pytest.mark.extended
-def test_closed_stdin_changes_nothing(tmp_path):
-    script = "import os, sys; os.close(0); import tests.distributed.test_faults as t; "
-    script += (
-        "from pathlib import Path; plan = t.make_plan(Path(sys.argv[1]), 'none'); "
-        "outcome = t.launch(plan); assert t.launch_failure(plan, outcome) is None"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-
-
+PROGRAM = """
+import os, sys
+from pathlib import Path
+{before}
+import tests.distributed.test_faults as t
+plan = t.make_plan(Path(sys.argv[1]), "none", {limit_s})
+failure = t.launch_failure(plan, t.launch(plan))
+print(failure and f"{{failure.kind}}: {{failure.text}}")
+"""
 OWN_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
 # Sets loopback up, and takes the single free port.
 ONE_TAKEN_PORT = """
@@ -233,22 +237,21 @@ taken = [socket.create_server(("", 40000)), socket.create_server(("::", 40000), 
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("network", ["", ONE_TAKEN_PORT], ids=["no network", "no free port"])
-def test_host_without_a_usable_port_is_a_failed_rendezvous(tmp_path, network):
-    if subprocess.run([*OWN_NETWORK, "ip", "link"], capture_output=True, check=False).returncode:
-        pytest.skip("needs user and network namespaces, and ip")
-    script = network + textwrap.dedent(
-        """
-        import sys
-        from pathlib import Path
-        import tests.distributed.test_faults as t
-        plan = t.make_plan(Path(sys.argv[1]), "none", 15.0)
-        failure = t.launch_failure(plan, t.launch(plan))
-        print(failure.kind)
-        print(failure.text)
-        """
-    )
-    command = [*OWN_NETWORK, sys.executable, "-c", script, str(tmp_path)]
+@pytest.mark.parametrize(
+    ("namespace", "before", "limit_s", "end"),
+    [
+        ([], "os.close(0)", START_S, "None"),
+        (OWN_NETWORK, "", 15.0, "rendezvous: "),
+        (OWN_NETWORK, ONE_TAKEN_PORT, 15.0, "rendezvous: "),
+    ],
+    ids=["closed stdin", "no network", "no free port"],
+)
+def test_host_without_a_usable_port_is_a_failed_rendezvous_and_closed_stdin_changes_nothing(
+    tmp_path, namespace, before, limit_s, end
+):
+    if reason := refused_namespaces(namespace, ["unshare", "ip"], "ip link"):
+        pytest.skip(reason)
+    command = [*namespace, sys.executable, "-c", PROGRAM.format(before=before, limit_s=limit_s), str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=START_S)
-    assert ended.stdout.startswith("rendezvous\n"), ended.stdout + ended.stderr
+    assert ended.stdout.startswith(end), ended.stdout + ended.stderr
     assert mentioning(str(tmp_path / "run")) == []

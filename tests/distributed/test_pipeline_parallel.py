@@ -84,9 +84,5 @@ def test_loaded_by_two(workload, axes):
 
 
 @pytest.mark.extended
-def test_stages_of_two_ranks_have_every_bit_of_two_ranks(pytester, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver")
-    result.assert_outcomes(passed=6)
+def test_stages_of_two_ranks_have_every_bit_of_two_ranks(inner, on_cpu):
+    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=6)
