@@ -25,14 +25,7 @@ from pytest_aorta.launch import node_agent
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import BAD, _ClaimFolder, _takes_lock, bad_marks, holders
 from pytest_aorta.launch.node_agent import Heartbeat, Hello, read
-from pytest_aorta.plan.adapter import (
-    TORCHTITAN_PATTERN,
-    Adapter,
-    adapted,
-    log_records,
-    read_records,
-    refuse_bad_adapter,
-)
+from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, adapted, log_records, make_adapter, read_records
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes
@@ -287,11 +280,11 @@ def _read_log(case: Any, folder: Path) -> None:
     is_titan, warmup, tokens, rows, other = case
     if is_titan:
         text = "\n".join([*(LINE.format(*row) for row in rows), other])
-        adapter = Adapter("log", TORCHTITAN_PATTERN, warmup=warmup, tokens_per_step=tokens)
+        block = {"pattern": TORCHTITAN_PATTERN, "warmup": warmup}
     else:
         text = "\n".join([*(f"step {' '.join(row)}" for row in rows), other])
-        adapter = Adapter("log", OWN_PATTERN, warmup=max(1, warmup), tokens_per_step=tokens)
-    refuse_bad_adapter(adapter)
+        block = {"pattern": OWN_PATTERN, "warmup": max(1, warmup)}
+    adapter = make_adapter({"kind": "log", "tokens_per_step": [tokens]} | block, {})
     found = adapted(adapter, log_records(adapter.pattern, text, "the log"), "the log")
     json.dumps(asdict(found), allow_nan=False)
 
@@ -327,10 +320,8 @@ def _read_events(case: Any, folder: Path) -> None:
     place = folder / "tb" / EVENT_NAME
     place.parent.mkdir()
     place.write_bytes(data[: len(data) - cut] if length is None else data + event_record(EVENT, length))
-    adapter = Adapter(
-        "tensorboard", folder=f"{folder}/{name}", warmup=1, scalars=(("step_time_ms", "perf"), ("loss", "loss"))
-    )
-    refuse_bad_adapter(adapter)
+    block = {"kind": "tensorboard", "folder": f"{folder}/{name}", "warmup": 1}
+    adapter = make_adapter(block | {"scalars": {"step_time_ms": "perf", "loss": "loss"}}, {})
     found = adapted(adapter, *read_records(adapter, folder / "output.log"))
     json.dumps(asdict(found), allow_nan=False)
 
