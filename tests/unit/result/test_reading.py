@@ -11,7 +11,6 @@ import pytest
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.common.schema import violation
-from pytest_aorta.plan.adapter import ALL
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
@@ -196,7 +195,7 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
 
 
 def test_loss_of_each_ranks_own_batch_in_a_log_says_how_to_read_rank_0_alone(tmp_path, monkeypatch):
-    adapter = SimpleNamespace(ranks=ALL)
+    adapter = SimpleNamespace(ranks="all")
     monkeypatch.setattr(LaunchPlan, "adapter", lambda plan, rank: adapter)
     message = ranks_error(tmp_path, loss=[9.0, 8.0, 7.0])
     assert "; log a loss that is reduced over the ranks, or set `ranks: first` in the adapter to read" in message
