@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError
@@ -31,8 +31,8 @@ class _Event(Model, frozen=True, forbid_unknown_fields=False):
     ph: str
     name: str
     cat: str = ""
-    ts: Annotated[float, Meta(gt=-(1 << 63), lt=1 << 63)] = 0.0
-    dur: Annotated[float, Meta(gt=-(1 << 63), lt=1 << 63)] = 0.0
+    ts: Annotated[float, Meta(gt=-(1 << 63), lt=1 << 63)] | UnsetType = UNSET
+    dur: Annotated[float, Meta(gt=-(1 << 63), lt=1 << 63)] | UnsetType = UNSET
     pid: int | str = 0
     tid: int | str = 0
     id: int | str = 0
@@ -88,9 +88,12 @@ def read_trace(path: Path) -> dict[str, Any]:
     if (num_values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
         raise TraceTooLarge(path, num_values=num_values)
     try:
-        decode(data, _Trace, str(path), by_hand=False)
+        events = decode(data, _Trace, str(path), by_hand=False).traceEvents
     except UnreadableFile as error:
         raise TraceError(str(error)) from None
+    for number, event in enumerate(events):
+        if event.ph == "X" and UNSET in (event.ts, event.dur):
+            raise TraceError(f"{path}: $.traceEvents[{number}]: an event of phase X lacks `ts` or `dur`")
     document: dict[str, Any] = json.loads(data.decode("utf-8", "replace"))
     return document
 
