@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 
 LAUNCHES = 3
 SIZES = {

@@ -15,7 +15,7 @@ from benchmarks.overlap.profiled_steps import SIZES
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 
 LAUNCHES = int(os.environ.get("LAUNCHES", "4"))
 SYNCHRONIZING = """

@@ -24,7 +24,7 @@ import pytest
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.kernel_gate import MIN_FRACTION, REST, parts_of

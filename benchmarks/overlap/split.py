@@ -18,7 +18,7 @@ import pytest
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.overlap import Part
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 from pytest_aorta.verdict.causes import split
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))

@@ -13,8 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pytest_aorta.cli.history import case_histories
-from pytest_aorta.cli.history_page import render
+from pytest_aorta.cli.history import case_histories, render
 from pytest_aorta.session.history import read_history
 from tests.browser.chromium import Page, find_chromium, open_browser
 from tests.unit.sample_history import make_history, write_history

@@ -34,7 +34,7 @@ from benchmarks.training.programs import (
     torchtitan_refusal,
 )
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 
 LENGTH = Length(warmup=5, steps=12)
 SELECTIVE = {"activation_checkpointing": "selective"}

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 
 # Tokens of a GPU's step, and of a rank's step of the debug model.
 SEQ_LEN, TINY_TOKENS = 8192, 64

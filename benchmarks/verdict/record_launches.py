@@ -20,7 +20,7 @@ import pytest
 
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import block_id
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 
 SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("llama_fsdp2", "cpu"): {"steps": 120, "warmup": 10},

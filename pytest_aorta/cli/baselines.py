@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pytest_aorta.cli import report_problems
-from pytest_aorta.cli.baseline_files import (
-    StoredFile,
-    file_or_blob,
-    move_files,
-    planned_moves,
-    require_folder,
-    stored_files,
-)
+from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
 from pytest_aorta.common.text import counted, emit, output_width, percent, table, wrapped
-from pytest_aorta.verdict.baseline import Baseline, locked_baselines
+from pytest_aorta.plan.reference import git
+from pytest_aorta.verdict.baseline import (
+    Baseline,
+    baseline_path,
+    locked_baselines,
+    outside,
+    parse_baseline,
+    read_baseline_file,
+    write_baseline,
+)
+from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
-from pytest_aorta.verdict.noise import blocks, reference_step_ms
+from pytest_aorta.verdict.noise import StoredCase, blocks, prior_variance, reference_step_ms
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, Scale, quantile_t
 from pytest_aorta.verdict.statistics.stored import detectable
 from pytest_aorta.verdict.statistics.variance import Estimate
@@ -52,43 +58,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compared = ways.add_parser("diff", help="show the differences between two baselines")
     compared.add_argument("first", metavar="A", help="a file, or REF:PATH, a file of a commit")
     compared.add_argument("second", metavar="B", help="the same")
-    compared.set_defaults(run=diff)
+    compared.set_defaults(run=_diff)
     moved = ways.add_parser("move", parents=[where], help="move baselines to the new node id of a test")
     moved.add_argument("old", metavar="OLD", help="node id of a test, its file or folder, or a full case")
     moved.add_argument("new", metavar="NEW", help="the same part of the new node id")
     moved.add_argument("--dry-run", action="store_true", help="print what would be moved, and change nothing")
-    moved.set_defaults(run=move)
+    moved.set_defaults(run=_move)
 
 
 def _list_all(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines list``."""
-    files, problems = stored_files(arguments.folder, arguments.platform)
+    files, problems = _stored_files(arguments.folder, arguments.platform)
     emit(_list_lines(files, output_width()))
     return report_problems(problems)
 
 
-def diff(arguments: argparse.Namespace) -> int:
+def _diff(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines diff``."""
-    second = file_or_blob(arguments.second)
-    first = file_or_blob(arguments.first, second.others)
+    second = _file_or_blob(arguments.second)
+    first = _file_or_blob(arguments.first, second.others)
     emit(diff_lines(first, second, output_width()))
     return 0
 
 
-def move(arguments: argparse.Namespace) -> int:
+def _move(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines move``."""
-    require_folder(arguments.folder)
+    _require_folder(arguments.folder)
     # No session may write between the reading and the writing of files.
     with nullcontext() if arguments.dry_run else locked_baselines(arguments.folder):
-        files, problems = stored_files(arguments.folder, arguments.platform)
+        files, problems = _stored_files(arguments.folder, arguments.platform)
         if problems:
             problems.append("nothing was moved, since an unreadable file may contain one of the cases")
             return report_problems(problems)
-        found = planned_moves(files, arguments.old, arguments.new, arguments.folder)
+        found = _planned_moves(files, arguments.old, arguments.new, arguments.folder)
         if not arguments.dry_run:
-            move_files(found, arguments.folder)
+            _move_files(found, arguments.folder)
     verb = "would be moved" if arguments.dry_run else "moved"
-    emit([*map(str, found), f"{len(found)} of {counted(len(files), 'baseline')} {verb}"])
+    lines = [f"{new.platform}: {file.baseline.case} -> {new.case}" for file, new in found]
+    emit([*lines, f"{len(found)} of {counted(len(files), 'baseline')} {verb}"])
     return 0
 
 
@@ -121,9 +128,12 @@ def _list_row(file: StoredFile) -> tuple[str, ...]:
 
 def diff_lines(first: StoredFile, second: StoredFile, width: int) -> list[str]:
     """Return the differences in launches, identity, config and environment, and a table of every metric."""
+    identities = (
+        {key: getattr(file.baseline, key) for key in ("case", "platform", "workload")} for file in (first, second)
+    )
     lines = [
         *(f"{name}: {file.name}, {_summary_text(file.baseline)}" for name, file in (("A", first), ("B", second))),
-        *_named("", _identity(first.baseline), _identity(second.baseline)),
+        *_named("", *identities),
         *_named("config", first.baseline.config, second.baseline.config),
         *_named("environment", _environment(first.baseline), _environment(second.baseline)),
         "metrics:",
@@ -175,12 +185,7 @@ def _size(change: float, scale: Scale) -> str:
 
 
 def _detects(estimate: Estimate, scale: Scale) -> list[str]:
-    relative = scale is Scale.RELATIVE
-    return [_size(detectable(estimate, _ANOTHER_BLOCK, look, relative=relative), scale) for look in LOOKS]
-
-
-def _identity(baseline: Baseline) -> dict[str, Any]:
-    return {"case": baseline.case, "platform": baseline.platform, "workload": baseline.workload}
+    return [_size(detectable(estimate, _ANOTHER_BLOCK, look, scale=scale), scale) for look in LOOKS]
 
 
 def _environment(baseline: Baseline) -> dict[str, Any]:
@@ -207,24 +212,16 @@ def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[
     is_exact = metric.direction is Direction.EXACT
     shown = [format_value(_center(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
     if before is None or after is None:
-        is_equal = _center_values(metric, first) == _center_values(metric, second)
-        return metric.name, *shown, "-", "equal" if is_equal else "differs"
+        there, here = (set(map(metric.measure, file.baseline.center_launches)) for file in (first, second))
+        return metric.name, *shown, "-", "equal" if there == here else "differs"
     scale, step_ms = metric.scale, reference_step_ms(first.baseline.center_launches)
     # A change "of a step" refers to the step time of the first baseline.
-    there, here = (scale.transform(_center(metric, file), step_ms) or 0.0 for file in (first, second))
-    change, errors = here - there, (_uncertainty(before, scale), _uncertainty(after, scale))
+    low, high = (scale.transform(_center(metric, file), step_ms) or 0.0 for file in (first, second))
+    change, errors = high - low, (_uncertainty(before, scale), _uncertainty(after, scale))
     cells = [f"{text} +-{_size(error, scale)}" for text, error in zip(shown, errors, strict=True)]
-    judgment = "equal" if change == 0 else _significance(change, errors, scale)
+    is_beyond = abs(change) > math.hypot(*map(scale.difference, errors))
+    judgment = "equal" if change == 0 else f"{'beyond' if is_beyond else 'within'} the uncertainty"
     return metric.name, *cells, format_change(scale.change(change), scale), judgment
-
-
-def _center_values(metric: Metric, file: StoredFile) -> set[object]:
-    return {metric.measure(launch) for launch in file.baseline.center_launches}
-
-
-def _significance(change: float, errors: tuple[float, float], scale: Scale) -> str:
-    beyond = abs(change) > math.hypot(*map(scale.difference, errors))
-    return "beyond the uncertainty" if beyond else "within the uncertainty"
 
 
 def _hash_lines(first: StoredFile, second: StoredFile) -> list[str]:
@@ -237,3 +234,182 @@ def _hash_lines(first: StoredFile, second: StoredFile) -> list[str]:
     if different is None:
         return [f"weight hashes: equal in {counted(len(both), 'step')} with a hash in both"]
     return [f"weight hashes: differ from step {different} on, {before[different][:12]} -> {after[different][:12]}"]
+
+
+_SEPARATOR = "::"
+_MAX_MATCHES = 5
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A baseline with the name of its file.
+
+    ``others`` are the other baselines of the platform, from which the prior of the variance is taken.
+    """
+
+    name: str
+    baseline: Baseline
+    others: tuple[StoredCase, ...]
+
+    def estimate(self, metric: Metric) -> Estimate | None:
+        """Return the baseline estimate of a metric, or None if the baseline has none."""
+        device = self.baseline.center_launches[-1].device
+        comparison = StoredComparison(
+            self.baseline.case,
+            self.baseline.config,
+            self.baseline,
+            marked={},
+            priors=lambda asked: prior_variance(asked, device, self.others),
+        )
+        return None if metric.direction is Direction.EXACT else comparison.estimate(metric)
+
+
+def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:
+    """Return a folder's baselines of one platform, or of all platforms, and a line for each unreadable file.
+
+    Raises:
+        UsageError: The folder does not exist, or has no such platform.
+    """
+    _require_folder(folder)
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
+    chosen = [path for path in folders if platform in (None, path.name)]
+    if platform is not None and not chosen:
+        raise UsageError(f"--platform {platform}: is not in {folder}; allowed are {[path.name for path in folders]}")
+    found: list[StoredFile] = []
+    problems: list[str] = []
+    for platform_folder in chosen:
+        read, unreadable = _read_all(sorted(platform_folder.glob("*.json")))
+        cases = list(map(StoredCase, read.values()))
+        found += [_stored(str(path), read[path], cases) for path in read]
+        problems += unreadable
+    return found, problems
+
+
+def _file_or_blob(name: str, others: Sequence[StoredCase] = ()) -> StoredFile:
+    """Return a file, or with ``REF:PATH`` the file of a commit of the current folder's repository.
+
+    Raises:
+        UsageError: The file does not exist, or git finds no such commit or path.
+    """
+    if (file := Path(name)).is_file():
+        neighbors, _ = _read_all([path for path in sorted(file.parent.glob("*.json")) if path.name != file.name])
+        return _stored(name, read_baseline_file(file), list(map(StoredCase, neighbors.values())))
+    ref, colon, path = name.partition(":")
+    if not colon:
+        raise UsageError(f"{name!r} is not a file; a file of a commit is given as REF:PATH")
+    if ref.startswith("-"):
+        raise UsageError(f"{name!r}: a git ref does not begin with '-'")
+    try:
+        text = git(Path.cwd(), "cat-file", "blob", f"{ref}:{path}")
+    except SpecError as error:
+        raise UsageError(
+            f"{name!r}: {error}; PATH is relative to the repository's root, or to this folder if it starts with ./"
+        ) from None
+    return _stored(name, parse_baseline(text, name), others)
+
+
+def _require_folder(folder: Path) -> None:
+    """Check the option ``--folder``.
+
+    Raises:
+        UsageError: The folder does not exist.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder}: there is no such folder of baselines; name it with --folder, or record baselines with "
+            f"pytest --update-baselines"
+        )
+
+
+_Moves: TypeAlias = list[tuple[StoredFile, Baseline]]
+
+
+def _planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path) -> _Moves:
+    """Return each baseline whose case is ``old`` or begins with it, and the baseline with the new case and test.
+
+    ``old`` is a folder, a file, a class, a test or a full case; ``new`` is the same part of the new node id. All
+    checks are made here, before any file is changed.
+
+    Raises:
+        UsageError: No case begins with ``old``, both names are equal, or a new case would have no test.
+        BaselineError: A file of a new case exists already, or a file is not named after its case.
+    """
+    old, new = old.rstrip("/"), new.rstrip("/")
+    if old == new:
+        raise UsageError(f"OLD and NEW are both {old!r}")
+    matches = [file for file in files if _begins_with(file.baseline.case, old)]
+    if not matches:
+        raise UsageError(f"OLD {old!r} matches none of {counted(len(files), 'case')} in {folder}{_similar(old, files)}")
+    found = [(file, _moved(file, old, new, folder)) for file in matches]
+    for _, moved in found:
+        path = baseline_path(folder, moved.platform, moved.case)
+        if os.path.lexists(path):
+            raise BaselineError(f"{path}: exists already, so nothing was moved; delete the file or choose another NEW")
+    return found
+
+
+def _move_files(found: _Moves, folder: Path) -> None:
+    """Write all new files, then delete the old ones. After an error the folder is as it was before.
+
+    Raises:
+        BaselineError: A file could not be written or deleted.
+    """
+    written: list[Path] = []
+    deleted: list[Baseline] = []
+    try:
+        for _, moved in found:
+            written.append(write_baseline(folder, moved))
+        for file, _ in found:
+            Path(file.name).unlink()
+            deleted.append(file.baseline)
+    except (BaselineError, OSError) as error:
+        for baseline in deleted:
+            write_baseline(folder, baseline)
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise BaselineError(f"nothing was moved: {error}") from None
+
+
+def _stored(name: str, baseline: Baseline, cases: Sequence[StoredCase]) -> StoredFile:
+    of_platform = (case for case in cases if case.baseline.platform == baseline.platform)
+    return StoredFile(name, baseline, tuple(other for other in of_platform if other.baseline.case != baseline.case))
+
+
+def _read_all(paths: Sequence[Path]) -> tuple[dict[Path, Baseline], list[str]]:
+    read: dict[Path, Baseline] = {}
+    problems = []
+    for path in paths:
+        try:
+            read[path] = read_baseline_file(path)
+        except BaselineError as error:
+            problems.append(str(error))
+    return read, problems
+
+
+def _moved(file: StoredFile, old: str, new: str, folder: Path) -> Baseline:
+    baseline, path = file.baseline, Path(file.name)
+    if path != baseline_path(folder, baseline.platform, baseline.case):
+        raise BaselineError(
+            f"{path}: the file name is not that of its case {baseline.case!r}, so nothing was moved; "
+            f"delete or rename the file"
+        )
+    if problem := outside(folder, path.parent):
+        raise BaselineError(f"{path}: nothing was moved: {problem}")
+    case, label = new + baseline.case.removeprefix(old), baseline.case.removeprefix(baseline.test)
+    # NEW contains a label of its own if OLD is a full case.
+    test = case.removesuffix(label) if case.endswith(label) else case.rpartition(_SEPARATOR)[0]
+    if _SEPARATOR not in test:
+        raise UsageError(f"NEW {new!r}: the case {case!r} would have no test; give NEW the same parts as OLD")
+    return baseline.replace(case=case, test=test)
+
+
+def _begins_with(case: str, old: str) -> bool:
+    """Return True if ``old`` is a beginning of ``case`` that ends with a folder, file, class, test or label."""
+    return case == old or case.startswith((f"{old}/", old + _SEPARATOR, f"{old}["))
+
+
+def _similar(old: str, files: Sequence[StoredFile]) -> str:
+    names = {name for file in files for name in (file.baseline.test.split(_SEPARATOR)[0], file.baseline.test)}
+    names |= {file.baseline.case for file in files}
+    matches = difflib.get_close_matches(old, sorted(names), n=_MAX_MATCHES)
+    return "".join(["; similar are:", *(f"\n  {name}" for name in matches)]) if matches else ""

@@ -8,19 +8,19 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.cli import ExitCode
-from pytest_aorta.cli.run_config import tolerance_texts
+from pytest_aorta.cli import ExitCode, add_folder
+from pytest_aorta.cli.run import tolerance_texts
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.files import locked, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import brief, counted, emit, table
 from pytest_aorta.plan.reference import ENVIRONMENTS, cache_folder, commit_of, git, setup_program
-from pytest_aorta.session.search import LOG_FILE, LoggedEnd, SearchLog, SearchRequest, Skip
-from pytest_aorta.verdict.commit_search import Probe, ProbedCommit, SearchEnd, SearchOutcome
+from pytest_aorta.session.search import LOG_FILE, Event, SearchLog, SearchRequest, Skip
+from pytest_aorta.verdict.commit_search import SearchEnd, SearchOutcome
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.verdicts import format_change
 
@@ -54,10 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", metavar="METRIC=VALUE", action="append", default=[],
         help="tolerance instead of the test's, e.g. step_time_p50=1%% to search for a smaller change",
     )  # fmt: skip
-    parser.add_argument(
-        "--results", metavar="DIR", type=Path, default=Path("results"),
-        help="folder of the log and the launches (default: results)",
-    )  # fmt: skip
+    add_folder(parser, "results", "folder of the log and the launches")
     parser.set_defaults(run=run)
 
 
@@ -87,11 +84,10 @@ def _search(folder: Path, request: SearchRequest, commits: Sequence[Commit]) -> 
     if not _is_complete(log):
         _run_pytest(folder, request, commits)
         log = SearchLog.read(log.path)
-    ends = log.ends()
-    for logged in ends:
-        emit(_end_lines(logged, commits))
-    outcomes = {logged.end.outcome for logged in ends}
-    return ExitCode.OK if SearchOutcome.FOUND in outcomes else ExitCode.PROBLEM
+    for case, end in log.ends().items():
+        emit([f"{case}:", *_end_lines(end, commits)])
+    is_found = any(end.outcome is SearchOutcome.FOUND for end in log.ends().values())
+    return ExitCode.OK if is_found else ExitCode.PROBLEM
 
 
 def _log(path: Path, request: SearchRequest) -> SearchLog:
@@ -105,7 +101,7 @@ def _log(path: Path, request: SearchRequest) -> SearchLog:
 
 def _is_complete(log: SearchLog) -> bool:
     """Return True if a comparison's search has ended with a commit or undecided; then the test has ended too."""
-    return any(logged.end.outcome is not SearchOutcome.ABSENT for logged in log.ends())
+    return any(end.outcome is not SearchOutcome.ABSENT for end in log.ends().values())
 
 
 def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> SearchRequest:
@@ -155,7 +151,7 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
     log, launches = folder / LOG_FILE, folder / LAUNCHES_FOLDER
     own = ["-rs", "-p", PLUGIN, f"--aorta-bisect={log.absolute()}", f"--aorta-results={launches.absolute()}"]
     argv = [sys.executable, "-m", "pytest", *own, *request.pytest]
-    shown = len(SearchLog.read(log).all_events())
+    shown = len(SearchLog.read(log).events())
     with (folder / OUTPUT_FILE).open("wb") as output, terminable():
         # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
         process = subprocess.Popen(
@@ -174,12 +170,14 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
     _print_events(log, commits, shown)
     finished = SearchLog.read(log)
     if not _is_complete(finished) and (process.returncode or not finished.ends()):
-        raise AortaError("\n".join(["pytest ended before the search:", *_last_lines(folder / OUTPUT_FILE)]))
+        printed = (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = ["pytest ended before the search:", *printed[-_MAX_OUTPUT_LINES:], f"all output: {output.name}"]
+        raise AortaError("\n".join(lines))
 
 
 def _print_events(path: Path, commits: Sequence[Commit], shown: int) -> int:
     """Print the events after the first ``shown`` and return their number."""
-    events = SearchLog.read(path).all_events()[shown:]
+    events = SearchLog.read(path).events()[shown:]
     emit(_event_line(event, commits) for event in events)
     sys.stdout.flush()
     return len(events)
@@ -196,16 +194,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _last_lines(path: Path) -> Iterator[str]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    yield from lines[-_MAX_OUTPUT_LINES:]
-    yield f"all output: {path}"
-
-
 _MAX_SUBJECT = 50
+_HEADS = ("commit", "launches", "change", "has the change", "")
 
 
-def _event_line(event: Probe | Skip, commits: Sequence[Commit]) -> str:
+def _event_line(event: Event, commits: Sequence[Commit]) -> str:
     """Return a line about a probe or a skipped commit."""
     commit = commits[event.commit]
     if isinstance(event, Skip):
@@ -216,25 +209,20 @@ def _event_line(event: Probe | Skip, commits: Sequence[Commit]) -> str:
     return f"  {kind}: {commit}"
 
 
-def _end_lines(logged: LoggedEnd, commits: Sequence[Commit]) -> list[str]:
+def _end_lines(end: SearchEnd, commits: Sequence[Commit]) -> list[str]:
     """Return the result of a search, with the table of its probes."""
-    end = logged.end
-    lines = [f"{logged.case}:", *_result(end, commits)]
-    if end.probed:
-        lines += table([_HEADS, *(_row(row, end, commits) for row in end.probed)], indent="  ")
-    else:
-        lines += [f"  {verdict}" for verdict in logged.verdicts]
-    return [*lines, *(f"  note: {note}" for note in end.notes)]
-
-
-_HEADS = ("commit", "launches", "change", "has the change", "")
-
-
-def _row(row: ProbedCommit, end: SearchEnd, commits: Sequence[Commit]) -> tuple[str, ...]:
-    change = "-" if row.change is None else format_change(row.change, METRICS[end.metric].scale)
-    commit = commits[row.commit]
-    title = f"{commit.hash[:12]} {brief(commit.subject, _MAX_SUBJECT)}"
-    return title, str(row.launches), change, f"{row.probability:.1%}", row.detail
+    rows = [
+        (
+            f"{commits[row.commit].hash[:12]} {brief(commits[row.commit].subject, _MAX_SUBJECT)}",
+            str(row.launches),
+            "-" if row.change is None else format_change(row.change, METRICS[end.metric].scale),
+            f"{row.probability:.1%}",
+            row.detail,
+        )
+        for row in end.probed
+    ]
+    shown = table([_HEADS, *rows], indent="  ") if rows else [f"  {verdict}" for verdict in end.verdicts]
+    return [*_result(end, commits), *shown, *(f"  note: {note}" for note in end.notes)]
 
 
 def _result(end: SearchEnd, commits: Sequence[Commit]) -> list[str]:
@@ -248,7 +236,12 @@ def _result(end: SearchEnd, commits: Sequence[Commit]) -> list[str]:
         return [f"  undecided: {end.reason}", *likeliest]
     found = [commits[number] for number in end.suspects]
     if len(found) == 1:
-        return [f"  found: {found[0]}", f"  {change}", *_merge_hint(found[0])]
+        lines = [f"  found: {found[0]}", f"  {change}"]
+        if len(found[0].parents) > 1:
+            base, tip = (parent[:12] for parent in found[0].parents[:2])
+            branch = f"$(git merge-base {base} {tip}) {tip}"
+            lines.append(f"  this is a merge; to search its branch: aorta bisect {branch} ...")
+        return lines
     first = f"  found: one of {counted(len(found), 'commit')}, of which only the last starts"
     return [first, *(f"    {commit}" for commit in found), f"  {change}"]
 
@@ -263,13 +256,6 @@ def _change(end: SearchEnd) -> str:
     scale = METRICS[end.metric].scale
     low, high = (format_change(edge, scale) for edge in (end.low, end.high))
     return f"{end.metric} {format_change(end.change, scale)} [{low}, {high}]; {probability}"
-
-
-def _merge_hint(commit: Commit) -> list[str]:
-    if len(commit.parents) < 2:
-        return []
-    base, tip = commit.parents[0][:12], commit.parents[1][:12]
-    return [f"  this is a merge; to search its branch: aorta bisect $(git merge-base {base} {tip}) {tip} ..."]
 
 
 _FIELDS = "%H%x00%P%x00%s"

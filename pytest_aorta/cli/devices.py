@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.set_defaults(run=_list_devices)
     cleared = ways.add_parser("clear-bad", help="remove the bad mark of a device")
     cleared.add_argument("token", metavar="TOKEN", help="number or name of the device in `aorta devices list`")
-    cleared.set_defaults(run=clear)
+    cleared.set_defaults(run=_clear)
 
 
 def _list_devices(_arguments: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def _list_devices(_arguments: argparse.Namespace) -> int:
     return 0
 
 
-def clear(arguments: argparse.Namespace) -> int:
+def _clear(arguments: argparse.Namespace) -> int:
     """Remove the bad mark of a device.
 
     Raises:

@@ -9,13 +9,13 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import counted, emit, output_width, wrapped
@@ -32,15 +32,12 @@ from pytest_aorta.plan.device_kind import (
 )
 from pytest_aorta.plan.world import CPU_WORLD_SIZE, MAX_CPU_RANKS_PER_CORE
 
-_Answer = TypeVar("_Answer")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("--json", action="store_true", help="print JSON: a list with topic, state, text and remedy")
     for name in ("results", "baselines"):
-        about = f"folder of {name} (default: {name})"
-        parser.add_argument(f"--{name}", metavar="DIR", type=Path, default=Path(name), help=about)
+        add_folder(parser, name, f"folder of {name}")
     parser.set_defaults(run=run)
 
 
@@ -65,25 +62,21 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
         found += device_findings(devices)
     except AortaError as error:
         found.append(Finding("devices", PROBLEM, str(error), "repair the driver or the variable that is named"))
-    everything = _all_gpus(devices)
+    everything = devices
+    with suppress(AortaError):
+        everything = visible_devices({})  # regardless of variables
     found += variable_findings(os.environ, everything[0].vendor if everything else "", len(everything))
-    found += torch_findings(probe_torch(), devices, driver_cuda())
-    found += link_findings(_active_nvlinks(devices))
+    driver_cuda, links = ask_driver(devices)
+    found += torch_findings(probe_torch(), devices, driver_cuda)
+    found += link_findings(links)
     found += port_findings()
     room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
     found += shm_findings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, len(devices))
     num_ranks = max(len(devices), CPU_WORLD_SIZE)
     found += limit_findings(read_limits(), num_ranks, _has_infiniband())
     found += lease_findings()
-    return found + folder_findings(folders)
-
-
-def _all_gpus(devices: list[Device]) -> list[Device]:
-    """Return all GPUs regardless of visibility variables, or the visible GPUs if that fails."""
-    try:
-        return visible_devices({})
-    except AortaError:
-        return devices
+    found += folder_findings(folders)
+    return found
 
 
 def _lines(found: list[Finding]) -> list[str]:
@@ -119,23 +112,22 @@ class Finding:
     remedy: str = ""
 
 
-def device_findings(devices: Sequence[Device]) -> list[Finding]:
+def device_findings(devices: Sequence[Device]) -> Iterator[Finding]:
     """Report the GPUs that a run can use."""
-    cores = os.cpu_count() or 1
     if not devices:
+        cores = os.cpu_count() or 1
         text = f"no GPU is visible; runs take CPU ranks, at most {MAX_CPU_RANKS_PER_CORE * cores} on {cores} cores"
-        return [Finding("devices", NOTE, text, "none, unless this machine has GPUs: then check their driver")]
+        yield Finding("devices", NOTE, text, "none, unless this machine has GPUs: then check their driver")
+        return
     models = sorted({device.model for device in devices})
-    found = [Finding("devices", OK, f"{counted(len(devices), 'GPU')}: {' + '.join(models)}")]
+    yield Finding("devices", OK, f"{counted(len(devices), 'GPU')}: {' + '.join(models)}")
     if len(models) > 1:
         remedy = f"choose GPUs of one model with {CUDA_VARIABLE}"
-        found.append(Finding("devices", NOTE, "GPUs differ; the slowest sets every step's time", remedy))
-    return found
+        yield Finding("devices", NOTE, "GPUs differ; the slowest sets every step's time", remedy)
 
 
-def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> list[Finding]:
+def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> Iterator[Finding]:
     """Report variables that hide devices; ``count`` and ``vendor`` describe all GPUs, before variables are applied."""
-    found = []
     given = {name: environ[name] for name in VISIBLE_VARIABLES if name in environ}
     for name, value in given.items():
         wanted = [part.strip() for part in value.split(",") if part.strip()]
@@ -143,23 +135,20 @@ def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> li
         if count and len(read) < len(wanted):
             text = f"{name}={value!r} names {len(wanted)} and gives {len(read)} of {counted(count, 'GPU')}"
             remedy = "remove invalid and repeated entries: entries after them are ignored"
-            found.append(Finding("variables", PROBLEM, text, remedy))
+            yield Finding("variables", PROBLEM, text, remedy)
         else:
-            found.append(Finding("variables", OK, f"{name}={value!r}"))
+            yield Finding("variables", OK, f"{name}={value!r}")
     if vendor == AMD and HIP_VARIABLE in given and given.get(CUDA_VARIABLE, given[HIP_VARIABLE]) != given[HIP_VARIABLE]:
         text = f"{HIP_VARIABLE} and {CUDA_VARIABLE} differ; HIP goes by the former"
-        found.append(Finding("variables", PROBLEM, text, f"unset {CUDA_VARIABLE}"))
+        yield Finding("variables", PROBLEM, text, f"unset {CUDA_VARIABLE}")
     if vendor == NVIDIA and (others := sorted({HIP_VARIABLE, ROCR_VARIABLE} & set(given))):
-        found.append(Finding("variables", NOTE, f"{' and '.join(others)} mean nothing to these GPUs", "unset them"))
+        yield Finding("variables", NOTE, f"{' and '.join(others)} mean nothing to these GPUs", "unset them")
     if transport := sorted(name for name in environ if name.startswith(_TRANSPORT_PREFIXES)):
-        values = ", ".join(f"{name}={environ[name]}" for name in transport)
-        found.append(
-            Finding("variables", NOTE, f"variables configure collectives: {values}", "check that they are intended")
-        )
-    return found
+        text = f"variables configure collectives: {', '.join(f'{name}={environ[name]}' for name in transport)}"
+        yield Finding("variables", NOTE, text, "check that they are intended")
 
 
-def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bool) -> list[Finding]:
+def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bool) -> Iterator[Finding]:
     """Report soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` means no limit."""
     needed = {"nofile": FILES_PER_RANK * (num_ranks + 1), "nproc": MIN_PROCESSES}
     remedies = {
@@ -167,88 +156,80 @@ def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bo
         "nproc": f"ulimit -u {needed['nproc']}, or LimitNPROC of the service",
         "memlock": "ulimit -l unlimited (in a container: --ulimit memlock=-1)",
     }
-    reasons = {name: f", a run takes up to {least}" for name, least in needed.items()}
-    reasons["memlock"] = ", and there is InfiniBand, which locks memory"
-    found = []
     for name, limit in limits.items():
         is_short = limit < needed[name] if name in needed else has_infiniband
-        if is_short and limit != resource.RLIM_INFINITY:
-            found.append(Finding("ulimits", PROBLEM, f"{name}: {limit:,}{reasons[name]}", remedies[name]))
+        if limit == resource.RLIM_INFINITY:
+            yield Finding("ulimits", OK, f"{name}: unlimited")
+        elif is_short:
+            why = (
+                f"a run takes up to {needed[name]}" if name in needed else "and there is InfiniBand, which locks memory"
+            )
+            yield Finding("ulimits", PROBLEM, f"{name}: {limit:,}, {why}", remedies[name])
         else:
-            text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
-            found.append(Finding("ulimits", OK, f"{name}: {text}"))
-    return found
+            yield Finding("ulimits", OK, f"{name}: {limit:,}")
 
 
-def shm_findings(size_bytes: int, free_bytes: int, num_gpus: int) -> list[Finding]:
+def shm_findings(size_bytes: int, free_bytes: int, num_gpus: int) -> Iterator[Finding]:
     """Report shared memory, which NCCL and data loaders use between processes of one host."""
     text = f"/dev/shm: {free_bytes / MIB:,.0f} of {size_bytes / MIB:,.0f} MiB free"  # noqa: S108
     remedy = "start the container with --shm-size=16g or --ipc=host"
     if num_gpus > 1 and free_bytes <= SMALL_SHM_BYTES:
-        return [Finding("shared memory", PROBLEM, f"{text}; NCCL runs out of it", remedy)]
-    if free_bytes < ROOMY_SHM_BYTES:
-        return [Finding("shared memory", NOTE, f"{text}; data loaders with workers need more", remedy)]
-    return [Finding("shared memory", OK, text)]
+        yield Finding("shared memory", PROBLEM, f"{text}; NCCL runs out of it", remedy)
+    elif free_bytes < ROOMY_SHM_BYTES:
+        yield Finding("shared memory", NOTE, f"{text}; data loaders with workers need more", remedy)
+    else:
+        yield Finding("shared memory", OK, text)
 
 
-def port_findings() -> list[Finding]:
+def port_findings() -> Iterator[Finding]:
     """Report what rendezvous needs: a free port on the loopback interface, and a host name that resolves."""
-    found = []
     try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            probe.listen()
-        found.append(Finding("ports", OK, "the kernel gives free ports on the loopback"))
+        with socket.create_server(("127.0.0.1", 0)):
+            yield Finding("ports", OK, "the kernel gives free ports on the loopback")
     except OSError as error:
         text = f"no port can be had on the loopback: {error.strerror or error}"
         remedy = "ip link set lo up; widen net.ipv4.ip_local_port_range; see what holds ports with ss -tln"
-        found.append(Finding("ports", PROBLEM, text, remedy))
+        yield Finding("ports", PROBLEM, text, remedy)
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
     except OSError as error:
         remedy = f"put it into /etc/hosts, or export GLOO_SOCKET_IFNAME=lo on one host (host name {name!r})"
-        found.append(Finding("ports", NOTE, f"the host name leads nowhere ({error.strerror}); gloo may ask", remedy))
-    return found
+        yield Finding("ports", NOTE, f"the host name leads nowhere ({error.strerror}); gloo may ask", remedy)
 
 
-def lease_findings() -> list[Finding]:
+def lease_findings() -> Iterator[Finding]:
     """Report leases of devices, and devices that are marked bad."""
     try:
         held, bad = holders(), bad_marks()
     except AortaError as error:
-        return [Finding("leases", PROBLEM, str(error), "name another folder, or have its owner remove it")]
-    found = [
-        Finding(
-            "leases", PROBLEM, f"{name} is given to nobody: {why}", f"aorta devices clear-bad {name}, once it works"
-        )
-        for name, why in sorted(bad.items())
-    ]
+        yield Finding("leases", PROBLEM, str(error), "name another folder, or have its owner remove it")
+        return
+    for name, why in sorted(bad.items()):
+        remedy = f"aorta devices clear-bad {name}, once it works"
+        yield Finding("leases", PROBLEM, f"{name} is given to nobody: {why}", remedy)
     for claim in held:
         who = f"{counted(len(claim.resources), 'resource')} held by {claim.owner} ({claim.process})"
         if claim.is_dead:
             text = f"{who}, which is dead: a process it has started lives"
-            found.append(Finding("leases", NOTE, text, "end that process: ps -eo pid,ppid,cmd shows ranks"))
+            yield Finding("leases", NOTE, text, "end that process: ps -eo pid,ppid,cmd shows ranks")
         else:
-            found.append(Finding("leases", NOTE, f"{who}; a run waits for it", "none; see aorta devices list"))
-    return found or [Finding("leases", OK, "nothing is leased, nothing is marked bad")]
+            yield Finding("leases", NOTE, f"{who}; a run waits for it", "none; see aorta devices list")
+    if not held and not bad:
+        yield Finding("leases", OK, "nothing is leased, nothing is marked bad")
 
 
-def folder_findings(folders: Mapping[str, Path]) -> list[Finding]:
+def folder_findings(folders: Mapping[str, Path]) -> Iterator[Finding]:
     """Report whether results and baselines can be written and have free space."""
-    found = []
     for what, folder in folders.items():
-        nearest = folder.absolute()
-        while not nearest.exists():
-            nearest = nearest.parent
+        nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            found.append(Finding("folders", PROBLEM, f"{what}: {folder} can't be written", f"chmod u+wx {nearest}"))
+            yield Finding("folders", PROBLEM, f"{what}: {folder} can't be written", f"chmod u+wx {nearest}")
             continue
         free = shutil.disk_usage(nearest).free
         is_short = free < MIN_FREE_DISK_BYTES
         text, remedy = f"{what}: {folder}, {free / GIB:,.1f} GiB free", "make room" if is_short else ""
-        found.append(Finding("folders", NOTE if is_short else OK, text, remedy))
-    return found
+        yield Finding("folders", NOTE if is_short else OK, text, remedy)
 
 
 def read_limits() -> dict[str, int]:
@@ -298,96 +279,82 @@ def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str
 
 def torch_findings(
     facts: dict[str, Any] | str, devices: Sequence[Device], driver_cuda: tuple[int, int] | None
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Report the version and build of torch, its backends, and whether it finds the GPUs of the driver."""
     if isinstance(facts, str):
-        return [Finding("torch", PROBLEM, f"can't be imported: {facts}", _INSTALL)]
-    build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
-    found = [_version(facts["torch"], build)]
-    if "gloo" not in facts["backends"]:
-        found.append(Finding("torch", PROBLEM, "it has no gloo, the backend of CPU ranks", _INSTALL))
-    if not devices:
-        return found
-    vendor = devices[0].vendor
-    library = "NCCL" if vendor == NVIDIA else "RCCL"
-    if not (facts["cuda"] if vendor == NVIDIA else facts["hip"]):
-        text = f"GPUs are there and torch is built for {build} only"
-        return [*found, Finding("torch", PROBLEM, text, f"{_INSTALL}, or run with --aorta-gpus=0")]
-    if facts["nccl"] is None:
-        found.append(Finding("torch", PROBLEM, f"it has no {library}, the backend of GPU ranks", _INSTALL))
-    else:
-        found.append(Finding("torch", OK, f"{library} {facts['nccl']}"))
-    return [*found, *_driver(facts, devices, driver_cuda)]
-
-
-def _version(version: str, build: str) -> Finding:
-    number = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-    if number < MIN_TORCH:
+        yield Finding("torch", PROBLEM, f"can't be imported: {facts}", _INSTALL)
+        return
+    version, cuda = facts["torch"], facts["cuda"]
+    build = f"CUDA {cuda}" if cuda else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
+    if tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()) < MIN_TORCH:
         least = ".".join(map(str, MIN_TORCH))
-        return Finding("torch", PROBLEM, f"{version}, which is older than {least}", f"{_INSTALL}, {least} or newer")
-    return Finding("torch", OK, f"{version}, built for {build}")
+        yield Finding("torch", PROBLEM, f"{version}, which is older than {least}", f"{_INSTALL}, {least} or newer")
+    else:
+        yield Finding("torch", OK, f"{version}, built for {build}")
+    if "gloo" not in facts["backends"]:
+        yield Finding("torch", PROBLEM, "it has no gloo, the backend of CPU ranks", _INSTALL)
+    if not devices:
+        return
+    is_nvidia = devices[0].vendor == NVIDIA
+    library = "NCCL" if is_nvidia else "RCCL"
+    if not (cuda if is_nvidia else facts["hip"]):
+        text = f"GPUs are there and torch is built for {build} only"
+        yield Finding("torch", PROBLEM, text, f"{_INSTALL}, or run with --aorta-gpus=0")
+        return
+    if facts["nccl"] is None:
+        yield Finding("torch", PROBLEM, f"it has no {library}, the backend of GPU ranks", _INSTALL)
+    else:
+        yield Finding("torch", OK, f"{library} {facts['nccl']}")
+    count, newest = facts["device_count"], ".".join(map(str, driver_cuda or ()))
+    text = f"torch finds {count} GPUs, the driver {len(devices)}"
+    if count == len(devices):
+        driver = f"; the driver supports CUDA {newest}" if newest else ""
+        yield Finding("torch", OK, f"torch finds {count} of {len(devices)} GPUs{driver}")
+    elif driver_cuda and cuda and int(cuda.split(".")[0]) > driver_cuda[0]:
+        text += f": torch is built for CUDA {cuda}, the driver supports {newest}"
+        yield Finding("torch", PROBLEM, text, "update the driver, or install torch for the driver's CUDA")
+    else:
+        remedy = "run `python -c 'import torch; torch.cuda.init()'`, and read the kernel log (dmesg)"
+        yield Finding("torch", PROBLEM, text, remedy)
 
 
-def _driver(facts: dict[str, Any], devices: Sequence[Device], driver_cuda: tuple[int, int] | None) -> list[Finding]:
-    if facts["device_count"] == len(devices):
-        driver = f"; the driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}" if driver_cuda else ""
-        return [Finding("torch", OK, f"torch finds {facts['device_count']} of {len(devices)} GPUs{driver}")]
-    text = f"torch finds {facts['device_count']} GPUs, the driver {len(devices)}"
-    if driver_cuda and facts["cuda"] and int(facts["cuda"].split(".")[0]) > driver_cuda[0]:
-        text += f": torch is built for CUDA {facts['cuda']}, the driver supports {driver_cuda[0]}.{driver_cuda[1]}"
-        return [Finding("torch", PROBLEM, text, "update the driver, or install torch for the driver's CUDA")]
-    remedy = "run `python -c 'import torch; torch.cuda.init()'`, and read the kernel log (dmesg)"
-    return [Finding("torch", PROBLEM, text, remedy)]
+def ask_driver(devices: Sequence[Device]) -> tuple[tuple[int, int] | None, dict[str, int]]:
+    """Return what the NVIDIA driver knows, as far as there is one.
 
-
-def _ask_driver(question: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
-    """Return the answer to a question to NVML; ``otherwise`` without an NVIDIA driver that knows the answer."""
+    Returns:
+        The newest CUDA version that it supports, and token -> number of active NVLinks of each GPU that is not a part
+        of one.
+    """
     import pynvml
 
-    try:
+    cuda, links = None, {}
+    with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         try:
-            return question(pynvml)
+            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+            cuda = version // 1000, version % 1000 // 10
+            for device in devices:
+                if device.vendor == NVIDIA and not device.uuid.startswith("MIG-"):
+                    handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
+                    links[device.token] = 0
+                    for link in range(MAX_NVLINKS):
+                        with suppress(pynvml.NVMLError):  # no such link
+                            links[device.token] += bool(pynvml.nvmlDeviceGetNvLinkState(handle, link))
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return otherwise
+    return cuda, links
 
 
-def driver_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA version that the NVIDIA driver supports; None without a driver."""
-    version = _ask_driver(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()), 0)
-    return (version // 1000, version % 1000 // 10) if version else None
-
-
-def link_findings(links: Mapping[str, int]) -> list[Finding]:
+def link_findings(links: Mapping[str, int]) -> Iterator[Finding]:
     """Report NVLinks; ``links`` has the number of active NVLinks of each GPU."""
-    if len(links) < 2:
-        return []
     counts = set(links.values())
-    listed = ", ".join(f"{token}: {count}" for token, count in links.items())
+    if len(links) < 2:
+        return
     if counts == {0}:
-        return [Finding("links", NOTE, "no NVLink between GPUs; collectives go over PCIe", "see nvidia-smi topo -m")]
-    if len(counts) > 1:
+        yield Finding("links", NOTE, "no NVLink between GPUs; collectives go over PCIe", "see nvidia-smi topo -m")
+    elif len(counts) > 1:
+        listed = ", ".join(f"{token}: {count}" for token, count in links.items())
         text = f"active NVLinks differ by GPU ({listed}); the fewest set the speed"
-        return [Finding("links", NOTE, text, "see nvidia-smi nvlink --status for links that are down")]
-    return [Finding("links", OK, f"{counts.pop()} active NVLinks on each GPU")]
-
-
-def _active_nvlinks(devices: Sequence[Device]) -> dict[str, int]:
-    """Return token -> number of active NVLinks, for NVIDIA GPUs for which NVML reports NVLinks."""
-    asked = [one for one in devices if one.vendor == NVIDIA and not one.uuid.startswith("MIG-")]
-    return _ask_driver(
-        lambda nvml: {
-            one.token: sum(_is_up(nvml, nvml.nvmlDeviceGetHandleByUUID(one.uuid), link) for link in range(MAX_NVLINKS))
-            for one in asked
-        },
-        {},
-    )
-
-
-def _is_up(nvml: Any, handle: Any, link: int) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
-    except nvml.NVMLError:  # no such link
-        return False
+        yield Finding("links", NOTE, text, "see nvidia-smi nvlink --status for links that are down")
+    else:
+        yield Finding("links", OK, f"{counts.pop()} active NVLinks on each GPU")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import base64
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pytest_aorta.cli import ExitCode, report_problems
 from pytest_aorta.common.errors import AortaError, UsageError
@@ -46,8 +51,6 @@ def _write_page(arguments: argparse.Namespace) -> int:
     """Run ``aorta history page``."""
     if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
         raise UsageError(f"history page needs {' and '.join(lacking)}; run pip install 'pytest-aorta[history]'")
-    from pytest_aorta.cli.history_page import render  # needs jinja2
-
     histories, problems = _read(arguments)
     try:
         write_text(arguments.output, render(histories))
@@ -61,14 +64,14 @@ def _report_changes(arguments: argparse.Namespace) -> int:
     """Run ``aorta history changes``; return 1 for a new change point or a line that can't be read."""
     histories, problems = _read(arguments)
     found = new_changes(histories, arguments.since)
-    emit(change_lines(found, histories, output_width()))
+    emit(_change_lines(found, histories, output_width()))
     return max(report_problems(problems), ExitCode.PROBLEM if found else ExitCode.OK)
 
 
-def _read(arguments: argparse.Namespace) -> tuple[list[CaseHistory], list[str]]:
+def _read(arguments: argparse.Namespace) -> tuple[list[_CaseHistory], list[str]]:
     """Return the cases of the branch, and a line for each line of the history that can't be read."""
     entries, problems = read_history(arguments.folder)
-    return case_histories(of_branch(entries, arguments.branch)), [f"left out: {problem}" for problem in problems]
+    return case_histories(_of_branch(entries, arguments.branch)), [f"left out: {problem}" for problem in problems]
 
 
 # With later values, the same change point can move by a few versions.
@@ -82,6 +85,8 @@ MAX_P_VALUE = 0.00001
 # Otava looks for candidates at ten times its default. At its default, a step up and down again hides the step up.
 _CANDIDATES_P_VALUE = 0.01
 CONFIRMING_VERSIONS = 3
+# Attributes of a version that can change its values beside the code.
+_SURROUNDINGS = ("torch", "accelerator")
 _COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
 
 
@@ -97,7 +102,7 @@ class Change:
         before, after: Medians of the segments on both sides; for a metric that has to be equal, the values.
     """
 
-    history: CaseHistory
+    history: _CaseHistory
     metric: str
     index: int
     last: int
@@ -148,7 +153,7 @@ class Change:
         return self.verdict == other.verdict and abs(self.index - other.index) <= _MOVED
 
 
-def find_changes(history: CaseHistory) -> list[Change]:
+def find_changes(history: _CaseHistory) -> list[Change]:
     """Return the change points of every metric of a case, the newest last.
 
     A metric that has to be equal changes wherever two neighboring versions differ. For any other metric, Otava finds
@@ -158,19 +163,19 @@ def find_changes(history: CaseHistory) -> list[Change]:
     return sorted(found, key=lambda change: change.index)
 
 
-def _changes(history: CaseHistory, metric: str) -> list[Change]:
+def _changes(history: _CaseHistory, metric: str) -> list[Change]:
     points = history.points(metric)
     if METRICS[metric].direction is Direction.EXACT:
         return [
-            Change(history, metric, here.version, before.version, before.value, here.value)
-            for before, here in pairwise(points)
-            if here.value != before.value
+            Change(history, metric, index, last, before, after)
+            for (last, before), (index, after) in pairwise(points)
+            if before != after
         ]
     return _found_by_otava(history, metric, points)
 
 
-def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[_Point]) -> list[Change]:
-    values = [point.value for point in points if isinstance(point.value, float)]
+def _found_by_otava(history: _CaseHistory, metric: str, points: Sequence[tuple[int, float | str]]) -> list[Change]:
+    values = [value for _, value in points if isinstance(value, float)]
     if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
         return []
     last = len(values) - CONFIRMING_VERSIONS
@@ -178,7 +183,7 @@ def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[_Point])
     bounds = [0, *found, len(values)]
     segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     return [
-        Change(history, metric, points[place].version, points[place - 1].version, before, after)
+        Change(history, metric, points[place][0], points[place - 1][0], before, after)
         for place, (before, after) in zip(bounds[1:-1], pairwise(segments), strict=True)
     ]
 
@@ -192,8 +197,6 @@ def _change_points(values: Sequence[float]) -> list[int]:
     Raises:
         UsageError: Otava is not installed.
     """
-    import numpy as np  # other commands do without
-
     try:
         from otava.analysis import compute_change_points, merge  # an extra, and slow to import
     except ImportError as error:
@@ -206,7 +209,7 @@ def _change_points(values: Sequence[float]) -> list[int]:
     return [int(point.index) for point in points]
 
 
-def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Change]:
+def new_changes(histories: Sequence[_CaseHistory], since: str | None) -> list[Change]:
     """Return the change points that an earlier history does not show.
 
     Args:
@@ -229,7 +232,7 @@ def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Cha
     return found
 
 
-def _moment_of(histories: Sequence[CaseHistory], commit: str) -> str:
+def _moment_of(histories: Sequence[_CaseHistory], commit: str) -> str:
     moments = [
         row.measured_at
         for history in histories
@@ -243,7 +246,7 @@ def _moment_of(histories: Sequence[CaseHistory], commit: str) -> str:
     return max(moments)
 
 
-def change_lines(changes: Sequence[Change], histories: Sequence[CaseHistory], width: int) -> list[str]:
+def _change_lines(changes: Sequence[Change], histories: Sequence[_CaseHistory], width: int) -> list[str]:
     """Return a table of change points, and the total."""
     rows = [
         (
@@ -258,29 +261,17 @@ def change_lines(changes: Sequence[Change], histories: Sequence[CaseHistory], wi
     ]
     num_series = sum(len(history.metrics) for history in histories)
     total = f"{counted(len(changes), 'new change')} in {num_series} metrics of {counted(len(histories), 'case')}"
-    if short := sum(map(_num_too_short, histories)):
-        needed = 2 * CONFIRMING_VERSIONS
+    needed = 2 * CONFIRMING_VERSIONS  # fewer versions show no change, however large it is
+    noisy = [(case, name) for case in histories for name in case.metrics if METRICS[name].direction != Direction.EXACT]
+    if short := sum(len(case.points(name)) < needed for case, name in noisy):
         total += f"; not searched: {counted(short, 'metric')} with fewer than the {needed} versions that a change needs"
     return [*(table([_COLUMNS, *rows], width) if rows else []), total]
 
 
-def _num_too_short(history: CaseHistory) -> int:
-    """Return the number of metrics that have too few versions to find a change, however large it is."""
-    lengths = [len(history.points(name)) for name in history.metrics if METRICS[name].direction is not Direction.EXACT]
-    return sum(length < 2 * CONFIRMING_VERSIONS for length in lengths)
-
-
 def _other_reasons(change: Change) -> list[str]:
     """Return the differences between both versions besides the code."""
-    before, after = change.last_before, change.first_after
-    return [
-        f"{name} {old or 'unknown'} -> {new or 'unknown'}"
-        for name, old, new in (
-            ("torch", before.torch, after.torch),
-            ("accelerator", before.accelerator, after.accelerator),
-        )
-        if old != new
-    ]
+    pairs = ((name, getattr(change.last_before, name), getattr(change.first_after, name)) for name in _SURROUNDINGS)
+    return [f"{name} {old or 'unknown'} -> {new or 'unknown'}" for name, old, new in pairs if old != new]
 
 
 # Git's name for a head that is not on a branch.
@@ -323,18 +314,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class _Point:
-    """A metric at one version: the median over launches, or the text if the metric is a text.
-
-    ``version`` is the index of the version in its case.
-    """
-
-    version: int
-    value: float | str
-
-
-@dataclass(frozen=True)
-class CaseHistory:
+class _CaseHistory:
     """The history of one case on one platform; versions are in the order in which they were first measured."""
 
     case: str
@@ -359,23 +339,26 @@ class CaseHistory:
         """Return the number of launches of all versions."""
         return sum(len(version.launches) for version in self.versions)
 
-    def points(self, metric: str) -> list[_Point]:
-        """Return the metric at every version that has it."""
-        found = []
+    def points(self, metric: str) -> list[tuple[int, float | str]]:
+        """Return the index of each version that has the metric, and the median over its launches or the last text."""
+        found: list[tuple[int, float | str]] = []
         for index, version in enumerate(self.versions):
-            texts = [value for launch in version.launches if isinstance(value := launch.get(metric), str)]
             if numbers := version.numbers(metric):
-                found.append(_Point(index, median(numbers)))
-            elif texts:
-                found.append(_Point(index, texts[-1]))
+                found.append((index, median(numbers)))
+            elif texts := [launch[metric] for launch in version.launches if metric in launch]:
+                found.append((index, texts[-1]))
         return found
 
-    def until(self, moment: str) -> CaseHistory:
+    def has_numbers(self, metric: str) -> bool:
+        """Return whether a metric is a number in some version."""
+        return any(version.numbers(metric) for version in self.versions)
+
+    def until(self, moment: str) -> _CaseHistory:
         """Return the history of the versions that were first measured at ``moment`` or before."""
         return replace(self, versions=tuple(row for row in self.versions if row.measured_at <= moment))
 
 
-def of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[HistoryEntry]:
+def _of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[HistoryEntry]:
     """Return the entries of one branch.
 
     Args:
@@ -400,7 +383,7 @@ def _branch(entry: HistoryEntry) -> str:
     return entry.launches[0].facts.branch or DETACHED
 
 
-def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
+def case_histories(entries: Sequence[HistoryEntry]) -> list[_CaseHistory]:
     """Return the history of each case and platform.
 
     Launches of an A/B reference and launches that a profiler slowed down are left out.
@@ -409,50 +392,97 @@ def case_histories(entries: Sequence[HistoryEntry]) -> list[CaseHistory]:
     for entry in entries:
         grouped[entry.case, entry.platform].append(entry)
     histories = (
-        CaseHistory(case, group[0].test, platform, _versions(group))
+        _CaseHistory(case, group[0].test, platform, _versions(group))
         for (case, platform), group in sorted(grouped.items())
     )
     return [history for history in histories if history.versions]
 
 
 def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
-    launches: dict[tuple[str, ...], list[LaunchFacts]] = defaultdict(list)
-    entry_of: dict[tuple[str, ...], list[HistoryEntry]] = defaultdict(list)
+    found: dict[tuple[str | None, str], list[tuple[LaunchFacts, HistoryEntry]]] = defaultdict(list)
     for entry in entries:
         for launch in entry.launches:
             if launch.side is Side.CANDIDATE and not launch.facts.profiler:
-                key = _version_key(launch.facts, entry.run)
-                launches[key].append(launch.facts)
-                entry_of[key].append(entry)
-    versions = (_version(group, entry_of[key]) for key, group in launches.items())
-    return tuple(sorted(versions, key=lambda version: version.measured_at))
+                # Uncommitted changes of two runs may differ, as may two versions without a known commit.
+                is_commit = launch.facts.commit is not None and not launch.facts.dirty
+                found[launch.facts.commit, "" if is_commit else entry.run].append((launch.facts, entry))
+    return tuple(sorted(map(_version, found.values()), key=lambda version: version.measured_at))
 
 
-def _version_key(launch: LaunchFacts, run: str) -> tuple[str, ...]:
-    # Uncommitted changes of two runs may differ, as may two versions without a known commit.
-    if launch.commit is None or launch.dirty:
-        return launch.commit or "", run
-    return (launch.commit,)
-
-
-def _version(launches: Sequence[LaunchFacts], entries: Sequence[HistoryEntry]) -> Version:
-    revisions = [entry.revision for entry in entries if entry.revision is not None]
-    compared = (
-        verdict for entry in entries for verdict in entry.verdicts if verdict.reference.kind is ReferenceKind.BASELINE
-    )
-    ordered = sorted(launches, key=lambda launch: launch.recorded_at)
-    first, last = ordered[0], ordered[-1]
+def _version(measured: Sequence[tuple[LaunchFacts, HistoryEntry]]) -> Version:
+    launches = sorted((facts for facts, _ in measured), key=lambda facts: facts.recorded_at)
+    revisions = [entry.revision for _, entry in measured if entry.revision is not None]
+    rows = [row for _, entry in measured for row in entry.verdicts if row.reference.kind is ReferenceKind.BASELINE]
+    first, last = launches[0], launches[-1]
+    torch, accelerator = (last.environment.get(name) for name in ("torch", "device_name"))
     return Version(
         commit=first.commit,
         dirty=bool(first.dirty),
         measured_at=first.recorded_at,
-        torch=_text(last.environment.get("torch")),
-        accelerator=_text(last.environment.get("device_name")),
+        torch=None if torch is None else str(torch),
+        accelerator=None if accelerator is None else str(accelerator),
         revision=revisions[-1] if revisions else None,
-        launches=tuple(measured_values([launch]) for launch in ordered),
-        baselines={row.metric: float(row.baseline) for row in compared if isinstance(row.baseline, float | int)},
+        launches=tuple(measured_values([launch]) for launch in launches),
+        baselines={row.metric: float(row.baseline) for row in rows if isinstance(row.baseline, float | int)},
     )
 
 
-def _text(fact: object) -> str | None:
-    return None if fact is None else str(fact)
+# Rows of a table of versions; the charts show all versions.
+MAX_ROWS = 100
+# Characters of a commit on the axis of a chart.
+_SHORT = 7
+_MIB = 2.0**20
+
+
+def render(histories: Sequence[_CaseHistory]) -> str:
+    """Return the HTML of the page; cases with the newest changes come first.
+
+    Raises:
+        UsageError: Otava is not installed.
+    """
+    from pytest_aorta.report.page.render import rendered  # needs jinja2
+
+    found = [(history, find_changes(history)[::-1]) for history in histories]
+    found.sort(key=lambda case: case[1][0].first_after.measured_at if case[1] else "", reverse=True)
+    return rendered(
+        "history",
+        ["history.js"],
+        cases=found,
+        max_rows=MAX_ROWS,
+        metrics=METRICS,
+        data=list(starmap(_chart_data, found)),
+    )
+
+
+def _chart_data(history: _CaseHistory, changes: Sequence[Change]) -> dict[str, Any]:
+    """Return the values that the page's script draws; long lists are little-endian numbers in base64."""
+    versions = history.versions
+    at = [index for index, version in enumerate(versions) for _ in version.launches]
+    return {
+        "names": [version.commit[:_SHORT] if version.commit else "?" for version in versions],
+        "dirty": [index for index, version in enumerate(versions) if version.dirty],
+        "times": [version.measured_at for version in versions],
+        "at": _encoded(at, "<u4"),
+        "revisions": history.revisions,
+        "charts": {name: _chart(history, changes, name) for name in history.metrics},
+    }
+
+
+def _chart(history: _CaseHistory, changes: Sequence[Change], name: str) -> dict[str, Any]:
+    versions = history.versions
+    is_bytes = METRICS[name].unit == "B"
+    unit = _MIB if is_bytes else 1.0
+    medians = [float(np.median(numbers)) / unit if (numbers := row.numbers(name)) else np.nan for row in versions]
+    launches = (launch.get(name) for version in versions for launch in version.launches)
+    values = [float(value) / unit if isinstance(value, float | int) else np.nan for value in launches]
+    return {
+        "unit": "MiB" if is_bytes else METRICS[name].unit,
+        "medians": _encoded(medians, "<f8"),
+        "launches": _encoded(values, "<f8"),
+        "baseline": _encoded([version.baselines.get(name, np.nan) / unit for version in versions], "<f8"),
+        "changes": [[change.index, change.verdict] for change in changes if change.metric == name],
+    }
+
+
+def _encoded(values: npt.ArrayLike, kind: str) -> str:
+    return base64.b64encode(np.asarray(values, dtype=kind).tobytes()).decode("ascii")

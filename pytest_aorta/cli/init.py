@@ -72,6 +72,13 @@ _OF_MODULE = {
     "sys.path.insert(0, str(Path(__file__).parent / {top!r}))",
     "started": 'runpy.run_module({module!r}, run_name="__main__", alter_sys=True)',
 }
+# Files with settings of pytest, in its order -> their section; None: the whole file.
+_SETTINGS = {
+    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")),
+    "pyproject.toml": "pytest",
+    "tox.ini": "pytest",
+    "setup.cfg": "tool:pytest",
+}
 # Folders that contain packages, from the root.
 _TOPS = (".", "src")
 # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
@@ -130,14 +137,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _files(root: Path, script: str | None, args: Sequence[str]) -> list[_NewFile]:
+    tests = root / "tests" if (root / "tests").is_dir() else root
     if script is None:
-        return [_NewFile(_test_folder(root) / "test_training.py", _BUILT_IN_TEST.format(markers=_markers()))]
+        return [_NewFile(tests / "test_training.py", _BUILT_IN_TEST.format(markers=_markers()))]
     relative = _find(root, script).relative_to(root.resolve())
     source = (root / relative).read_text(encoding="utf-8", errors="replace")
     module = _module(root, relative)
     measured, note, files = module.name if module else str(relative), "", []
     if re.search(_USES_RECORDER, source):
-        note = _unrecorded_weights(relative, source)
+        if not re.search(_RECORDS_WEIGHTS, source):
+            note = f"weights are not compared, because {relative} does not call recorder.weights(model); add this"
     else:
         # The folder of a script is on the path of its ranks, where modules of a package would hide others.
         path = Path(f"{relative.stem}_measured.py") if module else relative.with_name(f"{relative.stem}_measured.py")
@@ -146,7 +155,7 @@ def _files(root: Path, script: str | None, args: Sequence[str]) -> list[_NewFile
     arguments = f", {list(args)!r}" if args else ""
     values = {"script": relative, "name": name, "measured": measured, "arguments": arguments}
     text = _SCRIPT_TEST.format(**values, markers=_markers(_STEP_TIMES), note=_comment(note, "    "))
-    return [*files, _NewFile(_test_folder(root) / f"test_{name}.py", text, note)]
+    return [*files, _NewFile(tests / f"test_{name}.py", text, note)]
 
 
 def _find(root: Path, given: str) -> Path:
@@ -202,22 +211,12 @@ def _measured(root: Path, measured: Path, script: Path, module: _Module | None, 
     return _NewFile(root / measured, text, note)
 
 
-def _unrecorded_weights(script: Path, source: str) -> str:
-    if re.search(_RECORDS_WEIGHTS, source):
-        return ""
-    return f"weights are not compared, because {script} does not call recorder.weights(model); add this"
-
-
 def _comment(note: str, indent: str = "") -> str:
     """Return a note as a comment of one or more lines."""
     lines = textwrap.wrap(
         note[:1].upper() + note[1:], _WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False
     )
     return "".join(f"{indent}# {line}\n" for line in lines)
-
-
-def _test_folder(root: Path) -> Path:
-    return root / "tests" if (root / "tests").is_dir() else root
 
 
 def _written(root: Path, file: _NewFile) -> str:
@@ -235,30 +234,22 @@ def _written(root: Path, file: _NewFile) -> str:
 
 def _settings_of_pytest(root: Path) -> Path | None:
     """Return the file of this folder in which pytest finds its settings, or None."""
-    whole = dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"))
-    sections = {**whole, "tox.ini": "pytest", "setup.cfg": "tool:pytest"}
-    for name, section in sections.items():
-        if (root / name).is_file() and (section is None or _has_section(root / name, section)):
-            return root / name
-    project = root / "pyproject.toml"
-    return project if project.is_file() and _has_tool(project) else None
+    named = (path for name in _SETTINGS if (path := root / name).is_file())
+    return next((path for path in named if _has_settings(path, _SETTINGS[path.name])), None)
 
 
-def _has_section(path: Path, section: str) -> bool:
+def _has_settings(path: Path, section: str | None) -> bool:
+    if section is None:
+        return True
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
-        parser.read_string(path.read_text(encoding="utf-8"))
-    except (configparser.Error, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            return section in tomllib.loads(text).get("tool", {})
+        parser.read_string(text)
+    except (configparser.Error, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AortaError(f"{path.name}: can't be read: {error}") from None
     return parser.has_section(section)
-
-
-def _has_tool(path: Path) -> bool:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise AortaError(f"{path.name}: can't be read: {error}") from None
-    return "pytest" in document.get("tool", {})
 
 
 def _write_settings(root: Path, found: Path | None) -> str:

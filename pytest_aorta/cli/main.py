@@ -44,24 +44,16 @@ class Command:
     Attributes:
         name: Word after ``aorta``.
         help: One line for the help.
-        add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code. It
-            imports the subcommand's module: importing all of them takes ten times as long as showing the help.
+        add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code. If
+            None, the module of the same name has this function. Only the module of a given subcommand is imported:
+            importing all of them takes ten times as long as showing the help.
         hints: Option that does not exist here -> its replacement.
     """
 
     name: str
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
     hints: Mapping[str, str] = field(default_factory=dict)
-
-
-def _of(module: str) -> Callable[[argparse.ArgumentParser], None]:
-    """Return a function that imports a module of this package and calls its ``add_arguments``."""
-
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        importlib.import_module(f"{__package__}.{module}").add_arguments(parser)
-
-    return add_arguments
 
 
 def _add_agent(parser: argparse.ArgumentParser) -> None:
@@ -102,21 +94,20 @@ def _print_completion(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    Command("init", "write a first test, settings of pytest and .gitignore", _of("init")),
+    Command("init", "write a first test, settings of pytest and .gitignore"),
     Command(
         "run",
         "launch a workload or a training script and keep each trial's result",
-        _of("run"),
-        _AORTA_OPTIONS,
+        hints=_AORTA_OPTIONS,
     ),
-    Command("bisect", "find the commit that changed a metric of a test", _of("bisect")),
-    Command("workloads", "list workloads, or the config keys of one workload", _of("workloads")),
+    Command("bisect", "find the commit that changed a metric of a test"),
+    Command("workloads", "list workloads, or the config keys of one workload"),
     Command("agent", "run this node's part of launches over several nodes", _add_agent),
-    Command("baselines", "list, compare and move stored baselines", _of("baselines")),
-    Command("history", "find changes in what --aorta-history has kept over commits, and draw it", _of("history")),
-    Command("devices", "list devices and leases of this host, clear bad marks", _of("devices")),
-    Command("report", "write a page that compares two sets of kept results", _of("report")),
-    Command("doctor", "look for problems that would break a run", _of("doctor")),
+    Command("baselines", "list, compare and move stored baselines"),
+    Command("history", "find changes in what --aorta-history has kept over commits, and draw it"),
+    Command("devices", "list devices and leases of this host, clear bad marks"),
+    Command("report", "write a page that compares two sets of kept results"),
+    Command("doctor", "look for problems that would break a run"),
     Command("completion", "print the completion script of a shell", _add_completion),
 )
 
@@ -197,5 +188,6 @@ def parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
     for command in COMMANDS:
         subparser = commands.add_parser(command.name, help=command.help, description=command.help, hints=command.hints)
         if words is None or command.name in words:
-            command.add_arguments(subparser)
+            declare = command.add_arguments or importlib.import_module(f"{__package__}.{command.name}").add_arguments
+            declare(subparser)
     return parser

@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.text import emit
-from pytest_aorta.report.from_results import dataset_report
+from pytest_aorta.report.data import dataset_report
 from pytest_aorta.report.write import require_packages, write_report
 
 # A label is part of a file's name.

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_aorta.cli import ExitCode
-from pytest_aorta.cli.run_config import given_config, tolerance_texts
+from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.cli.workloads import require_folder
-from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, ResultError, UsageError
+from pytest_aorta.common.documents import UnreadableFile
+from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, ResultError, SpecError, UsageError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.processes import terminable
-from pytest_aorta.common.text import counted, emit
+from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
+from pytest_aorta.common.text import brief, counted, emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
 from pytest_aorta.plan.profiler import check_profiler
-from pytest_aorta.plan.workloads import find_workload
+from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult, over_ranks
-from pytest_aorta.session.launcher import Session, TestSpec
+from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, parse_tolerances
@@ -61,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
         help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
     )  # fmt: skip
-    parser.add_argument(
-        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: results)"
-    )
+    add_folder(parser, "results", "folder of results")
     parser.add_argument("--check", metavar="PATH", type=Path, help="baseline to compare with: a file, or a folder")
     parser.add_argument(
         "--tolerance",
@@ -100,14 +100,14 @@ def run(arguments: argparse.Namespace) -> int:
         world = _world(session, spec, launch)
         _refuse_other_baseline(arguments.check, launch, world)
         # Checked last: --append and --overwrite help only if the rest of the command line is right.
-        paths = _trial_paths(arguments.results / launch.folder, trials, arguments.existing)
+        folder = arguments.results / launch.folder
+        first = _first_number(folder, arguments.existing)
         require_torch()
-        launches = arguments.results / launch.folder / "launches"
-        with session.launcher(world, spec, test, launches, timed=True) as launcher:
+        with session.launcher(world, spec, test, folder / "launches", timed=True) as launcher:
             distributed_world, results = DistributedWorld(launcher), []
-            for path in paths:
+            for number in range(first, first + trials):
                 results.append(launch.start(distributed_world))
-                written = write_trial(path, results[-1], arguments.existing)
+                written = write_trial(folder, number, results[-1], arguments.existing)
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
                 emit([f"  {note}" for note in test.launches[-1].traces])
                 sys.stdout.flush()
@@ -153,7 +153,7 @@ def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
     if arguments.args:
         raise UsageError(f"{arguments.args}: a workload takes no arguments; --set KEY=VALUE sets config keys")
     spec = find_workload(arguments.workload, options.workload_dirs)
-    config = given_config(spec, arguments.config, arguments.steps, arguments.assignments)
+    config = _given_config(spec, arguments.config, arguments.steps, arguments.assignments)
     return _Launch(spec.name, spec.name, spec.min_world_size, config)
 
 
@@ -294,41 +294,39 @@ def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
 REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
 
 
-def _trial_paths(folder: Path, count: int, existing: str) -> list[Path]:
-    """Return the files of ``count`` trials.
-
-    Args:
-        folder: Folder of the trials.
-        count: Number of trials.
-        existing: Treatment of existing trials: ``refuse``, ``append`` with the next numbers, ``overwrite``.
+def _first_number(folder: Path, existing: str) -> int:
+    """Return the number of the first trial, given what is done about existing ones: refuse, append or overwrite.
 
     Raises:
         UsageError: Trials exist, and ``existing`` is ``refuse``.
     """
-    present = sorted(_number(path) for path in folder.glob("trial_*.json") if _number(path) >= 0)
+    words = (path.stem.removeprefix("trial_") for path in folder.glob("trial_*.json"))
+    present = sorted(int(word) for word in words if word.isascii() and word.isdigit())
     if present and existing == REFUSE:
         raise UsageError(
             f"{folder} has {counted(len(present), 'trial')}, up to {folder / f'trial_{present[-1]}.json'}; --append "
             f"adds to them, --overwrite replaces trials of the same number, --results names another folder"
         )
-    first = present[-1] + 1 if present and existing == APPEND else 0
-    return [folder / f"trial_{number}.json" for number in range(first, first + count)]
+    return present[-1] + 1 if present and existing == APPEND else 0
 
 
-def write_trial(path: Path, result: WorkloadResult, existing: str = OVERWRITE) -> Path:
+def write_trial(folder: Path, number: int, result: WorkloadResult, existing: str) -> Path:
     """Write a result and return its file.
 
     Only ``overwrite`` replaces a file. Otherwise the result gets the next free number if another `aorta run` has
-    written this trial since :func:`trial_paths` chose it.
+    written this trial meanwhile.
 
     Raises:
         ResultError: The file can't be written.
     """
-    document = result.to_json()
+    path, document = folder / f"trial_{number}.json", result.to_json()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while existing != OVERWRITE and not _is_reserved(path):
-            path = path.with_name(f"trial_{_number(path) + 1}.json")
+        folder.mkdir(parents=True, exist_ok=True)
+        if existing != OVERWRITE:
+            try:
+                path.touch(exist_ok=False)  # no other process then uses the file
+            except FileExistsError:
+                return write_trial(folder, number + 1, result, existing)
         try:
             write_json(path, document)
         except BaseException:
@@ -340,15 +338,94 @@ def write_trial(path: Path, result: WorkloadResult, existing: str = OVERWRITE) -
     return path
 
 
-def _is_reserved(path: Path) -> bool:
-    """Create an empty file, which no other process then uses; return False if the file exists already."""
+def _given_config(
+    spec: WorkloadSpec, file: Path | None, steps: int | None, assignments: Sequence[str]
+) -> dict[str, Any]:
+    """Return the given values without defaults, after a check of the whole config.
+
+    Raises:
+        UsageError: The file is not a mapping, or an assignment is not KEY=VALUE.
+        SpecError: A key is unknown, or a value is not allowed.
+    """
+    given = _read_file(file) if file else {}
+    if steps is not None:
+        given["steps"] = steps
+    # A dotted key changes a part of the default.
+    for assignment in assignments:
+        key, value = _parse(assignment)
+        path = key.split(".")
+        _assign(spec, given, path, _typed(_schema(spec, path), value, assignment.partition("=")[2]))
+    resolve_config(spec, given)
+    return given
+
+
+def tolerance_texts(given: Sequence[str]) -> dict[str, str]:
+    """Return metric -> text from values of ``--tolerance``.
+
+    Raises:
+        UsageError: A value is not METRIC=VALUE.
+    """
+    pairs = [text.partition("=") for text in given]
+    if wrong := [text for text, (key, equals, _) in zip(given, pairs, strict=True) if not (key and equals)]:
+        raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
+    return {key: value for key, _, value in pairs}
+
+
+def _read_file(file: Path) -> dict[str, Any]:
     try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
+        document = read_yaml(file)
+    except UnreadableFile as error:
+        raise UsageError(f"--config: {error}") from None
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise UsageError(f"--config: {file}: got {type(document).__name__}, allowed is a mapping of config keys")
+    return document
 
 
-def _number(path: Path) -> int:
-    text = path.stem.removeprefix("trial_")
-    return int(text) if text.isascii() and text.isdigit() else -1
+def _parse(assignment: str) -> tuple[str, Any]:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key or not all(key.split(".")):
+        raise UsageError(f"--set: got {assignment!r}, allowed is KEY=VALUE, with dots into objects (fault.kind=zero)")
+    try:
+        return key, parse_yaml(text, brief(repr(text)))
+    except UnreadableFile as error:
+        problem = " ".join(str(error).split())
+        raise UsageError(f"--set: {key}: {problem}") from None
+
+
+def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: Any) -> None:
+    name, *inner = path
+    if name in spec.properties:
+        given.setdefault(name, copy.deepcopy(spec.properties[name]["default"]))
+    elif inner:
+        resolve_config(spec, {name: None})  # reports the unknown key
+    parent: Any = given
+    for number, part in enumerate(path[:-1], 1):
+        parent = parent.setdefault(part, {})
+        if not isinstance(parent, dict):
+            where = ".".join(path[:number])
+            raise SpecError(f"--set: {'.'.join(path)}: {where} is {parent!r}, and only objects have keys")
+    parent[path[-1]] = value
+
+
+def _schema(spec: WorkloadSpec, path: Sequence[str]) -> Mapping[str, Any]:
+    """Return the schema of a key, or of a part of it; empty without a declaration."""
+    schema: Any = spec.properties.get(path[0], {})
+    for part in path[1:]:
+        schema = schema.get("properties", {}).get(part) or schema.get("additionalProperties", {})
+        if not isinstance(schema, Mapping):
+            return {}
+    return dict(schema)
+
+
+def _typed(schema: Mapping[str, Any], value: Any, text: str) -> Any:
+    """Correct a type that YAML 1.1 misreads: it reads the 0 of HSA_ENABLE_SDMA=0 as a number, and 1e-3 as text."""
+    types = schema.get("type", ())
+    types = {types} if isinstance(types, str) else set(types)
+    if types == {"string"} and isinstance(value, bool | int | float):
+        return text
+    if isinstance(value, str) and "number" in types and "string" not in types:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
@@ -25,13 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="workload whose config keys to print")
     parser.add_argument("--json", action="store_true", help="print JSON, with the schema of each config key")
-    parser.add_argument(
-        "--workloads",
-        metavar="DIR",
-        type=Path,
-        default=DEFAULT_FOLDER,
-        help=f"folder of your own workloads (default: {DEFAULT_FOLDER})",
-    )
+    add_folder(parser, str(DEFAULT_FOLDER), "folder of your own workloads")
     parser.set_defaults(run=run)
 
 

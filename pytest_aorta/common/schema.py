@@ -20,20 +20,16 @@ def load_schema(name: str) -> dict[str, Any]:
     return schema
 
 
-def violation(document: Any, schema_name: str, definition: str | None = None) -> str | None:
+def violation(document: Any, schema_name: str) -> str | None:
     """Return the most relevant violation as "JSON path: got ..., allowed is ..."; None for a valid document.
 
     Args:
         document: A JSON document, whose arrays may be tuples.
         schema_name: File name of a schema in ``pytest_aorta/common/schemas``.
-        definition: Name of one of the schema's ``$defs``; None for the whole schema.
     """
     from jsonschema.exceptions import best_match  # takes 100 ms, which test collection doesn't need
 
-    whole = _validator(schema_name)
-    # An evolved validator still resolves "$ref" in the whole file.
-    part = whole.evolve(schema={"$ref": f"#/$defs/{definition}"}) if definition else whole
-    error = best_match(part.iter_errors(document))
+    error = best_match(_validator(schema_name).iter_errors(document))
     return None if error is None else _words(error)
 
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from pytest_aorta.common.text import aligned, counted
 from pytest_aorta.result.outcome import PHASES
-from pytest_aorta.session.record import TestRecord, finding_groups, totals
+from pytest_aorta.session.record import TestRecord, finding_cells, finding_groups, totals
 from pytest_aorta.verdict.metrics import METRICS, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
@@ -65,12 +65,8 @@ def _finding_rows(record: TestRecord) -> list[_Row]:
 
 def _finding_row(record: TestRecord, rows: Sequence[Verdict]) -> _Row:
     first = rows[0]
-    if not first.remedy:
-        return _row(record, first, "".join(_new(record, [first.reason])))
-    if len(rows) == 1:
-        return _row(record, first, first.reason)
-    test = short_nodeid(first.case) + record.attempt_label
-    return (test, f"{len(rows)} metrics", "-", "-", "-", "-", str(first.launches), first.label), first.reason
+    reason = first.reason if first.remedy else "".join(_new(record, [first.reason]))
+    return (short_nodeid(first.case) + record.attempt_label, *finding_cells(rows)), reason
 
 
 def _row(record: TestRecord, verdict: Verdict, reason: str) -> _Row:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
-from pytest_aorta.common.errors import AortaError, BaselineError
+from pytest_aorta.common.documents import UnreadableFile, read_json
+from pytest_aorta.common.errors import AortaError, BaselineError, UsageError
+from pytest_aorta.common.files import files_below
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.folder import RESULT_FILE
+from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import UTC_FORMAT, Provenance, version_text
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
-from pytest_aorta.session.record import RETRIED, Comparison, Side, TestRecord
-from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
+from pytest_aorta.session.record import Comparison, Side, TestRecord
+from pytest_aorta.session.rounds import failed_checks_text
+from pytest_aorta.verdict.applicability import changed_settings, identity
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
 # The name of the other variant or version in an A/B.
 AB_REFERENCE = "A/B reference"
@@ -82,56 +94,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Test:
-    """A test, or one pair of matched results.
+    """The record of a test, or of one pair of matched results, with the launches of its comparisons.
 
-    Attributes:
-        nodeid: the test's node id, or the folder of the results.
-        outcome: pytest's outcome, such as ``passed``; for results, ``failed``, ``compared`` or ``measured``.
-        failure: the reason of a failure with its evidence.
-        notes: remarks beside the verdicts.
-        cases: the test's comparisons.
-        attempt: number of this attempt to run the test, counted from 1.
-        label: the attempt as text for a test that ran more than once, else empty.
-        failed_before_launch: True if the test failed and had launched nothing.
-        lacked_devices: True if the test was skipped because the host has too few devices.
-        num_failed_launches: number of its launches that left no valid result.
+    For results, the record's node id is their folder, and its outcome ``failed``, ``compared`` or ``measured``.
     """
 
     __test__ = False
 
-    nodeid: str
-    outcome: str
-    failure: str = ""
-    notes: tuple[str, ...] = ()
+    record: TestRecord
     cases: tuple[Case, ...] = ()
-    attempt: int = 1
-    label: str = ""
-    failed_before_launch: bool = False
-    lacked_devices: bool = False
-    num_failed_launches: int = 0
 
     @property
-    def is_retried(self) -> bool:
-        """Return whether a later attempt of the test counts in place of this one."""
-        return self.outcome == RETRIED
-
-    @property
-    def is_failing(self) -> bool:
-        """Return whether the test failed."""
-        return self.outcome in ("failed", "error")
-
-    @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """Return the verdicts of all comparisons."""
-        return tuple(verdict for case in self.cases for verdict in case.verdicts)
-
-
-@dataclass(frozen=True)
-class _Remark:
-    """A count beside the outcomes of the tests; ``is_failure`` is True if something failed."""
-
-    text: str
-    is_failure: bool = False
+    def failure(self) -> str:
+        """Return the reason of a failure with its evidence, or the reason why the test was skipped."""
+        return self.record.failure or self.record.lacked_devices or ""
 
 
 @dataclass(frozen=True)
@@ -154,51 +130,53 @@ class Report:
     run: tuple[tuple[str, str], ...] = ()
 
     @property
+    def cases(self) -> list[Case]:
+        """Return the comparisons of all tests."""
+        return [case for test in self.tests for case in test.cases]
+
+    @property
     def has_result(self) -> bool:
         """Return whether a launch left a result that could be read."""
-        return any(case.candidate or case.reference for test in self.tests for case in test.cases)
+        return any(case.candidate or case.reference for case in self.cases)
 
     @property
-    def final(self) -> tuple[Test, ...]:
-        """Return the tests without the attempts that were retried."""
-        return tuple(test for test in self.tests if not test.is_retried)
+    def final(self) -> tuple[TestRecord, ...]:
+        """Return the records of the tests without the attempts that were retried."""
+        return tuple(test.record for test in self.tests if not test.record.is_retried)
 
     @property
-    def remarks(self) -> tuple[_Remark, ...]:
-        """Return the number of launches, then the other counts that are not zero.
+    def remarks(self) -> dict[str, bool]:
+        """Return the number of launches, then the other counts that are not zero -> whether something failed.
 
         The other counts are launches that failed, tests that failed before a launch, tests without enough devices, and
         attempts that were retried.
         """
-        early = sum(test.failed_before_launch for test in self.final)
-        lacking = sum(test.lacked_devices for test in self.final)
         counts = (
-            (self.num_failed_launches, _Remark(f"{counted(self.num_failed_launches, 'launch')} failed", True)),
-            (early, _Remark(f"{counted(early, 'test')} failed before a launch", True)),
-            (lacking, _Remark(f"{counted(lacking, 'test')} skipped for lack of devices")),
-            (retried := len(self.tests) - len(self.final), _Remark(f"{counted(retried, 'attempt')} retried")),
+            (self.num_failed_launches, "launch", "failed", True),
+            (sum(record.failed_before_launch for record in self.final), "test", "failed before a launch", True),
+            (sum(record.is_skipped for record in self.final), "test", "skipped for lack of devices", False),
+            (len(self.tests) - len(self.final), "attempt", "retried", False),
         )
-        launches = _Remark(f"{self.num_launches} in total")
-        return (launches, *(remark for count, remark in counts if count))
+        found = {f"{counted(count, noun)} {rest}": is_failure for count, noun, rest, is_failure in counts if count}
+        return {f"{self.num_launches} in total": False} | found
 
 
-def read_launches(files: Sequence[Path]) -> tuple[tuple[Launch, ...], list[str]]:
-    """Return the launches of result files, with their telemetry, and a problem for each file that can't be read."""
+def read_launches(files: Sequence[Path], warnings: list[str]) -> tuple[Launch, ...]:
+    """Return the launches of result files, with their telemetry; what can't be read is added to ``warnings``."""
     launches: list[Launch] = []
-    problems: list[str] = []
     for number, file in enumerate(files, 1):
         try:
             result = read_result(file)
             launch = Launch(number, result, launch_facts(result))
         except (AortaError, ValueError) as error:
-            problems.append(f"result left out of the report: {error}")
+            warnings.append(f"result left out of the report: {error}")
             continue
         try:
             launch = replace(launch, iterations=read_iterations(file.parent, result.world_size))
         except AortaError as error:
-            problems.append(f"telemetry left out of the report: {error}")
+            warnings.append(f"telemetry left out of the report: {error}")
         launches.append(launch)
-    return tuple(launches), problems
+    return tuple(launches)
 
 
 def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[TestRecord] = ()) -> Report:
@@ -207,11 +185,13 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     ``lost`` are records that are part of the report although nothing is known of their launches.
     """
     warnings: list[str] = []
-    tests = tuple(_test(record, warnings) for record in (*reported(records), *lost))
-    created_at = time.strftime(UTC_FORMAT, time.gmtime())
+    tests = tuple(
+        Test(record, tuple(_case(record, comparison, warnings) for comparison in record.comparisons))
+        for record in (*(record for record in records if record.is_reported), *lost)
+    )
     return Report(
         title,
-        created_at,
+        _utc_now(),
         "candidate",
         "baseline",
         tests,
@@ -221,66 +201,38 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     )
 
 
-def reported(records: Sequence[TestRecord]) -> list[TestRecord]:
-    """Return the records of tests that launched something, lacked devices for a launch, or failed before a launch."""
-    return [record for record in records if record.is_reported]
-
-
-def _test(record: TestRecord, warnings: list[str]) -> Test:
-    cases = tuple(_case(record, comparison, warnings) for comparison in record.comparisons)
-    reason = record.failure or record.lacked_devices or ""
-    return Test(
-        record.nodeid,
-        record.outcome,
-        reason,
-        (*record.traces, *record.notes),
-        cases,
-        attempt=record.attempt,
-        label=record.attempt_label,
-        failed_before_launch=record.failed_before_launch,
-        lacked_devices=record.is_skipped,
-        num_failed_launches=record.num_failed_launches,
-    )
+def _utc_now() -> str:
+    """Return the present time in the format of reports."""
+    return time.strftime(UTC_FORMAT, time.gmtime())
 
 
 def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Case:
-    sides = []
-    for side in Side:
-        launches, problems = read_launches([Path(folder) / RESULT_FILE for folder in comparison.folders(side)])
-        warnings += problems
-        sides.append(launches)
+    candidate, reference = (
+        read_launches([Path(folder) / RESULT_FILE for folder in comparison.folders(side)], warnings) for side in Side
+    )
     verdicts = comparison.rows
-    name = comparison.case.removeprefix(f"{record.nodeid}::")
     # If the baseline belongs to another config, no verdict has a value of the baseline.
     is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
-    baseline = _baseline(comparison.baseline, warnings) if is_compared else None
+    baseline = None
+    if is_compared and comparison.baseline:
+        try:
+            baseline = read_baseline_file(Path(comparison.baseline))
+        except BaselineError as error:
+            warnings.append(f"baseline left out of the report: {error}")
     versions = {row.reference.name for row in verdicts if row.is_by_ab}
-    reference_name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
-    return Case(name, verdicts, sides[0], sides[1], baseline, reference_name)
+    name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
+    return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name)
 
 
-def _baseline(file: str, warnings: list[str]) -> Baseline | None:
-    if not file:
-        return None
-    try:
-        return read_baseline_file(Path(file))
-    except BaselineError as error:
-        warnings.append(f"baseline left out of the report: {error}")
-        return None
-
-
-NOT_KNOWN = "unknown"
-
-
-_CPU = "CPU ranks"
+_NOT_KNOWN = "unknown"
 
 
 def run_pairs(version: Provenance | LaunchFacts, command: Sequence[str]) -> list[tuple[str, str]]:
     """Return the known facts about a run in which no launch left a result: commit, branch and command."""
     return [
-        ("commit", version_text(version.commit, version.dirty) or NOT_KNOWN),
-        ("branch", version.branch or ("none (detached head)" if version.commit else NOT_KNOWN)),
-        ("command", shlex.join(command) or NOT_KNOWN),
+        ("commit", version_text(version.commit, version.dirty) or _NOT_KNOWN),
+        ("branch", version.branch or ("none (detached head)" if version.commit else _NOT_KNOWN)),
+        ("command", shlex.join(command) or _NOT_KNOWN),
     ]
 
 
@@ -294,12 +246,172 @@ def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[t
         command: Words of the run's command line, for a launch that has none.
     """
     commit, branch, words = run_pairs(launch, launch.command or command)
-    device = _CPU if launch.device == "cpu" else str(launch.environment.get("device_name") or NOT_KNOWN)
+    device = "CPU ranks" if launch.device == "cpu" else str(launch.environment.get("device_name") or _NOT_KNOWN)
     return [
         commit,
         branch,
         ("measured", launch.recorded_at),
         ("device", device),
-        ("torch", str(launch.environment.get("torch") or NOT_KNOWN)),
+        ("torch", str(launch.environment.get("torch") or _NOT_KNOWN)),
         words,
     ]
+
+
+def provenance_values(launches: Sequence[LaunchFacts], command: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return each label of :func:`provenance_pairs` -> its distinct values; of the times, the first and the last."""
+    columns = zip(*(provenance_pairs(facts, command) for facts in launches), strict=True)
+    values = {column[0][0]: list(dict.fromkeys(value for _, value in column)) for column in columns}
+    if times := values.get("measured"):
+        values["measured"] = list(dict.fromkeys((min(times), max(times))))
+    return values
+
+
+_MAX_PLAN_BYTES = 1 << 20
+
+
+class _Key(NamedTuple):
+    """The identity of a launch on both sides: the test's folder, the workload, and its config as JSON."""
+
+    folder: str
+    workload: str
+    config: str
+
+
+_Launches: TypeAlias = dict[_Key, list[Launch]]
+
+
+def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, reference: str) -> Report:
+    """Compare the results of two labels.
+
+    Args:
+        paths: label -> result files, or folders that contain result files.
+        candidate, reference: the labels of the two sides.
+
+    Raises:
+        UsageError: A path does not exist or contains no result.
+    """
+    warnings: list[str] = []
+    here, there = (_read(label, paths[label], warnings) for label in (candidate, reference))
+    if len(here) == len(there) == 1:  # one kind of launch on each side, so these two match whatever their names
+        there = dict(zip(here, there.values(), strict=True))
+    tests = []
+    configs: Counter[tuple[str, str]] = Counter()
+    for key in dict.fromkeys([*here, *there]):
+        configs[key[:2]] += 1
+        number = f" {configs[key[:2]]}" if configs[key[:2]] > 1 else ""
+        name = key.workload if key.folder in ("", ".") else key.folder
+        sides = {candidate: here.get(key, []), reference: there.get(key, [])}
+        tests.append(_test(name, f"{key.workload}{number}", sides))
+    failed = sum(map(_failed_launches, (*paths[candidate], *paths[reference])))
+    compared = sum(map(len, (*here.values(), *there.values())))
+    return Report(
+        f"{candidate} against {reference}",
+        _utc_now(),
+        candidate,
+        reference,
+        tuple(tests),
+        tuple(warnings),
+        num_launches=compared + failed,
+        num_failed_launches=failed,
+    )
+
+
+def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> _Launches:
+    found: _Launches = {}
+    for path in paths:
+        files = list(_result_files(path))
+        if not files:
+            raise UsageError(f"{label}={path}: contains no {RESULT_FILE}; keep results with --aorta-results=DIR")
+        for file in files:
+            if _is_reference(file):
+                warnings.append(f"result left out of the report: {file}: a launch of the A/B reference")
+                continue
+            folder = "" if path == file else file.parent.relative_to(path).parent.as_posix()
+            for launch in read_launches([file], warnings):
+                config = json.dumps(identity(launch.result.config), sort_keys=True)
+                of_key = found.setdefault(_Key(folder, launch.result.workload, config), [])
+                of_key.append(replace(launch, number=len(of_key) + 1))
+    return found
+
+
+def _result_files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    yield from (file for file in files_below(path, RESULT_FILE) if not is_rank_file(file))
+
+
+def _failed_launches(path: Path) -> int:
+    """Return the number of run folders whose launch has ended without a result, A/B references left out."""
+    ended = (file.with_name(RESULT_FILE) for file in files_below(path, OUTCOME_FILE))
+    return sum(not file.exists() and not _is_reference(file) for file in ended)
+
+
+def _is_reference(file: Path) -> bool:
+    try:
+        plan = read_json(file.with_name(PLAN_FILE), max_bytes=_MAX_PLAN_BYTES)
+    except UnreadableFile:  # a result that was copied out of its run folder
+        return False
+    return isinstance(plan, dict) and bool(plan.get("reference"))
+
+
+def _test(name: str, case: str, sides: Mapping[str, Sequence[Launch]]) -> Test:
+    """Return the comparison of the launches of two labels, the candidate first."""
+    (candidate, here), (reference, there) = sides.items()
+    if here and there:
+        verdicts = _verdicts(name, sides)
+    else:
+        verdicts = Verdicts(name, (), (f"only in {candidate if here else reference}: no result to compare with",))
+    wrong = [launch.result for launch in here if not launch.result.passed]
+    has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
+    difference = _difference(sides) if here and there else ""
+    comparison = Comparison(
+        case,
+        ReferenceKind.RESULTS,
+        rows=verdicts.rows,
+        notes=(*filter(None, [difference]), *verdicts.notes),
+    )
+    record = TestRecord(
+        name,
+        outcome="failed" if has_failed else "compared" if verdicts.rows else "measured",
+        failure="\n".join(map(failed_checks_text, wrong)),
+        comparisons=(comparison,),
+    )
+    return Test(record, (Case(case, verdicts.rows, tuple(here), tuple(there), reference_name=reference),))
+
+
+def _difference(sides: Mapping[str, Sequence[Launch]]) -> str:
+    """Return a note on the workloads and configs of two launches that were named on their own, if they differ."""
+    (here, after), (there, before) = ((label, launches[0].result) for label, launches in sides.items())
+    old, new = changed_settings(identity(before.config), identity(after.config))
+    if not old and before.workload == after.workload:
+        return ""
+    parts = ((there, before.workload, old), (here, after.workload, new))
+    return "; ".join(" with ".join(filter(None, [f"{label} ran {name}", keys])) for label, name, keys in parts)
+
+
+def _verdicts(name: str, sides: Mapping[str, Sequence[Launch]]) -> Verdicts:
+    """Compare the candidate's launches with the reference's as with a stored baseline."""
+    (candidate, here), (reference, there) = sides.items()
+    stored = tuple(StoredLaunch(_in_block(launch, reference)) for launch in there)
+    result = here[0].result
+    baseline = Baseline(name, name, result.platform, result.workload, {}, stored)
+    priors = functools.partial(default_variance, device=result.device)
+    comparison = StoredComparison(name, {}, baseline, {}, priors, len(here), reference, ReferenceKind.RESULTS)
+    verdicts = comparison.judge([_in_block(launch, candidate) for launch in here])
+    reasons = {
+        Outcome.INCONCLUSIVE: f"too few launches to decide: {len(here)} of {candidate} and {len(there)} of {reference}",
+        Outcome.MISSING: f"missing in {candidate} or in {reference}",
+        Outcome.IMPROVED: "",
+    }
+    rows = tuple(row.replace(detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
+    return verdicts.replace(rows=rows)
+
+
+def _in_block(launch: Launch, label: str) -> LaunchFacts:
+    """Return the facts in the session block of the launch.
+
+    A result without provenance does not say in which block it was measured, so each label counts as a block of its own.
+    """
+    if launch.result.provenance is not None:
+        return launch.facts
+    return launch.facts.replace(block=hashlib.sha256(label.encode()).hexdigest()[:12])

@@ -11,11 +11,10 @@ import html
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from pytest_aorta.common.text import brief, counted, printable
-from pytest_aorta.report.data import provenance_pairs
-from pytest_aorta.session.record import Side, TestRecord, finding_groups, totals
+from pytest_aorta.report.data import provenance_values
+from pytest_aorta.session.record import Side, TestRecord, finding_cells, finding_groups, totals
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
@@ -34,27 +33,26 @@ _ZERO_WIDTH_SPACE = "&#8203;"
 _FAILED, _WARNING, _PASSED = "\N{CROSS MARK}", "\N{WARNING SIGN}\N{VARIATION SELECTOR-16}", "\N{WHITE HEAVY CHECK MARK}"
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """The facts of a run that its records do not contain.
+def markdown(
+    records: Sequence[TestRecord],
+    *,
+    command: Sequence[str] = (),
+    repeated: Sequence[str] = (),
+    is_cut_short: bool = False,
+    max_bytes: int = MAX_BYTES,
+) -> str:
+    """Return the Markdown of a session in at most ``max_bytes`` of UTF-8; parts that do not fit are counted.
 
-    Attributes:
+    Args:
+        records: The records of all tests.
         command: Words of the command line, for the provenance.
         repeated: Words that repeat the run's options in the command that reproduces a failure.
         is_cut_short: True if the run was interrupted or pytest failed, so that tests may be missing.
+        max_bytes: The limit.
     """
-
-    command: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()
-    is_cut_short: bool = False
-
-
-def markdown(records: Sequence[TestRecord], run: RunFacts | None = None, max_bytes: int = MAX_BYTES) -> str:
-    """Return the Markdown of a session in at most ``max_bytes`` of UTF-8; parts that do not fit are counted."""
-    run = run or RunFacts()
-    head = f"## {headline(records, is_cut_short=run.is_cut_short)}\n\n{escaped(totals(records))}\n"
+    head = f"## {headline(records, is_cut_short=is_cut_short)}\n\n{escaped(totals(records))}\n"
     left = max_bytes - len(head.encode()) - 100
-    foot = _provenance(records, run.command)
+    foot = _provenance(records, command)
     if len(foot.encode()) > left // 4:
         foot = ""
     left -= len(foot.encode())
@@ -62,7 +60,7 @@ def markdown(records: Sequence[TestRecord], run: RunFacts | None = None, max_byt
     failed = [record for record in records if record.has_failed]
     left -= len(table.encode())
     evidence = min(_MAX_EVIDENCE, left // _MAX_FAILURES)
-    shown = (_failure(record, run.repeated, evidence) for record in failed[:_MAX_FAILURES])
+    shown = (_failure(record, repeated, evidence) for record in failed[:_MAX_FAILURES])
     return head + table + _limited(shown, left, "failures", len(failed) - _MAX_FAILURES) + foot
 
 
@@ -118,9 +116,7 @@ def _cells(record: TestRecord, rows: Sequence[Verdict]) -> list[str]:
     is_one_of_several = len({row.case for row in record.verdicts}) > 1
     name = (first.case if is_one_of_several else record.nodeid) + record.attempt_label
     verdict = f"{first.outcome.value}: {first.reason}" if first.reason else first.outcome.value
-    if len(rows) > 1:
-        return [name, counted(len(rows), "metric"), "-", "-", "-", "-", str(first.launches), verdict]
-    return [name, *first.cells()[:-1], verdict]
+    return [name, *finding_cells(rows)[:-1], verdict]
 
 
 def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -145,12 +141,9 @@ def _failure(record: TestRecord, repeated: Sequence[str], limit: int) -> str:
 def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> str:
     """Return the provenance of the candidate's launches as a folded list; values that differ are listed in order."""
     comparisons = [comparison for record in records for comparison in record.comparisons]
-    pairs = [provenance_pairs(facts, command) for one in comparisons for facts in one.facts(Side.CANDIDATE)]
-    if not pairs:
+    values = provenance_values([facts for one in comparisons for facts in one.facts(Side.CANDIDATE)], command)
+    if not values:
         return ""
-    values = {column[0][0]: list(dict.fromkeys(value for _, value in column)) for column in zip(*pairs, strict=True)}
-    # Each launch has a time of its own.
-    values["measured"] = list(dict.fromkeys((min(values["measured"]), max(values["measured"]))))
     title = html.escape(brief(f"commit {', '.join(values['commit'])}, torch {', '.join(values['torch'])}"))
     lines = [f"- {label}: {escaped(brief(', '.join(shown), _MAX_VALUE))}\n" for label, shown in values.items()]
     return f"\n<details><summary>Measured: <code>{title}</code></summary>\n\n{''.join(lines)}\n</details>\n"

@@ -6,9 +6,12 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from pytest_aorta.common.files import write_text
 from pytest_aorta.report.data import Case, Launch, Report
@@ -40,6 +43,15 @@ _COLORS: dict[str, str] = {
     Collective.BROADCAST: "#2f8fce",
     Collective.SEND_RECV: "#7c5a34",
     Collective.OTHER: "#6e7781",
+}
+# Columns of the table of ranks -> values of a profiled step.
+_OVERLAP_COLUMNS = {
+    "compute ms": "compute_ms",
+    "communication ms": "comm_ms",
+    "exposed ms": "exposed_comm_ms",
+    "exposed wait ms": "exposed_wait_ms",
+    "copy ms": "copy_ms",
+    "idle ms": "idle_ms",
 }
 _LINE_COLORS = dict(zip(_ITERATION_TIMES, ("#0072b2", "#00875f", "#c4162a"), strict=True))
 # Top and height of a lane's bar, as fractions of the rank's row.
@@ -80,7 +92,7 @@ def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
             for label, launches in ((report.candidate, case.candidate), (report.reference, case.reference)):
                 for launch in launches:
                     for step in launch.iterations:
-                        yield (test.nodeid, case.name, label, launch.number), step
+                        yield (test.record.nodeid, case.name, label, launch.number), step
 
 
 def _times(step: Iteration, kinds: Sequence[str]) -> Iterator[float | None]:
@@ -94,7 +106,7 @@ def _panels(report: Report, drawn: Callable[[Launch], Any]) -> Iterator[tuple[st
     """Yield each side's label with the title and what is drawn of the first fitting launch of each case."""
     for label, side in ((report.candidate, "candidate"), (report.reference, "reference")):
         found = [
-            (f"{test.nodeid} {case.name}", value)
+            (f"{test.record.nodeid} {case.name}", value)
             for test in report.tests
             for case in test.cases
             if (value := next(filter(None, map(drawn, getattr(case, side))), None))
@@ -169,24 +181,6 @@ def _draw_times(axes: Axes, title: str, steps: Sequence[Iteration]) -> None:
 
 
 @dataclass(frozen=True)
-class _RankOverlap:
-    """Means over the profiled steps of one rank, in milliseconds; ``ratio`` is None without communication.
-
-    ``device_idle_ms`` is the idle time of the median step without a head start; None where no such step was profiled.
-    """
-
-    rank: int
-    compute_ms: float
-    comm_ms: float
-    exposed_ms: float
-    exposed_wait_ms: float
-    copy_ms: float
-    idle_ms: float
-    ratio: float | None
-    device_idle_ms: float | None
-
-
-@dataclass(frozen=True)
 class _CollectiveOverlap:
     """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
 
@@ -202,23 +196,25 @@ class _CollectiveOverlap:
         return self.total_ms - self.hidden_ms
 
 
-def rank_overlaps(result: WorkloadResult) -> list[_RankOverlap]:
-    """Return one row per profiled rank."""
-    as_run = dict(enumerate(result.overlap_as_run))
-    return [_rank(rank, steps, as_run.get(rank, [])) for rank, steps in enumerate(result.overlap) if steps]
+def rank_rows(launch: Launch) -> list[dict[str, float | None]]:
+    """Return a row per rank: head of a column -> the rank's step times, and the means over its profiled steps.
 
-
-def _rank(rank: int, steps: Sequence[StepOverlap], as_run: Sequence[StepOverlap]) -> _RankOverlap:
-    names = ("compute_ms", "comm_ms", "exposed_wait_ms", "copy_ms", "idle_ms")
-    means = {name: fmean(getattr(step, name) for step in steps) for name in names}
-    hidden, comm = fmean(step.hidden_comm_ms for step in steps), means["comm_ms"]
-    return _RankOverlap(
-        rank,
-        exposed_ms=comm - hidden,
-        ratio=hidden / comm if comm else None,
-        device_idle_ms=median(step.idle_ms for step in as_run) if as_run else None,
-        **means,
-    )
+    The lag is None where waits were not measured. ``device idle ms`` is that of the median step without a head start,
+    None where no such step was profiled.
+    """
+    result, lags = launch.result, launch.facts.rank_lag_ms
+    quantiles = np.quantile(np.asarray(result.rank_step_times_ms), (0.5, 0.99, 1.0), axis=1).T.tolist()
+    rows: list[dict[str, float | None]] = [
+        {"rank": rank, "p50 ms": p50, "p99 ms": p99, "max ms": peak, "lag ms": lags[rank] if lags else None}
+        for rank, (p50, p99, peak) in enumerate(quantiles)
+    ]
+    for row, steps, as_run in zip_longest(rows, result.overlap, result.overlap_as_run, fillvalue=()):
+        if row and steps:
+            means = {head: fmean(getattr(step, name) for step in steps) for head, name in _OVERLAP_COLUMNS.items()}
+            comm_ms, exposed_ms = means["communication ms"], means["exposed ms"]
+            idle_ms = median(step.idle_ms for step in as_run) if as_run else None
+            row |= {**means, "overlap": 1 - exposed_ms / comm_ms if comm_ms else None, "device idle ms": idle_ms}
+    return rows
 
 
 def collective_overlaps(result: WorkloadResult) -> list[_CollectiveOverlap]:
@@ -295,10 +291,7 @@ def _mean_times(steps: Sequence[Iteration]) -> dict[str, dict[str, float]] | Non
     absent = CollectiveTime(0.0, 0.0)
     times = {kind: [step.get(kind, absent) for step in known] for kind in _kinds(steps)}
     return {
-        kind: {
-            "mean_hidden_ms": fmean(time.hidden_ms for time in found),
-            "mean_exposed_ms": fmean(time.exposed_ms for time in found),
-        }
+        kind: {f"mean_{name}": fmean(getattr(time, name) for time in found) for name in ("hidden_ms", "exposed_ms")}
         for kind, found in times.items()
     }
 

@@ -7,6 +7,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.plan.options import Options
-from pytest_aorta.report.data import Case, Report, Test, reported, run_pairs, session_report
-from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, RunFacts, markdown
+from pytest_aorta.report.data import Case, Report, run_pairs, session_report
+from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, markdown
 from pytest_aorta.report.timeline import compared_iterations
 from pytest_aorta.result.provenance import provenance
 from pytest_aorta.session.record import TestRecord
@@ -60,16 +61,16 @@ def write_session_reports(
             report, but do not make a run one with launches, to whose CI step a summary is appended.
         is_cut_short: Whether pytest ended before all tests had run.
     """
-    shown = [*(launched := reported(records)), *lost]
-    run = RunFacts(options.command, options.repeated, is_cut_short)
+    shown = [*(launched := [record for record in records if record.is_reported]), *lost]
+    text = partial(markdown, shown, command=options.command, repeated=options.repeated, is_cut_short=is_cut_short)
     lines: list[str] = []
     errors: list[str] = []
     if launched and environ.get(STEP_SUMMARY):
-        lines += _append_step_summary(markdown(shown, run), Path(environ[STEP_SUMMARY]))
+        lines += _append_step_summary(text(), Path(environ[STEP_SUMMARY]))
     if options.markdown is not None:
         try:
             options.markdown.parent.mkdir(parents=True, exist_ok=True)
-            write_text(options.markdown, markdown(shown, run, MAX_COMMENT_BYTES))
+            write_text(options.markdown, text(max_bytes=MAX_COMMENT_BYTES))
             lines.append(f"markdown: {options.markdown}")
         except OSError as error:
             errors.append(f"ERROR {options.markdown}: no Markdown was written: {error.strerror or error}")
@@ -92,7 +93,6 @@ def write_report(report: Report, file: Path) -> list[Path]:
     # Sessions without a report need neither jinja2 nor matplotlib.
     from pytest_aorta.report.page.render import render
     from pytest_aorta.report.timeline import draw_timelines, write_iterations
-    from pytest_aorta.report.write import summary
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(report))
@@ -123,28 +123,27 @@ SCHEMA_VERSION = 1
 
 def summary(report: Report) -> dict[str, Any]:
     """Return the document, whose schema is ``common/schemas/report_summary.schema.json``."""
-    cases = [_case(test, case) for test in report.tests for case in test.cases]
-    final = [_case(test, case) for test in report.final for case in test.cases]
+    cases = [(test.record, _case(test.record, case)) for test in report.tests for case in test.cases]
     return {
         "schema_version": SCHEMA_VERSION,
         "title": report.title,
         "created_at": report.created_at,
         "candidate": report.candidate,
         "reference": report.reference,
-        "tests": dict(Counter(test.outcome for test in report.final)),
-        "verdicts": dict(Counter(row.label for test in report.final for row in test.verdicts)),
-        "cases": cases,
-        "ratios": _ratios(final),
+        "tests": dict(Counter(record.outcome for record in report.final)),
+        "verdicts": dict(Counter(row.label for record in report.final for row in record.verdicts)),
+        "cases": [case for _, case in cases],
+        "ratios": _ratios([case for record, case in cases if not record.is_retried]),
     }
 
 
-def _case(test: Test, case: Case) -> dict[str, Any]:
+def _case(record: TestRecord, case: Case) -> dict[str, Any]:
     first = case.candidate[0].result if case.candidate else None
     return {
-        "test": test.nodeid,
-        "attempt": test.attempt,
+        "test": record.nodeid,
+        "attempt": record.attempt,
         "case": case.name,
-        "outcome": test.outcome,
+        "outcome": record.outcome,
         "workload": first and first.workload,
         "platform": first and first.platform,
         "num_launches": {"candidate": len(case.candidate), "reference": len(case.others)},

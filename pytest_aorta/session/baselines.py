@@ -240,15 +240,11 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
         except AortaError as error:
             notes.append(f"ERROR {error}")
             good = False
-            _keep_unwritten(options, launches.baseline)
+            # The next recording continues with launches that can't be written.
+            if folder := _folder_of_code(options):
+                with suppress(AortaError):  # the disk of the baselines may be that of the cache
+                    write_baseline(folder, launches.baseline)
     return notes, good
-
-
-def _keep_unwritten(options: Options, new: Baseline) -> None:
-    """Keep the launches of a baseline that can't be written, so that the next recording continues with them."""
-    if folder := _folder_of_code(options):
-        with suppress(AortaError):  # the disk of the baselines may be that of the cache
-            write_baseline(folder, new)
 
 
 def unused_baselines(

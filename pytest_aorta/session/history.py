@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 import secrets
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +14,7 @@ from msgspec import Meta
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError
 from pytest_aorta.common.files import write_text
-from pytest_aorta.common.model import Model, Platform, Positive, Text, decode, to_builtins
+from pytest_aorta.common.model import Model, Platform, Positive, Text, decode, to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options import Options
 from pytest_aorta.session.record import ComparedLaunch, Comparison, TestRecord
@@ -59,20 +57,6 @@ class HistoryEntry(Model, frozen=True, kw_only=True):
     launches: Annotated[tuple[ComparedLaunch, ...], Meta(min_length=1)]
     verdicts: tuple[Verdict, ...] = ()
 
-    def to_line(self) -> str:
-        """Return the line of the entry; a change that JSON has no number for, such as that from 0, becomes null.
-
-        Raises:
-            ValueError: Another value is not finite.
-        """
-        finite = self.replace(verdicts=tuple(map(_finite, self.verdicts)))
-        return json.dumps(to_builtins(finite), allow_nan=False) + "\n"
-
-
-def _finite(row: Verdict) -> Verdict:
-    changes = {"delta": row.delta, "low": row.low, "high": row.high}
-    return row.replace(**{name: None for name, value in changes.items() if value and not math.isfinite(value)})
-
 
 def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
     """Return the entries of all files of a folder, and one problem per line or file that can't be read.
@@ -102,19 +86,13 @@ def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
             raise AortaError(
                 f"{folder}: larger than the {MAX_TOTAL_BYTES:,} bytes allowed; move the oldest files to another folder"
             )
-        for found in _parsed(content, str(file)):
-            (entries if isinstance(found, HistoryEntry) else problems).append(found)  # type: ignore[arg-type]
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if line:
+                try:
+                    entries.append(parse_entry(line, f"{file}:{number}"))
+                except UnreadableFile as error:
+                    problems.append(str(error))
     return entries, problems
-
-
-def _parsed(content: bytes, name: str) -> Iterator[HistoryEntry | str]:
-    """Yield the entry of each line, or the problem with the line."""
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line:
-            try:
-                yield parse_entry(line, f"{name}:{number}")
-            except UnreadableFile as error:
-                yield str(error)
 
 
 def parse_entry(line: bytes, name: str) -> HistoryEntry:
@@ -155,42 +133,38 @@ def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], option
         return []
     run = f"{datetime.now(UTC).strftime(_RUN_FORMAT)}-{secrets.token_hex(4)}"
     command = brief(shlex.join(["pytest", *arguments]), MAX_COMMAND)
-    entries = history_entries(records, run, command, options.baselines_dir)
-    if not entries:
-        return []
-    file = options.history / f"{run}{SUFFIX}"
-    try:
-        lines = [entry.to_line() for entry in entries]
-        for number, line in enumerate(lines, 1):
-            parse_entry(line.encode(), f"line {number}")
-    except (UnreadableFile, ValueError) as error:
-        raise AortaError(f"--aorta-history: {file}: not written: {error}") from None
-    try:
-        options.history.mkdir(parents=True, exist_ok=True)
-        write_text(file, "".join(lines))
-    except OSError as error:
-        raise AortaError(f"--aorta-history: {file}: not written: {error.strerror or error}") from None
-    return [f"history: {file}"]
-
-
-def history_entries(records: Sequence[TestRecord], run: str, command: str, baselines_dir: Path) -> list[HistoryEntry]:
-    """Return one entry per comparison."""
-    return [
-        HistoryEntry(
-            run=run,
-            command=command,
-            test=record.nodeid,
-            case=comparison.case,
-            outcome=record.outcome,
-            platform=comparison.platform,
-            workload=comparison.workload,
-            revision=_revision(comparison, baselines_dir),
-            launches=comparison.launches,
-            verdicts=comparison.rows,
+    # An infinite change, such as that from 0, is null.
+    lines = [
+        to_json(
+            HistoryEntry(
+                run=run,
+                command=command,
+                test=record.nodeid,
+                case=comparison.case,
+                outcome=record.outcome,
+                platform=comparison.platform,
+                workload=comparison.workload,
+                revision=_revision(comparison, options.baselines_dir),
+                launches=comparison.launches,
+                verdicts=comparison.rows,
+            )
         )
         for record in records
         for comparison in record.comparisons
     ]
+    if not lines:
+        return []
+    file = options.history / f"{run}{SUFFIX}"
+    try:
+        for number, line in enumerate(lines, 1):
+            parse_entry(line.encode(), f"line {number}")
+        options.history.mkdir(parents=True, exist_ok=True)
+        write_text(file, "".join(f"{line}\n" for line in lines))
+    except UnreadableFile as error:
+        raise AortaError(f"--aorta-history: {file}: not written: {error}") from None
+    except OSError as error:
+        raise AortaError(f"--aorta-history: {file}: not written: {error.strerror or error}") from None
+    return [f"history: {file}"]
 
 
 def _revision(comparison: Comparison, baselines_dir: Path) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
+from pytest_aorta.common.text import brief
 from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
@@ -23,7 +25,13 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_referenc
 from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
-from pytest_aorta.plan.workloads import default_config
+from pytest_aorta.plan.workloads import (
+    ENVIRONMENT_KEY,
+    check_environment,
+    default_config,
+    find_workload,
+    resolve_config,
+)
 from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.measurements import WorkloadResult
@@ -189,11 +197,17 @@ class Launcher:
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.start(plan)
             self._leased.note(outcome)
-            note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=_traces(plan))
+            traces = []
+            if plan.profiler is not None:
+                on_device = plan.world.device != DeviceKind.CPU
+                traces.append(traces_note(plan.profiler, plan.run_dir, on_device=on_device))
+            note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=tuple(traces))
             if failure := launch_failure(plan, outcome):
                 raise LaunchError(failure.text, failure.kind, failure.rank)
             result = collect_result(plan, outcome, watch.platform_facts)
-            note = replace(note, has_result=True, traces=(*note.traces, *_merged_traces(plan)))
+            if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
+                traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
+            note = note.replace(has_result=True, traces=tuple(traces))
         finally:  # pytest-timeout, too, ends a launch by an exception
             self.test.launches.append(note)
         self.launches.append(Launch(request, plan, outcome, result))
@@ -210,6 +224,10 @@ class Launcher:
 
     def _plan(self, request: LaunchRequest, version: AnyReference | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm
+        try:
+            run_dir = create_numbered_folder(self._run_base, slug(request.name, max_length=40))
+        except OSError as error:
+            raise _unwritable(self._run_base, error) from None
         # A fork server can start ranks on its own host only.
         is_local = self.world.nodes == 1
         preferred = options.launcher if warm is None else _WARM[warm]
@@ -217,7 +235,7 @@ class Launcher:
             **asdict(request),
             world=self._leased.world(),
             timeout_s=self.timeout_s,
-            run_dir=_new_run_folder(self._run_base, request.name),
+            run_dir=run_dir,
             cwd=version.root if version else options.rootdir,
             launcher=preferred if is_local else LauncherKind.TORCHRUN,
             lease_fds=self._leased.fds,
@@ -228,17 +246,6 @@ class Launcher:
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )
-
-
-def _traces(plan: LaunchPlan) -> tuple[str, ...]:
-    if plan.profiler is None:
-        return ()
-    return (traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device != DeviceKind.CPU),)
-
-
-def _merged_traces(plan: LaunchPlan) -> tuple[str, ...]:
-    merged = merge_run(plan.run_dir) if plan.profiler == TORCH else ()
-    return (f"all ranks' traces on one clock: {', '.join(map(str, merged))}",) if merged else ()
 
 
 @contextmanager
@@ -257,13 +264,130 @@ def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
         raise
 
 
-def _new_run_folder(base: Path, name: str) -> Path:
-    """Create the folder of the next launch of the workload ``name`` in a test's results folder."""
-    try:
-        return create_numbered_folder(base, slug(name, max_length=40))
-    except OSError as error:
-        raise _unwritable(base, error) from None
-
-
 def _unwritable(folder: Path, error: OSError) -> LaunchError:
     return LaunchError(f"results folder {folder} can't be written: {error.strerror or error}")
+
+
+class DistributedWorld:
+    """The devices that a test has leased, and launches on them.
+
+    Attributes:
+        size: number of ranks, one per device.
+        device: the kind of device, ``cuda`` or ``cpu``.
+        backend: the backend of the process group.
+        platform: the platform's name, which is part of the key of baselines.
+        timeout_s: time limit of one launch, in seconds.
+        launcher: launches requests; for this package.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self._options = launcher.session.options
+        self.size = launcher.world.size
+        self.device = launcher.world.device
+        self.backend = launcher.world.backend
+        self.platform = launcher.world.platform
+        self.timeout_s = launcher.timeout_s
+
+    def __repr__(self) -> str:
+        """Return the name and the platform, which pytest shows above a failure."""
+        return f"<distributed world on {self.platform}>"
+
+    def launch(self, name: str, /, **config: Any) -> WorkloadResult:
+        """Launch a workload once and return its validated result, even if the workload's own checks failed.
+
+        Raises:
+            SpecError: The workload or a config key is unknown, or a value is not allowed; nothing was started.
+            DevicesUnavailable: The test asks for all GPUs of the run, and the workload needs more ranks than these; in
+                pytest, the test is skipped, or fails under ``--aorta-require-gpus``.
+            LeaseError: The devices can't be leased, e.g. because other processes hold them; nothing was started.
+            LaunchError: A rank failed; the message names the rank that failed first.
+            ResultError: The ranks left no valid result.
+        """
+        spec = find_workload(name, self._options.workload_dirs)
+        self.launcher.require_ranks(name, spec.min_world_size)
+        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
+
+    def launch_script(
+        self,
+        script: str | Path,
+        args: tuple[str, ...] | list[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> WorkloadResult:
+        """Launch a script (a path ending in ``.py``, or a dotted module) that measures through the recorder.
+
+        Return its validated result, even if its own checks failed.
+
+        Args:
+            script: the path, relative to pytest's root folder, or the module's name.
+            args: command line arguments of the script.
+            environment: environment variables of the ranks.
+
+        Raises:
+            SpecError: The script does not exist, ``args`` is not a list or tuple, ``environment`` is not a mapping, or
+                an environment variable is not allowed; nothing was started.
+            LeaseError, LaunchError, ResultError: As in :meth:`launch`.
+        """
+        target = str(script)
+        if target.endswith(".py"):
+            path = self._options.rootdir / target
+            if not path.is_file():
+                raise SpecError(f"script {target!r}: there is no file {path}")
+            target = str(path)
+        elif not all(part.isidentifier() for part in target.split(".")):
+            raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
+        words = _words(str(script), args)
+        config: dict[str, Any] = {"args": list(words)}
+        if environment:
+            check_environment(f"script {target!r}", environment)
+            config[ENVIRONMENT_KEY] = dict(environment)
+        return self._launch(LaunchRequest(Path(script).name, None, config, target, words))
+
+    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
+        """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
+
+        If ``result`` came from an A/B reference, the launch runs that reference's version again.
+
+        Args:
+            result: a result of this world.
+            reference: whether to launch the A/B reference that ``--aorta-ab`` names.
+            config: config keys to change.
+
+        Raises:
+            SpecError: ``result`` is not a result of this world, ``config`` is not allowed (a script has none), or there
+                is no A/B reference; nothing was started.
+            LaunchError, ResultError: As in :meth:`launch`.
+        """
+        check_result("again", result)
+        if not isinstance(reference, bool):
+            raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
+        launch = self.launcher.find(result)
+        if launch is None:
+            raise SpecError(
+                f"result of {result.workload!r}: not launched by this test, so the launch can't be repeated"
+            )
+        request = launch.request
+        if config:
+            if request.spec is None:
+                raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
+            request = replace(request, config=resolve_config(request.spec, request.config | config))
+        version = self.launcher.session.references.open() if reference else launch.plan.reference
+        return self.launcher.launch(request, version).result
+
+    def _launch(self, request: LaunchRequest) -> WorkloadResult:
+        bisection = self.launcher.session.bisection
+        return self.launcher.launch(request, bisection.end(0) if bisection else None).result
+
+
+def check_result(method: str, given: object) -> None:
+    """Raise SpecError, which names ``method``, unless ``given`` is a result."""
+    if not isinstance(given, WorkloadResult):
+        raise SpecError(f"{method}: got {brief(repr(given))}, allowed is a result that run() or run_script() returned")
+
+
+def _words(script: str, args: object) -> tuple[str, ...]:
+    """Return the arguments of a script as texts; a text in place of the list would be split into characters."""
+    if isinstance(args, list | tuple):
+        return tuple(map(str, args))
+    example = f", such as {os.fsdecode(args).split()!r}" if isinstance(args, str | bytes) else ""
+    raise SpecError(f"script {script!r}: args are {args!r}, allowed is a list with one text per argument{example}")

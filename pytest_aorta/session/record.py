@@ -149,6 +149,10 @@ class TestRecord(Model, frozen=True):
         """Return the notes on the files that a profiler left."""
         return [note for launch in self.launches for note in launch.traces]
 
+    def label_of(self, comparison: Comparison) -> str:
+        """Return the label of one of the test's comparisons."""
+        return comparison.case.removeprefix(f"{self.nodeid}::")
+
     @property
     def num_failed_launches(self) -> int:
         """Return the number of launches that left no valid result."""
@@ -202,7 +206,7 @@ class TestRecord(Model, frozen=True):
 
     def ending(self, outcome: str, failure: str) -> TestRecord:
         """Return the record with another outcome and text of the failure."""
-        return msgspec.structs.replace(self, outcome=outcome, failure=failure)
+        return self.replace(outcome=outcome, failure=failure)
 
     def to_text(self) -> str:
         """Return the record as JSON that keeps infinite changes, for :meth:`from_text`."""
@@ -283,8 +287,7 @@ def properties(record: TestRecord) -> list[tuple[str, object]]:
     found += [("aorta.launches", len(record.launches))] if record.launches else []
     found += [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
     for comparison in record.comparisons:
-        label = comparison.case.removeprefix(f"{record.nodeid}::")
-        prefix = "aorta" if len(record.comparisons) == 1 else f"aorta.{label}"
+        prefix = "aorta" if len(record.comparisons) == 1 else f"aorta.{record.label_of(comparison)}"
         found += [(f"{prefix}.{metric}.value", value) for metric, value in comparison.measured.items()]
         for row in comparison.rows:
             found.append((f"{prefix}.{row.metric}.verdict", row.label))
@@ -302,6 +305,13 @@ def finding_groups(record: TestRecord) -> list[list[Verdict]]:
     return list(groups.values())
 
 
+def finding_cells(rows: Sequence[Verdict]) -> tuple[str, ...]:
+    """Return the cells of one group of findings, which are those of :meth:`Verdict.cells`."""
+    if len(rows) == 1:
+        return rows[0].cells()
+    return f"{len(rows)} metrics", *("-",) * 4, str(rows[0].launches), rows[0].label
+
+
 def totals(records: Sequence[TestRecord]) -> str:
     """Return one line on a run: tests that launched, findings, matching metrics, and whatever was not compared.
 
@@ -312,26 +322,18 @@ def totals(records: Sequence[TestRecord]) -> str:
     rows = [row for record in final for row in record.verdicts]
     found = Counter(row.outcome for row in rows if row.is_finding)
     findings = [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
-    head = [*_launched(final, records), *findings, *_matches(rows)]
+    tests, launches = sum(bool(record.launches) for record in final), sum(len(record.launches) for record in records)
+    counts = [counted(tests, "test")] + [counted(launches, "launch")] * (launches != tests)
+    head = [*(counts if launches else ["no test launched"]), *findings, *([_matches(rows)] if rows else [])]
     return "; ".join([", ".join(head), *_not_compared(rows), *_others(final, records)])
 
 
-def _launched(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
-    tests = sum(bool(record.launches) for record in final)
-    launches = sum(len(record.launches) for record in records)
-    if not launches:
-        return ["no test launched"]
-    return [counted(tests, "test")] + [counted(launches, "launch")] * (launches != tests)
-
-
-def _matches(rows: Sequence[Verdict]) -> list[str]:
-    if not rows:
-        return []
+def _matches(rows: Sequence[Verdict]) -> str:
     passed = [row for row in rows if row.outcome is Outcome.PASS]
     exact = sum(row.tolerance.is_exact for row in passed)
     kinds = {"exact": exact, "within tolerance": len(passed) - exact}
     text = "1 metric matches" if len(passed) == 1 else f"{len(passed)} metrics match"
-    return [f"{text} ({', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)})" if passed else text]
+    return f"{text} ({', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)})" if passed else text
 
 
 def _not_compared(rows: Sequence[Verdict]) -> list[str]:

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from pytest_aorta.common.errors import ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, case_suffix, find_workload
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import learn
+from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import comparison_text, failed_checks_text, in_pairs, settle, with_baseline, with_both
 from pytest_aorta.session.search import Bisection
-from pytest_aorta.session.world import DistributedWorld, check_result
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
 from pytest_aorta.verdict.bitwise import (
@@ -79,7 +77,7 @@ class WorkloadRunner:
         Raises:
             WorkloadFailed: The workload's own checks found wrong values; the message locates them.
             SpecError, LeaseError, LaunchError, ResultError: As in
-                :meth:`~pytest_aorta.session.world.DistributedWorld.launch`.
+                :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch`.
         """
         return passed(self._world.launch(name, **config))
 
@@ -92,7 +90,7 @@ class WorkloadRunner:
     ) -> WorkloadResult:
         """Launch your own training script and return its result.
 
-        The arguments are those of :meth:`~pytest_aorta.session.world.DistributedWorld.launch_script`.
+        The arguments are those of :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_script`.
 
         Raises:
             WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
@@ -113,14 +111,14 @@ class WorkloadRunner:
             WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
             SpecError: An argument is not allowed, an earlier comparison of this test has the same label, a marker was
                 added after the world was made, or as in
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+                :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
         """
         self._test.check()
         check_result("check", result)
         case = self._case(passed(result), label)
         path = baseline_path(self._options.baselines_dir, result.platform, case)
-        comparison = self._begun(case, ReferenceKind.BASELINE, result, path)
+        comparison = self._begun(case, ReferenceKind.BASELINE, (Side.CANDIDATE, result), baseline=path)
         if self._session.bisection:
             return self._search(comparison, result, self._session.bisection)
         if self._options.update_baselines:
@@ -137,10 +135,8 @@ class WorkloadRunner:
     def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
         """Compare results with the baseline in the file ``path``, without further launches; else as :meth:`check`."""
         baseline = read_baseline_file(path)
-        comparison = self._begun(baseline.case, ReferenceKind.BASELINE, results[-1], path)
-        comparison = structs.replace(
-            comparison, launches=tuple(self._compared(Side.CANDIDATE, result) for result in results)
-        )
+        launched = ((Side.CANDIDATE, result) for result in results)
+        comparison = self._begun(baseline.case, ReferenceKind.BASELINE, *launched, baseline=path)
         stored = self._stored(comparison, results[-1], baseline, len(results))
         return self._concluded(comparison, stored.judge(comparison.facts(Side.CANDIDATE)), baseline.test)
 
@@ -175,8 +171,8 @@ class WorkloadRunner:
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
             SpecError: An argument or a config is not allowed, or a search for a commit runs the test.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch` and
+                :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
         """
         self._test.check()
         if self._session.bisection:
@@ -192,15 +188,15 @@ class WorkloadRunner:
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
-        comparison = self._begun(self._case_of_variants(label), ReferenceKind.AB, here)
-        comparison = structs.replace(comparison, launches=(*comparison.launches, self._compared(Side.REFERENCE, there)))
+        case = self._case_of_variants(label)
+        comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, there))
         if steps is not None:
             verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, there, steps, by_step))
             if not by_launch or verdicts.failing(self._fail_on | {Outcome.MISSING}):
                 wants_launches = self._options.locate if locate is None else locate
                 located = (here, there, steps, wants_launches)
                 return self._concluded(comparison, verdicts, located=located)
-            comparison = structs.replace(comparison, rows=verdicts.rows)
+            comparison = comparison.replace(rows=verdicts.rows)
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, comparison.case)
         version, most = self._other_version(here, there), self._options.max_launches
         pairs = PairedComparison(comparison.case, self._marked, priors, by_launch, most, version)
@@ -286,16 +282,11 @@ class WorkloadRunner:
         return passed(self._world.launch(spec.name, **config))
 
     def _begun(
-        self, case: str, kind: ReferenceKind, result: WorkloadResult, baseline: Path | None = None
+        self, case: str, kind: ReferenceKind, *launched: tuple[Side, WorkloadResult], baseline: Path | None = None
     ) -> Comparison:
-        return Comparison(
-            case,
-            kind,
-            result.platform,
-            result.workload,
-            (self._compared(Side.CANDIDATE, result),),
-            baseline=str(baseline or ""),
-        )
+        first = launched[0][1]
+        launches = tuple(itertools.starmap(self._compared, launched))
+        return Comparison(case, kind, first.platform, first.workload, launches, baseline=str(baseline or ""))
 
     def _compared(self, side: Side, result: WorkloadResult) -> ComparedLaunch:
         return ComparedLaunch(side, launch_facts(result), str(self._folder(result) or ""))
@@ -334,7 +325,7 @@ class WorkloadRunner:
         )
         learning = learn(first, self._marked, self._defaults(result), self._options)
         learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
-        self._test.compared(structs.replace(comparison, new=learned.new, detection=learned.detection))
+        self._test.compared(comparison.replace(new=learned.new, detection=learned.detection))
         return learned.verdicts
 
     def _search(self, comparison: Comparison, result: WorkloadResult, bisection: Bisection) -> Verdicts:
@@ -373,9 +364,9 @@ class WorkloadRunner:
         try:
             found = settle(comparing, launched)
         except BaseException:
-            self._test.compared(structs.replace(comparison, launches=tuple(launches)))
+            self._test.compared(comparison.replace(launches=tuple(launches)))
             raise
-        return found, structs.replace(comparison, launches=tuple(launches))
+        return found, comparison.replace(launches=tuple(launches))
 
     def _concluded(
         self,
@@ -389,8 +380,8 @@ class WorkloadRunner:
         fail_on = self._fail_on | {Outcome.MISSING} if comparison.kind is ReferenceKind.AB else self._fail_on
         failing, rows = verdicts.failing(fail_on), verdicts.rows
         if failing and self._are_expected(rows):
-            rows = tuple(structs.replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
-        comparison = structs.replace(comparison, rows=(*comparison.rows, *rows), notes=verdicts.notes)
+            rows = tuple(row.replace(is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
+        comparison = comparison.replace(rows=(*comparison.rows, *rows), notes=verdicts.notes)
         self._test.compared(comparison)
         if failing and located:
             raise ComparisonFailed(self._located_text(failing, *located))
@@ -417,7 +408,7 @@ class WorkloadRunner:
         if difference := first_difference(here, there, steps, different):
             launches = [launch for launch in map(self._launcher.find, (here, there)) if launch]
             keys = launches[0].keys & launches[1].keys if len(launches) == 2 else set()
-            again = self._changed if with_launches else None
+            again = (lambda result, config: self._world.again(result, **config)) if with_launches else None
             found = locate_first(here, there, difference, keys, again, self._folder)
         return difference_text(failing, here, there, found)
 
@@ -432,9 +423,6 @@ class WorkloadRunner:
             return ""
         is_same = (here.request, here.plan.reference) == (there.request, None)
         return there.plan.reference.name if is_same else ""
-
-    def _changed(self, result: WorkloadResult, config: Mapping[str, Any]) -> WorkloadResult:
-        return self._world.again(result, **config)
 
 
 def _check_steps(steps: object) -> None:

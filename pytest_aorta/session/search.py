@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
+from msgspec import Meta, field
+
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
 from pytest_aorta.common.files import write_text
-from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.common.schema import violation
+from pytest_aorta.common.model import Commit, Model, Text, decode, to_json
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.reference import CommitReference, References, Setup
+from pytest_aorta.plan.reference import CommitReference, References
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, ProbedCommit, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.verdicts import Verdicts
 
 LOG_FILE = "log.jsonl"
-SCHEMA = "bisect_log.schema.json"
-SCHEMA_VERSION = 1
 MAX_BYTES = 64 << 20
-_KINDS = ("search", "probe", "skip", "end")
 _REMEDY = "delete the folder to search from the beginning"
 
 
-@dataclass(frozen=True)
-class SearchRequest:
-    """The request for a search.
+class SearchRequest(Model, frozen=True):
+    """The request for a search, which is the first line of its log.
 
     Attributes:
         commits: Full hashes, from the good commit to the bad one.
@@ -40,47 +34,48 @@ class SearchRequest:
         environments: Folder of prepared worktrees.
         tolerances: Metric -> tolerance, as text of a marker.
         metric: The only metric to search; None for all metrics that the test compares.
+        schema_version: Version of the log.
     """
 
-    commits: tuple[str, ...]
+    commits: Annotated[tuple[Commit, ...], Meta(min_length=2)]
     pytest: tuple[str, ...]
     setup: tuple[tuple[str, ...], ...] = ()
     environments: str = "environments"
     tolerances: dict[str, str] = field(default_factory=dict)
     metric: str | None = None
+    schema_version: Literal[2] = 2
 
 
-@dataclass(frozen=True)
-class Skip:
+class Skip(Model, frozen=True, tag_field="kind", tag="skip"):
     """A commit that can't be probed, by its number, and the reason."""
 
-    commit: int
+    commit: Annotated[int, Meta(ge=1)]
     reason: str
-
-
-@dataclass(frozen=True)
-class LoggedEnd:
-    """The end of a search as logged; ``verdicts`` are the lines of the comparison of the ends."""
-
-    case: str
-    end: SearchEnd
-    verdicts: tuple[str, ...]
 
 
 Event: TypeAlias = Probe | Skip
 
 
+class Logged(Model, frozen=True):
+    """A line of the log: what happened in the search of one comparison of the test."""
+
+    case: Text
+    event: Event | SearchEnd
+
+
 class SearchLog:
     """The log of one search. Each addition replaces the file as a whole, so a killed search leaves no partial line.
 
-    An addition raises SpecError if the file can't be written.
+    Attributes:
+        path: The file.
+        request: The request for the search.
+        lines: The other lines, in order.
     """
 
-    def __init__(self, path: Path, request: SearchRequest, entries: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, path: Path, request: SearchRequest, lines: Iterable[Logged] = ()) -> None:
         self.path = path
         self.request = request
-        self._numbers = {commit: number for number, commit in enumerate(request.commits)}
-        self._entries = list(entries)
+        self.lines = list(lines)
 
     @classmethod
     def create(cls, path: Path, request: SearchRequest) -> SearchLog:
@@ -90,11 +85,7 @@ class SearchLog:
             SpecError: The file can't be written.
         """
         log = cls(path, request)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SpecError(f"{path.parent}: can't be created: {error.strerror or error}") from None
-        log._add({"kind": "search", "schema_version": SCHEMA_VERSION, **asdict(request)})
+        log._write()
         return log
 
     @classmethod
@@ -105,32 +96,28 @@ class SearchLog:
             SpecError: The file can't be read, or a line is not valid. The message names the line and what is allowed.
         """
         try:
-            lines = read_bytes(path, max_bytes=MAX_BYTES).decode("utf-8").splitlines()
-        except (UnreadableFile, UnicodeDecodeError) as error:
-            raise SpecError(f"{path}: can't be read: {error}; {_REMEDY}") from None
-        entries = [_checked(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-        kinds = [entry["kind"] for entry in entries]
-        if kinds[:1] != ["search"] or kinds.count("search") != 1:
-            raise SpecError(f"{path}: the first line, and no other, has to describe the search; {_REMEDY}")
-        log = cls(path, _request(entries[0]), entries)
-        for number, entry in enumerate(entries, 1):
-            log._check_values(entry, f"{path}, line {number}")
-        return log
+            first, *others = read_bytes(path, max_bytes=MAX_BYTES).splitlines() or [b""]
+            request = decode(first, SearchRequest, f"{path}, line 1", by_hand=False)
+            lines = [
+                decode(line, Logged, f"{path}, line {number}", by_hand=False) for number, line in enumerate(others, 2)
+            ]
+        except UnreadableFile as error:
+            raise SpecError(f"{error}; {_REMEDY}") from None
+        return cls(path, request, lines)
 
-    def events(self, case: str) -> list[Event]:
-        """Return the probes and skipped commits of a comparison, in order."""
-        entries = [entry for entry in self._entries if entry.get("case") == case and entry["kind"] != "end"]
-        return [self._event(entry) for entry in entries]
+    def events(self, case: str | None = None) -> list[Event]:
+        """Return the probes and skipped commits of a comparison, or of all comparisons, in order."""
+        lines = [line for line in self.lines if case in (None, line.case)]
+        return [line.event for line in lines if not isinstance(line.event, SearchEnd)]
 
-    def all_events(self) -> list[Event]:
-        """Return the probes and skipped commits of all comparisons, in order."""
-        return [self._event(entry) for entry in self._entries if entry["kind"] in ("probe", "skip")]
+    def ends(self) -> dict[str, SearchEnd]:
+        """Return the case of each comparison whose search has ended -> the end."""
+        return {line.case: line.event for line in self.lines if isinstance(line.event, SearchEnd)}
 
     def started(self) -> set[int]:
         """Return the numbers of the commits that were launched with a result; the good commit is always among them."""
-        entries = [entry for entry in self._entries if entry["kind"] == "probe"]
-        named = (entry[key] for entry in entries for key in ("commit", "before") if key in entry)
-        return {0, *(self._numbers[commit] for commit in named)}
+        probes = [event for event in self.events() if isinstance(event, Probe)]
+        return {0, *(number for probe in probes for number in (probe.commit, probe.before or 0))}
 
     def replay(self, case: str, search: CommitSearch) -> bool:
         """Give a search the logged probes of its comparison; return True if there are any.
@@ -139,67 +126,31 @@ class SearchLog:
             SpecError: The search asks for other launches than those that were logged.
         """
         events = self.events(case)
-        for event in events:
+        for number, event in enumerate(events, 1):
             step = search.next()
             if isinstance(step, SearchEnd) or not _is_asked_for(event, step):
                 raise SpecError(
-                    f"{self.path}: the logged launch of {self.request.commits[event.commit][:12]} is not what the "
-                    f"search asks for; the test, the baselines or pytest-aorta have changed; {_REMEDY}"
+                    f"{self.path}: logged launch {number} of {case} is not what the search asks for; the test, the "
+                    f"baselines or pytest-aorta have changed; {_REMEDY}"
                 )
             give(search, event)
         return bool(events)
 
-    def ends(self) -> list[LoggedEnd]:
-        """Return the end of the search of each comparison that has ended."""
-        return [_end(entry) for entry in self._entries if entry["kind"] == "end"]
+    def add(self, case: str, event: Event | SearchEnd) -> None:
+        """Add a probe, a commit that can't be probed, or the end of a comparison's search.
 
-    def add(self, case: str, event: Event) -> None:
-        """Add a probe, or a commit that can't be probed."""
-        entry = {"case": case, "commit": self.request.commits[event.commit]}
-        if isinstance(event, Skip):
-            self._add({"kind": "skip", **entry, "reason": event.reason})
-            return
-        reference = None if event.reference is None else to_builtins(event.reference)
-        before = {} if event.before is None else {"before": self.request.commits[event.before]}
-        self._add(
-            {"kind": "probe", **entry, **before, "candidate": to_builtins(event.candidate), "reference": reference}
-        )
+        Raises:
+            SpecError: The file can't be written.
+        """
+        self.lines.append(Logged(case, event))
+        self._write()
 
-    def add_end(self, case: str, end: SearchEnd) -> None:
-        """Add the end of the search of a comparison."""
-        values = asdict(end) | {"outcome": end.outcome.value, "verdicts": [str(row) for row in end.verdicts]}
-        self._add({"kind": "end", "case": case, **values})
-
-    def _add(self, entry: dict[str, Any]) -> None:
-        self._entries.append(json.loads(json.dumps(entry, allow_nan=False)))
+    def _write(self) -> None:
         try:
-            write_text(self.path, "".join(json.dumps(one, sort_keys=True) + "\n" for one in self._entries))
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, "".join(f"{to_json(line)}\n" for line in (self.request, *self.lines)))
         except OSError as error:
             raise SpecError(f"{self.path}: can't be written: {error.strerror or error}") from None
-
-    def _event(self, entry: dict[str, Any]) -> Event:
-        commit = self._numbers[entry["commit"]]
-        if entry["kind"] == "skip":
-            return Skip(commit, entry["reason"])
-        reference = entry["reference"]
-        return Probe(
-            commit,
-            convert(entry["candidate"], LaunchFacts, str(self.path)),
-            None if reference is None else convert(reference, LaunchFacts, str(self.path)),
-            self._numbers[entry["before"]] if "before" in entry else None,
-        )
-
-    def _check_values(self, entry: dict[str, Any], where: str) -> None:
-        if "commit" in entry and self._numbers.get(entry["commit"], 0) == 0:
-            raise SpecError(f"{where}: $.commit: got {entry['commit']!r}, allowed is a commit of the search; {_REMEDY}")
-        if entry.get("before") not in (None, *self._numbers):
-            raise SpecError(f"{where}: $.before: got {entry['before']!r}, allowed is a commit of the search; {_REMEDY}")
-        named = [*entry.get("suspects", ()), *(row["commit"] for row in entry.get("probed", ()))]
-        if wrong := [number for number in named if number not in range(1, len(self._numbers))]:
-            most = len(self._numbers) - 1
-            raise SpecError(f"{where}: got {wrong[0]}, allowed is the number of a commit, 1 to {most}; {_REMEDY}")
-        if entry.get("metric") not in (None, "", *METRICS):
-            raise SpecError(f"{where}: $.metric: got {entry['metric']!r}, allowed is a metric; {_REMEDY}")
 
 
 def give(search: CommitSearch, event: Event) -> None:
@@ -216,60 +167,6 @@ def _is_asked_for(event: Event, step: NextLaunch) -> bool:
     return (event.commit, event.reference is not None, event.before) == (step.commit, step.paired, step.before)
 
 
-def _checked(line: str, where: str) -> dict[str, Any]:
-    try:
-        entry = parse_json(line, where)
-    except UnreadableFile as error:
-        raise SpecError(f"{error}; {_REMEDY}") from None
-    kind = entry.get("kind") if isinstance(entry, dict) else None
-    if kind not in _KINDS:
-        raise SpecError(f"{where}: kind is {kind!r}, allowed is one of {', '.join(_KINDS)}; {_REMEDY}")
-    problem = violation(entry, SCHEMA, kind)
-    if kind == "probe" and problem is None:
-        launches = [entry["candidate"], *([entry["reference"]] if entry["reference"] is not None else [])]
-        problem = next(filter(None, map(_violation_of_launch, launches)), None)
-    if problem is not None:
-        raise SpecError(f"{where}: {problem}; {_REMEDY}")
-    checked: dict[str, Any] = entry
-    return checked
-
-
-def _violation_of_launch(launch: dict[str, Any]) -> str | None:
-    try:
-        convert(launch, LaunchFacts, "launch")
-    except UnreadableFile as error:
-        return str(error)
-    return None
-
-
-def _request(entry: dict[str, Any]) -> SearchRequest:
-    return SearchRequest(
-        commits=tuple(entry["commits"]),
-        pytest=tuple(entry["pytest"]),
-        setup=tuple(tuple(command) for command in entry["setup"]),
-        environments=entry["environments"],
-        tolerances=entry["tolerances"],
-        metric=entry["metric"],
-    )
-
-
-def _end(entry: dict[str, Any]) -> LoggedEnd:
-    end = SearchEnd(
-        outcome=SearchOutcome(entry["outcome"]),
-        reason=entry["reason"],
-        suspects=tuple(entry["suspects"]),
-        probability=entry["probability"],
-        metric=entry["metric"],
-        change=entry["change"],
-        low=entry["low"],
-        high=entry["high"],
-        num_confirming=entry.get("num_confirming", 0),
-        probed=tuple(ProbedCommit(**row) for row in entry["probed"]),
-        notes=tuple(entry["notes"]),
-    )
-    return LoggedEnd(entry["case"], end, tuple(entry["verdicts"]))
-
-
 # Errors that count as a commit that does not start.
 _UNTESTABLE = (LaunchError, ResultError, SpecError, WorkloadFailed)
 _MAX_REASON = 300
@@ -282,8 +179,7 @@ class Bisection:
         """Prepare the search that ``log`` requests, for a pytest run in ``rootdir``."""
         self.log = log
         self.commits = log.request.commits
-        setup = Setup(log.request.setup, Path(log.request.environments))
-        self._references = References(None, rootdir, setup)
+        self._references = References(None, rootdir, log.request.setup, Path(log.request.environments))
 
     def commit(self, number: int) -> CommitReference:
         """Return a commit as a version to launch, counted from the good commit, which is number 0.
@@ -350,8 +246,8 @@ class Bisection:
         return (yield number)
 
     def _ended(self, case: str, end: SearchEnd) -> Verdicts:
-        if case not in [logged.case for logged in self.log.ends()]:
-            self.log.add_end(case, end)
+        if case not in self.log.ends():
+            self.log.add(case, end)
         if end.outcome is SearchOutcome.ABSENT:
             return Verdicts(case, end.verdicts)
         names = ", ".join(self.commits[number][:12] for number in end.suspects)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.cli.history import case_histories
-from pytest_aorta.cli.history_page import render
+from pytest_aorta.cli.history import case_histories, render
 from tests.unit.sample_history import commit_of, make_history
 
 DRAWN = "document.querySelectorAll('figure.plot[data-drawn] .uplot').length >= 2"

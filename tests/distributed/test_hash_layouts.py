@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.session.launcher import DistributedWorld
 
 NUM_LAYOUTS = 6
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.distributed.small_llama import trains_alike
+
 TRAINING = {"size": "debug", "n_layers": 3, "n_kv_heads": 4, "steps": 5, "warmup": 0}
 PP = {"pipeline_parallel_degree": 2, "gradient_accumulation": 2}
 # The global batch is four sequences in each layout.
@@ -28,18 +30,9 @@ UNCHANGED = {"lr": 1e-60, "steps": 1}
     ],
 )
 def test_stages_begin_with_the_whole_models_weights_and_train_alike(workload, layouts):
-    initial, trained = {}, {}
-    for layout in layouts:
-        initial[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout] | UNCHANGED).weight_hashes["1"]
-        trained[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
-    assert len(set(initial.values())) == 1, initial
-
-    reference = trained["fsdp 4"]
-    assert reference.weight_hashes["5"] != initial["fsdp 4"]
-    for layout, result in trained.items():
-        assert result.loss == pytest.approx(reference.loss, rel=1e-6), layout
-        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-6), layout
-        assert result.rank_metrics["num_parameters"] == reference.rank_metrics["num_parameters"], layout
+    chosen = {name: LAYOUTS[name] for name in layouts}
+    trained = trains_alike(workload, TRAINING, chosen, unchanged=UNCHANGED, rel_loss=1e-6, rel_norm=1e-6)
+    assert len({tuple(result.rank_metrics["num_parameters"]) for result in trained.values()}) == 1
 
 
 # Both worlds reduce gradients over two ranks. Only the order of the norm's sum differs, so without clipping no bit
@@ -91,9 +84,5 @@ def test_loaded_by_two(workload, axes):
 
 
 @pytest.mark.extended
-def test_stages_of_two_ranks_have_every_bit_of_two_ranks(pytester, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver")
-    result.assert_outcomes(passed=6)
+def test_stages_of_two_ranks_have_every_bit_of_two_ranks(inner, on_cpu):
+    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=6)

@@ -49,6 +49,6 @@ def test_frames_of_the_plugin_are_shown_under_full_trace_only(recorded, call):
     recorded.plant(raises=1)
     short = recorded.run().stdout.str()
     assert "pytest_aorta.LaunchError: " in short
-    assert "session/world.py" not in short
+    assert "session/launcher.py" not in short
     full = recorded.run("--full-trace").stdout.str()
-    assert "session/world.py" in full
+    assert "session/launcher.py" in full

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.common.gradients import total_norm, whole_norm
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_aorta.worker import RankEnv
+from tests.rank.ranks import fake_group
 from tests.rank.settings import default_config
 
 MODEL = {"n_layers": 3, "seq_len": 8, "batch_size": 1, "steps": 1, "warmup": 0, "max_grad_norm": None}
@@ -43,11 +44,7 @@ class Reduction(Collective):
 def make_workload(monkeypatch):
     """Return a function that returns the workload of rank 0 after setup()."""
 
-    def join(*_, **__):
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-        return torch.device("cpu")
-
-    monkeypatch.setattr(RankEnv, "join", join)
+    monkeypatch.setattr(RankEnv, "join", lambda *_, **__: groups.enter_context(fake_group(2)) or torch.device("cpu"))
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
 
@@ -56,9 +53,8 @@ def make_workload(monkeypatch):
         workload.setup()
         return workload
 
-    yield make
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with ExitStack() as groups:
+        yield make
 
 
 def events_of_a_step(workload):

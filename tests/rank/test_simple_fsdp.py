@@ -9,12 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.pipeline import keep_stage
 from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
@@ -37,6 +35,8 @@ with warnings.catch_warnings():
     )
     from aorta_workloads.llama_simple_fsdp.settings import GraphSettings
 
+from tests.rank.ranks import fake_group
+
 DEBUG = LlamaConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
 BOXED = passes.boxed_nop
 PLANNED = GraphSettings("aot_eager", "transformer_block", (), "registration", True, True)
@@ -47,9 +47,8 @@ EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "res
 
 @pytest.fixture(scope="module")
 def mesh():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield ParallelMesh.build(Degrees(1, 2, 1, 1), "cpu")
-    dist.destroy_process_group()
+    with fake_group(2):
+        yield ParallelMesh.build(Degrees(1, 2, 1, 1), "cpu")
 
 
 def make_model(config=DEBUG):

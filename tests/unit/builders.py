@@ -17,6 +17,7 @@ from pytest_aorta.plan.device_kind import Backend, Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import FailOn, LauncherKind, Options, Recording
 from pytest_aorta.plan.world import World
+from pytest_aorta.report.data import Case, Report, Test
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import PLAN_FILE
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
@@ -281,3 +282,14 @@ def _rank(times: list[float], number: int, changes: dict[str, Any]) -> RankResul
         "profile": Profile(**profile),
     }
     return RankResult(**defaults | given)
+
+
+def make_report(*tests: Test, **changes: Any) -> Report:
+    """Return a report of tests."""
+    return Report("run", "2026-01-02T03:04:05Z", "candidate", "baseline", tests, **changes)
+
+
+def make_test(nodeid: str, outcome: str, *cases: Case, **values: Any) -> Test:
+    """Return a test of a report; each case is one comparison of its record."""
+    comparisons = tuple(Comparison(f"{nodeid}::{case.name}", rows=case.verdicts) for case in cases)
+    return Test(TestRecord(nodeid, outcome=outcome, comparisons=comparisons, **values), cases)

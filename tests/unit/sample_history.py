@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.model import to_json
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.history import HistoryEntry
 from pytest_aorta.session.record import ComparedLaunch, Side
@@ -91,7 +92,7 @@ def write_history(folder: Path, entries: Sequence[HistoryEntry]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[str]] = defaultdict(list)
     for entry in entries:
-        runs[entry.run].append(entry.to_line())
+        runs[entry.run].append(f"{to_json(entry)}\n")
     for run, lines in runs.items():
         (folder / f"{run}.jsonl").write_text("".join(lines), encoding="utf-8")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_pairs
+from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_values
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import identity
@@ -42,18 +42,7 @@ class Difference:
         return self.candidate != self.reference and UNKNOWN not in (self.candidate, self.reference)
 
 
-@dataclass(frozen=True)
-class _RankTimes:
-    """The step times of one rank in a launch, in milliseconds; ``lag_ms`` is None where waits were not measured."""
-
-    rank: int
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-    lag_ms: float | None
-
-
-def severity(verdict: Verdict) -> int:
+def _severity(verdict: Verdict) -> int:
     """Return the rank of a verdict in :data:`SEVERITY`; 0 is the worst."""
     return SEVERITY.index(verdict.label)
 
@@ -65,16 +54,16 @@ def failing_first(report: Report) -> list[int]:
     """
 
     def key(place: int) -> tuple[bool, int]:
-        test = report.tests[place]
-        without = 0 if test.is_failing else len(SEVERITY)
-        return not test.is_failing, min(map(severity, test.verdicts), default=without)
+        record = report.tests[place].record
+        without = 0 if record.has_failed else len(SEVERITY)
+        return not record.has_failed, min(map(_severity, record.verdicts), default=without)
 
     return sorted(range(len(report.tests)), key=key)
 
 
 def compared(case: Case) -> list[Verdict]:
     """Return the verdicts of the metrics that were compared, the worst first."""
-    return sorted((row for row in case.verdicts if row.outcome is not Outcome.NOT_APPLICABLE), key=severity)
+    return sorted((row for row in case.verdicts if row.outcome is not Outcome.NOT_APPLICABLE), key=_severity)
 
 
 def not_applicable(case: Case) -> list[Verdict]:
@@ -85,7 +74,7 @@ def not_applicable(case: Case) -> list[Verdict]:
 def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
     """Return the entries of a test's heading, the worst first: an outcome with its metrics and their changes."""
     found: dict[Outcome, list[str]] = {}
-    for row in sorted(test.verdicts, key=severity):
+    for row in sorted(test.record.verdicts, key=_severity):
         if row.is_finding:
             change = "" if row.delta is None else f" {row.change.partition(' [')[0]}"
             found.setdefault(row.outcome, []).append(f"{row.metric}{change}")
@@ -94,18 +83,18 @@ def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
 
 def unremarkable(test: Test) -> str:
     """Return the number of a test's verdicts that are not findings, by label; the heading only counts these."""
-    counts = Counter(row.label for row in test.verdicts if not row.is_finding)
+    counts = Counter(row.label for row in test.record.verdicts if not row.is_finding)
     return ", ".join(f"{counts[label]} {label}" for label in SEVERITY if counts[label])
 
 
 def notes(test: Test) -> list[str]:
     """Return the notes of a test that the text of its failure does not contain."""
-    return [note for note in test.notes if note not in test.failure]
+    return [note for note in (*test.record.traces, *test.record.notes) if note not in test.failure]
 
 
 def largest_change(test: Test) -> float:
     """Return the largest change of a test in tolerances; 0 where no verdict has a change and a tolerance."""
-    changes = ((abs(row.delta), row.tolerance.value) for row in test.verdicts if row.delta is not None)
+    changes = ((abs(row.delta), row.tolerance.value) for row in test.record.verdicts if row.delta is not None)
     return max((change / allowed for change, allowed in changes if allowed), default=0.0)
 
 
@@ -128,7 +117,7 @@ def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:
     """
     if report.run and not report.has_result:
         return {report.candidate: dict(report.run)}
-    cases = [case for test in report.tests for case in test.cases]
+    cases = report.cases
     names = {case.reference_name for case in cases if case.reference}
     name = names.pop() if len(names) == 1 else AB_REFERENCE
     candidates, references = ([launch.facts for case in cases for launch in getattr(case, side)] for side in _SIDES)
@@ -143,54 +132,32 @@ def provenance_of_case(case: Case, candidate: str) -> dict[str, dict[str, str]]:
 
 
 def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> dict[str, dict[str, str]]:
-    found = {}
-    for name, launches in sides.items():
-        if launches:
-            columns = zip(*map(provenance_pairs, launches), strict=True)
-            found[name] = {pairs[0][0]: _joined(pairs[0][0], [value for _, value in pairs]) for pairs in columns}
-    return found
+    return {
+        name: {label: _joined(label, values) for label, values in provenance_values(launches).items()}
+        for name, launches in sides.items()
+        if launches
+    }
 
 
 def _joined(label: str, values: Sequence[str]) -> str:
-    """Return the distinct values as one text; for times, the first and the last."""
-    distinct = list(dict.fromkeys(values))
     if label == "measured":
-        first, last = min(distinct), max(distinct)
-        return first if first == last else f"{first} to {last}"
-    shown = distinct[:MAX_VALUES]
-    return "; ".join([*shown, f"and {len(distinct) - len(shown)} more"] if len(distinct) > len(shown) else shown)
-
-
-def rank_times(launch: Launch) -> list[_RankTimes]:
-    """Return one row per rank."""
-    times_ms = np.asarray(launch.result.rank_step_times_ms)
-    columns = np.quantile(times_ms, (0.5, 0.99, 1.0), axis=1).T.tolist()
-    lags = launch.facts.rank_lag_ms
-    return [
-        _RankTimes(rank, p50, p99, peak, lags[rank] if lags else None) for rank, (p50, p99, peak) in enumerate(columns)
-    ]
+        return " to ".join(values)
+    rest = len(values) - MAX_VALUES
+    return "; ".join([*values[:MAX_VALUES], *([f"and {rest} more"] if rest > 0 else [])])
 
 
 def environment_rows(case: Case) -> list[Difference]:
     """Return the environments of the first candidate launch and of the other side; differences first."""
-    if not case.candidate:
-        return []
-    return _differences(case.candidate[0].result.environment, _other_environment(case))
+    stored = case.others[-1].environment if case.others else {}
+    other = case.reference[0].result.environment if case.reference else stored
+    return _differences(case.candidate[0].result.environment, other)
 
 
 def config_rows(case: Case) -> list[Difference]:
     """Return the configs of the first candidate launch and of the other side; differences first."""
-    if not case.candidate:
-        return []
     stored = case.baseline.config if case.baseline else {}
     other = case.reference[0].result.config if case.reference else stored
     return _differences(identity(case.candidate[0].result.config), identity(other))
-
-
-def _other_environment(case: Case) -> Mapping[str, Any]:
-    if case.reference:
-        return case.reference[0].result.environment
-    return case.others[-1].environment if case.others else {}
 
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Difference]:
@@ -235,6 +202,7 @@ def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
         return None
     low = verdict.delta if verdict.low is None else verdict.low
     high = verdict.delta if verdict.high is None else verdict.high
+    times = abs(verdict.delta) / tolerance
     low_at, middle, high_at = (_position(end / tolerance) for end in (low, verdict.delta, high))
     return _IntervalMarks(
         low_at,
@@ -245,7 +213,7 @@ def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
         upper_limit=_position(1.0),
         left=low < -REACH * tolerance,
         right=high > REACH * tolerance,
-        times_allowed=_times(abs(verdict.delta) / tolerance),
+        times_allowed=f"{times:,.{0 if times >= 9.95 else 1}f}\N{MULTIPLICATION SIGN}",
     )
 
 
@@ -257,14 +225,6 @@ def _position(tolerances: float) -> float:
 def _scaled(tolerances: float) -> float:
     size = min(abs(tolerances), REACH)
     return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
-
-
-def _times(tolerances: float) -> str:
-    return (
-        f"{tolerances:,.1f}\N{MULTIPLICATION SIGN}"
-        if tolerances < 9.95
-        else f"{tolerances:,.0f}\N{MULTIPLICATION SIGN}"
-    )
 
 
 # Names of the sides that have launches of their own.
@@ -279,7 +239,7 @@ FRACTIONS = (*_SAMPLE_FRACTIONS, 0.99, 1.0)
 
 def numbers_a_launch(report: Report) -> int:
     """Return how many step times per launch the page may contain, so that the page of a large session still opens."""
-    launches = sum(len(case.candidate) + len(case.reference) for test in report.tests for case in test.cases)
+    launches = sum(len(case.candidate) + len(case.reference) for case in report.cases)
     return max(_LEAST_NUMBERS, MAX_NUMBERS // max(1, launches))
 
 
@@ -289,7 +249,7 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     return {
         "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
         "fractions": FRACTIONS,
-        "curves": [_step_quantiles(launch) for launch in case.candidate],
+        "curves": _step_quantiles(case.candidate),
         "bands": list(_bands(case)),
         "reference": case.reference_name,
         "timeline": _timeline(case.candidate),
@@ -315,24 +275,27 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
     }
 
 
-def _step_quantiles(launch: Launch) -> list[float]:
-    """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`."""
-    return _rounded(np.quantile(launch.result.step_times_ms, FRACTIONS))
-
-
-def _stored_quantiles(facts: LaunchFacts) -> list[float]:
-    times = facts.step_time_ms
-    return [*_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)), times["p99"], times["max"]]
+def _step_quantiles(launches: Sequence[Launch]) -> list[list[float]]:
+    """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`, of each launch."""
+    return [_rounded(np.quantile(launch.result.step_times_ms, FRACTIONS)) for launch in launches]
 
 
 def _bands(case: Case) -> Iterator[dict[str, Any]]:
     """Yield the ranges of the A/B reference and of the stored baseline, as far as the case has them."""
     if case.reference:
-        curves = [_step_quantiles(launch) for launch in case.reference]
-        yield _band(REFERENCE, case.reference_name, curves, [launch.facts for launch in case.reference])
+        facts = [launch.facts for launch in case.reference]
+        yield _band(REFERENCE, case.reference_name, _step_quantiles(case.reference), facts)
     if case.baseline:
         center = case.baseline.center_launches
-        yield _band("baseline", case.baseline_name, [_stored_quantiles(facts) for facts in center], center)
+        curves = [
+            [
+                *_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)),
+                facts.step_time_ms["p99"],
+                facts.step_time_ms["max"],
+            ]
+            for facts in center
+        ]
+        yield _band("baseline", case.baseline_name, curves, center)
 
 
 def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Sequence[LaunchFacts]) -> dict[str, Any]:

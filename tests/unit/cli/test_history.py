@@ -65,7 +65,7 @@ def hashes(*texts):
 def test_launches_of_one_commit_are_one_version_and_the_median_counts():
     history = one([make_entry(0, 10.0), make_entry(1, 12.0), make_entry(0, 11.0, 15.0)])
     assert [version.commit for version in history.versions] == [commit_of(0), commit_of(1)]
-    assert [point.value for point in history.points("step_time_p50")] == [11.0, 12.0]
+    assert history.points("step_time_p50") == [(0, 11.0), (1, 12.0)]
 
 
 def test_uncommitted_changes_of_two_runs_are_two_versions():

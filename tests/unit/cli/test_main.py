@@ -44,13 +44,6 @@ def store(**changes) -> Path:
     return write_baseline(Path("baselines"), make_baseline(**changes))
 
 
-def thinnable(count: int = 6) -> Path:
-    """Store the first case with a center of two launches in revision 2 and ``count`` launches of revision 1."""
-    old = tuple(launch(10.0, day, center=False) for day in range(1, count + 1))
-    new = tuple(launch(10.0, day, revision=2) for day in (20, 21))
-    return store(launches=(*old, *new), forced={"1": "a noisy day", "2": "again"})
-
-
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
     code = cli.main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
@@ -308,7 +301,7 @@ def test_module_is_the_command_and_imports_no_torch(here):
     assert done.returncode == 0
     assert CASE in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "pytest_aorta.cli.baseline_files" in imported
+    assert "pytest_aorta.verdict.baseline" in imported
     assert {name for name in imported if name.partition(".")[0] == "torch"} == set()
 
 

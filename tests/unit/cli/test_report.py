@@ -12,7 +12,7 @@ from pytest_aorta.cli.main import main
 from pytest_aorta.cli.report import labelled, sides
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import write_json
-from pytest_aorta.report.from_results import dataset_report
+from pytest_aorta.report.data import dataset_report
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import make_result
 
@@ -44,10 +44,10 @@ def report_of(old, new):
 
 def test_tests_are_matched_by_folder_and_compared(two):
     slower, same = report_of(*two).tests
-    assert (slower.nodeid, slower.outcome, len(slower.cases[0].candidate)) == ("test-a", "failed", 3)
-    assert {row.metric: row.outcome for row in slower.verdicts}["step_time_p50"] is Outcome.REGRESSION
-    assert (same.nodeid, same.outcome) == ("test-b", "compared")
-    assert [str(row.reference) for row in slower.verdicts] == ["old"]
+    assert (slower.record.nodeid, slower.record.outcome, len(slower.cases[0].candidate)) == ("test-a", "failed", 3)
+    assert {row.metric: row.outcome for row in slower.record.verdicts}["step_time_p50"] is Outcome.REGRESSION
+    assert (same.record.nodeid, same.record.outcome) == ("test-b", "compared")
+    assert [str(row.reference) for row in slower.record.verdicts] == ["old"]
 
 
 def test_launches_that_ended_without_a_result_are_counted(two):
@@ -63,7 +63,7 @@ def test_launches_that_ended_without_a_result_are_counted(two):
     (new / "test-a" / "09-fsdp").mkdir()
     write_json(new / "test-a" / "09-fsdp" / "plan.json", {"reference": None})
     report = report_of(old, new)
-    assert [remark.text for remark in report.remarks] == ["9 in total", "1 launch failed"]
+    assert list(report.remarks) == ["9 in total", "1 launch failed"]
 
 
 def test_results_are_read_while_a_session_deletes_a_folder_among_them(two, monkeypatch):
@@ -99,15 +99,20 @@ def test_launches_of_different_configs_are_not_compared_if_one_side_lacks_a_conf
     keep(new, "test-b", 10.0)
     without, _, overlapped = report_of(old, new).tests
     assert [launch.result.config for launch in without.cases[0].reference] == [{"overlap": False}]
-    assert (overlapped.outcome, overlapped.notes) == ("measured", ("only in old: no result to compare with",))
+    assert (overlapped.record.outcome, overlapped.record.notes) == (
+        "measured",
+        ["only in old: no result to compare with"],
+    )
 
 
 def test_two_single_files_of_different_configs_and_workloads_are_compared_with_a_note(tmp_path):
     old = keep(tmp_path, "x", 10.0, config={"steps": 20, "overlap": True})
     new = keep(tmp_path, "y", 10.0, config={"steps": 20, "batch": 4}, workload="other")
     (test,) = report_of(old, new).tests
-    assert test.verdicts
-    assert "old ran toy with no key batch, overlap=True; new ran other with batch=4, no key overlap" in test.notes
+    assert test.record.verdicts
+    assert (
+        "old ran toy with no key batch, overlap=True; new ran other with batch=4, no key overlap" in test.record.notes
+    )
 
 
 def test_reasons_name_the_other_label_not_a_baseline(tmp_path):
@@ -121,7 +126,7 @@ def test_reasons_name_the_other_label_not_a_baseline(tmp_path):
     report = report_of(tmp_path / "old", tmp_path / "new")
     assert report.warnings == ()
     (test,) = report.tests
-    row = next(row for row in test.verdicts if row.metric == "weight_hash")
+    row = next(row for row in test.record.verdicts if row.metric == "weight_hash")
     assert (row.outcome, row.reason) == (Outcome.NOT_APPLICABLE, "torch is '2.12.0', the old's '2.11.0'")
 
 
@@ -129,14 +134,14 @@ def test_what_only_one_side_has_is_reported_and_not_compared(two):
     old, new = two
     keep(new, "test-c", 5.0)
     added = report_of(old, new).tests[-1]
-    assert (added.nodeid, added.outcome, added.verdicts) == ("test-c", "measured", ())
-    assert added.notes == ("only in new: no result to compare with",)
+    assert (added.record.nodeid, added.record.outcome, added.record.verdicts) == ("test-c", "measured", [])
+    assert added.record.notes == ["only in new: no result to compare with"]
 
 
 def test_two_single_files_are_compared_whatever_they_are_called(tmp_path):
     old, new = keep(tmp_path, "x", 10.0), keep(tmp_path, "y", 10.0)
     (test,) = report_of(old, new).tests
-    assert test.verdicts
+    assert test.record.verdicts
 
 
 def test_launches_of_a_reference_version_are_left_out_with_a_warning(two):
@@ -151,8 +156,8 @@ def test_wrong_numbers_fail_and_the_failed_checks_are_the_evidence(tmp_path):
     old = keep(tmp_path / "old", "a", 10.0)
     new = keep(tmp_path / "new", "a", 10.0, passed=False, failure_count=3)
     (test,) = report_of(old, new).tests
-    assert test.outcome == "failed"
-    assert "3 of its own checks failed" in test.failure
+    assert test.record.outcome == "failed"
+    assert "3 of its own checks failed" in test.record.failure
 
 
 def test_command_writes_the_page_and_the_summary(two, tmp_path, capsys):

@@ -12,7 +12,6 @@ import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli import run as run_command
-from pytest_aorta.cli import run as trials
 from pytest_aorta.cli.run import APPEND, summary_lines, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
@@ -186,9 +185,9 @@ def test_number_of_a_trial_that_cannot_be_written_stays_free(tmp_path, monkeypat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(trials, "write_json", full)
+    monkeypatch.setattr(run_command, "write_json", full)
     with pytest.raises(ResultError, match=r"trial_0\.json: can't be written: No space left on device"):
-        write_trial(tmp_path / "trial_0.json", make_result([[1.0]]), APPEND)
+        write_trial(tmp_path, 0, make_result([[1.0]]), APPEND)
     assert list(tmp_path.glob("trial*")) == []
 
 

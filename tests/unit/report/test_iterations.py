@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from pytest_aorta.common.schema import violation
-from pytest_aorta.report.from_results import dataset_report
+from pytest_aorta.report.data import dataset_report
 from pytest_aorta.report.timeline import write_iterations
 from pytest_aorta.report.write import SCHEMA, summary, write_report
 from tests.unit.builders import make_result

@@ -16,7 +16,6 @@ from pytest_aorta.common.text import printable
 from pytest_aorta.report.markdown import (
     MAX_BYTES,
     MAX_COMMENT_BYTES,
-    RunFacts,
     escaped,
     headline,
     markdown,
@@ -116,7 +115,7 @@ def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, 
 
 
 def test_interrupted_run_is_not_a_success():
-    assert markdown([GOOD], RunFacts(is_cut_short=True)).startswith(CROSS + "pytest-aorta: the run ended early")
+    assert markdown([GOOD], is_cut_short=True).startswith(CROSS + "pytest-aorta: the run ended early")
 
 
 def test_verdict_that_does_not_apply_is_not_a_finding():
@@ -148,8 +147,10 @@ def test_metrics_without_a_baseline_share_a_row_per_comparison():
 
 
 def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
-    run = RunFacts(repeated=("--aorta-gpus=4", "-o", "aorta_progress=a b"))
-    evidence, command = Page(markdown([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], run)).texts["pre"]
+    repeated = ("--aorta-gpus=4", "-o", "aorta_progress=a b")
+    evidence, command = Page(markdown([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], repeated=repeated)).texts[
+        "pre"
+    ]
     assert evidence == "why <b>\n\n# x"
     assert shlex.split(command) == ["pytest", "a.py::test_x[$HOME 'q'-1]", "--aorta-gpus=4", "-o", "aorta_progress=a b"]
 
@@ -162,7 +163,7 @@ def test_command_is_quoted_for_a_shell(nodeid, repeated):
 @given(TEXTS, TEXTS, TEXTS)
 def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     record = make_record(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
-    page = Page(markdown([record], RunFacts(("pytest", failure), (nodeid,))))
+    page = Page(markdown([record], command=("pytest", failure), repeated=(nodeid,)))
     assert (page.wrong, page.open) == ([], [])
     assert set(page.tags) <= EXPECTED
     assert page.tags.count("details") == page.tags.count("table") == 1
@@ -196,7 +197,7 @@ def test_references_and_addresses_are_text_wherever_they_stand(text):
         f"a.py::t[{text}]", [make_verdict(Outcome.REGRESSION, detail=text)], outcome="failed", failure=text,
     )  # fmt: skip
     record = replace(record, comparisons=(*record.comparisons, compared("a", launch)))
-    page = Page(markdown([record], RunFacts(("pytest", text), (text,))))
+    page = Page(markdown([record], command=("pytest", text), repeated=(text,)))
     assert "a" not in page.tags
     # GitHub and GitLab look for links neither in code nor in preformatted text.
     inert = page.texts["code"] + page.texts["pre"]
@@ -226,7 +227,7 @@ def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests,
 @given(st.integers(1, 60), st.integers(0, 30_000), st.integers(2_000, MAX_COMMENT_BYTES))
 def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, limit):
     failed = [replace(FAILED, nodeid=f"a.py::{n}", comparisons=(), failure="<" * length) for n in range(tests)]
-    text = markdown(failed, RunFacts(("pytest", "x" * length)), limit)
+    text = markdown(failed, command=("pytest", "x" * length), max_bytes=limit)
     assert len(text.encode()) <= limit
     page = Page(text)
     assert (page.wrong, page.open) == ([], [])
@@ -258,7 +259,7 @@ def test_provenance_is_folded_and_lists_values_that_differ():
     record = replace(GOOD, comparisons=(first, reference))
     on_h200 = measured(environment={"torch": "2.13.0", "device_name": "NVIDIA H200"})
     other = replace(GOOD, comparisons=(compared("b", on_h200),))
-    page = Page(markdown([record, other], RunFacts(("pytest", "-k", "two words"))))
+    page = Page(markdown([record, other], command=("pytest", "-k", "two words")))
     assert page.texts["summary"] == ["Measured: commit c0ffee00c0ff and changes, torch 2.13.0"]
     assert page.texts["li"] == [
         "commit: c0ffee00c0ff and changes",

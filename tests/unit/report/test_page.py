@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.report import write
-from pytest_aorta.report.data import Case, Launch, Report, Test, session_report
+from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
 from pytest_aorta.report.write import require_packages, write_report, write_session_reports
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.session.record import TestRecord, properties
+from pytest_aorta.session.record import LaunchNote, TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
     compared,
@@ -25,9 +25,12 @@ from tests.unit.builders import (
     make_options,
     make_provenance,
     make_record,
+    make_report,
     make_result,
+    make_test,
     make_verdict,
     ran,
+    replace,
 )
 from tests.unit.sample_run import make_run
 
@@ -68,8 +71,9 @@ class Reader(HTMLParser):
 def as_report(nodeid: str, **changes) -> Report:
     result = make_result([[10.0, 11.0], [10.0, 12.0]], environment={"torch": EVIL}, config={EVIL: EVIL})
     case = Case(EVIL, (make_verdict(Outcome.REGRESSION, detail=EVIL),), (Launch(1, result, launch_facts(result)),))
-    test = Test(nodeid, **({"outcome": "failed", "failure": EVIL, "notes": (EVIL,), "cases": (case,)} | changes))
-    return Report(EVIL, "2026-01-02T03:04:05Z", "candidate", "baseline", (test,), (EVIL,))
+    launches = (LaunchNote(has_result=True, traces=(EVIL,)),)
+    test = make_test(nodeid, "failed", case, **({"failure": EVIL, "launches": launches} | changes))
+    return replace(make_report(test, warnings=(EVIL,)), title=EVIL)
 
 
 def test_text_of_a_test_stays_text_wherever_it_is_shown():
@@ -102,7 +106,7 @@ def test_long_evidence_is_cut_and_says_so():
 
 
 def test_page_of_nothing_is_a_page():
-    assert "Nothing was compared." in render(Report("run", "now", "candidate", "baseline", ()))
+    assert "Nothing was compared." in render(make_report())
 
 
 def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.report.data import Case, Launch, Report, Test, session_report
+from pytest_aorta.report.data import Case, Launch, session_report
 from pytest_aorta.report.page.rows import (
     compared_with,
     largest_change,
@@ -17,7 +17,7 @@ from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
-from tests.unit.builders import make_baseline, make_provenance, make_result, make_verdict, ran
+from tests.unit.builders import make_baseline, make_provenance, make_report, make_result, make_test, make_verdict, ran
 
 
 @pytest.mark.parametrize(
@@ -43,23 +43,19 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
         make_verdict(Outcome.REGRESSION, delta=0.0831, low=0.06, high=0.1),
         make_verdict(Outcome.REGRESSION, metric="step_time_p99", delta=-0.5),
     )
-    test = Test("a::b", "failed", cases=(Case("c", verdicts),))
+    test = make_test("a::b", "failed", Case("c", verdicts))
     assert notable(test) == [
         (Outcome.REGRESSION, ["step_time_p50 +8.31%", "step_time_p99 -50.0%"]),
         (Outcome.MISSING, ["peak_memory_bytes"]),
     ]
     assert unremarkable(test) == "1 expected regression, 1 pass, 1 not applicable"
     assert largest_change(test) == 10.0
-    assert largest_change(Test("a::c", "failed")) == 0.0
+    assert largest_change(make_test("a::c", "failed")) == 0.0
 
 
 def measured(**changes) -> Launch:
     result = make_result([[10.0, 11.0]], provenance=make_provenance(**changes))
     return Launch(1, result, launch_facts(result))
-
-
-def as_report(*cases: Case) -> Report:
-    return Report("run", "2026-01-02T03:04:05Z", "candidate", "baseline", (Test("a::b", "passed", cases=cases),))
 
 
 def test_provenance_lists_each_value_once_and_the_first_and_last_time():
@@ -77,7 +73,10 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
     assert candidate["measured"] == "2026-01-02T03:04:05Z to 2026-01-02T03:04:06Z"
     assert (candidate["branch"], candidate["command"]) == ("main", "pytest -k 'a b'")
     assert table["A/B reference main"]["commit"] == "beefbeefbeef"
-    assert list(provenance_of_report(as_report(case))) == ["candidate", "A/B reference main"]
+    assert list(provenance_of_report(make_report(make_test("a::b", "passed", case)))) == [
+        "candidate",
+        "A/B reference main",
+    ]
 
 
 def test_many_commits_of_one_side_are_counted():
@@ -87,7 +86,7 @@ def test_many_commits_of_one_side_are_counted():
 
 
 def test_provenance_of_nothing_has_no_side():
-    assert provenance_of_report(as_report()) == {}
+    assert provenance_of_report(make_report()) == {}
 
 
 # Totals
@@ -101,9 +100,9 @@ def test_failed_launches_and_failures_before_a_launch_are_counted():
         TestRecord("a::w", outcome="skipped", lacked_devices="needs 8 GPUs"),
     ]
     remarks = session_report(records, title="").remarks
-    assert [(remark.text, remark.is_failure) for remark in remarks] == [
-        ("4 in total", False),
-        ("2 launches failed", True),
-        ("1 test failed before a launch", True),
-        ("1 test skipped for lack of devices", False),
-    ]
+    assert remarks == {
+        "4 in total": False,
+        "2 launches failed": True,
+        "1 test failed before a launch": True,
+        "1 test skipped for lack of devices": False,
+    }

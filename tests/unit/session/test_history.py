@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.model import to_json
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session import history as entries
 from pytest_aorta.session.history import (
     MAX_COMMAND,
-    history_entries,
     keep_history,
     parse_entry,
     read_history,
@@ -84,7 +84,7 @@ def test_value_that_does_not_fit_the_schema_is_not_written(tmp_path):
 
 def test_change_without_a_number_is_null_and_an_expected_regression_is_kept_as_such():
     row = make_verdict(Outcome.REGRESSION, is_expected=True, delta=float("inf"), low=0.0)
-    (read,) = parse_entry(make_entry().replace(verdicts=(row,)).to_line().encode(), "f").verdicts
+    (read,) = parse_entry(to_json(make_entry().replace(verdicts=(row,))).encode(), "f").verdicts
     assert (read.label, read.delta, read.low) == ("expected regression", None, 0.0)
 
 
@@ -93,9 +93,9 @@ def test_launches_of_update_baselines_belong_to_the_revision_that_was_written(tm
         case=CASE, launches=(*stored(make_facts(), center=False), *stored(make_facts(), revision=2))
     )
     write_baseline(tmp_path, baseline)
-    learned = record(rows=(), new=NewLaunches(make_baseline(case=CASE)))
-    assert history_entries([learned], "run", "pytest", tmp_path)[0].revision == 2
-    assert history_entries([record(rows=())], "run", "pytest", tmp_path)[0].revision is None
+    records = [record(rows=(), new=NewLaunches(make_baseline(case=CASE))), record(rows=())]
+    keep_history(records, [], make_options(history=tmp_path / "history", baselines_dir=tmp_path))
+    assert [entry.revision for entry in read_history(tmp_path / "history")[0]] == [2, None]
 
 
 def test_bad_lines_are_named_and_the_others_are_read(tmp_path):
@@ -115,7 +115,7 @@ def test_bad_lines_are_named_and_the_others_are_read(tmp_path):
 
 
 def test_moment_that_does_not_exist_is_a_problem_of_its_line():
-    line = make_entry().to_line().replace("2026-01-05T", "2026-13-05T")
+    line = to_json(make_entry()).replace("2026-01-05T", "2026-13-05T")
     with pytest.raises(AortaError, match=r"^f:7: \$\.launches\[0\]\.facts: recorded_at: got '2026-13-05T"):
         parse_entry(line.encode(), "f:7")
 

@@ -36,7 +36,7 @@ def log(tmp_path: Path) -> SearchLog:
         event = Skip(4, "does not start") if step.commit == 4 else probe(step.commit, paired=step.paired)
         give(searched, event)
         log.add(CASE, event)
-    log.add_end(CASE, step)
+    log.add(CASE, step)
     return log
 
 
@@ -45,8 +45,8 @@ def test_log_is_read_as_it_was_written(log):
     assert again.request == REQUEST
     assert again.events(CASE) == log.events(CASE)
     assert {type(event) for event in again.events(CASE)} == {Probe, Skip}
-    [ended] = again.ends()
-    assert (ended.case, ended.end.outcome, ended.end.suspects) == (CASE, SearchOutcome.FOUND, (4, 5))
+    assert again.ends() == log.ends()
+    assert (again.ends()[CASE].outcome, again.ends()[CASE].suspects) == (SearchOutcome.FOUND, (4, 5))
     assert again.events("another case") == []
 
 
@@ -71,7 +71,7 @@ def timed_log(tmp_path: Path) -> SearchLog:
         event = Probe(step.commit, launch(step.commit), launch(step.before or 0), step.before)
         give(searched, event)
         log.add(CASE, event)
-    log.add_end(CASE, step)
+    log.add(CASE, step)
     return log
 
 
@@ -83,8 +83,7 @@ def test_pairs_that_confirm_a_commit_are_read_as_they_were_written_and_replayed(
     again = SearchLog.read(timed_log.path)
     assert again.events(CASE) == timed_log.events(CASE)
     assert [event.before for event in again.events(CASE)][-5:] == [3] * 5
-    [ended] = again.ends()
-    assert (ended.end.suspects, ended.end.num_confirming) == ((4,), 5)
+    assert (again.ends()[CASE].suspects, again.ends()[CASE].num_confirming) == ((4,), 5)
     searched = timed_search()
     assert again.replay(CASE, searched)
     end = searched.next()
@@ -92,30 +91,12 @@ def test_pairs_that_confirm_a_commit_are_read_as_they_were_written_and_replayed(
     assert (end.suspects, end.num_confirming) == ((4,), 5)
 
 
-def test_end_of_an_older_version_has_no_confirming_pairs(timed_log):
-    lines = [json.loads(line) for line in timed_log.path.read_text().splitlines()]
-    del lines[-1]["num_confirming"]
-    timed_log.path.write_text("\n".join(map(json.dumps, lines)))
-    assert SearchLog.read(timed_log.path).ends()[0].end.num_confirming == 0
-
-
-@pytest.mark.parametrize("before", [COMMITS[2], None])
+@pytest.mark.parametrize("before", [2, 40, None])
 def test_pair_with_another_commit_than_the_search_asks_for_is_refused(timed_log, before):
-    lines = [json.loads(line) for line in timed_log.path.read_text().splitlines()]
-    del lines[-2]["before"]
-    if before is not None:
-        lines[-2]["before"] = before
-    timed_log.path.write_text("\n".join(map(json.dumps, lines)))
+    lines = timed_log.path.read_text().splitlines()
+    timed_log.path.write_text("\n".join([*lines[:-2], changed(lines[-2], before=before), lines[-1]]))
     with pytest.raises(SpecError, match="is not what the search asks for"):
         SearchLog.read(timed_log.path).replay(CASE, timed_search())
-
-
-def test_confirming_pair_with_a_commit_outside_the_search_is_refused(timed_log):
-    lines = timed_log.path.read_text().splitlines()
-    timed_log.path.write_text("\n".join([*lines[:-2], changed(lines[-2], before="f" * 40), lines[-1]]))
-    message = rf"line {len(lines) - 1}: \$.before: got 'f*', allowed is a commit of the search"
-    with pytest.raises(SpecError, match=message):
-        SearchLog.read(timed_log.path)
 
 
 def test_log_of_another_search_is_refused(log):
@@ -129,24 +110,15 @@ def test_log_of_another_search_is_refused(log):
     ("damage", "message"),
     [
         (lambda lines: [*lines[:-1], lines[-1][:-40]], "line 10: not valid JSON"),
-        (lambda lines: ["", *lines], "line 1: not valid JSON"),
-        (lambda lines: [], "the first line, and no other, has to describe the search"),
-        (lambda lines: lines[1:], "the first line, and no other, has to describe the search"),
-        (lambda lines: [lines[0], *lines], "the first line, and no other, has to describe the search"),
-        (lambda lines: [lines[0], "[]"], "line 2: kind is None, allowed is one of search, probe, skip, end"),
-        (lambda lines: [lines[0], changed(lines[1], kind="prob")], "line 2: kind is 'prob'"),
-        (lambda lines: [lines[0], changed(lines[1], case="")], r"line 2: \$.case: got"),
-        (lambda lines: [lines[0], changed(lines[1], candidate={})], "line 2: .*required"),
-        (lambda lines: [lines[0], changed(lines[1], commit="f" * 40)], "allowed is a commit of the search"),
-        (lambda lines: [lines[0], changed(lines[1], commit=COMMITS[0])], "allowed is a commit of the search"),
-        (lambda lines: [changed(lines[0], schema_version=2)], r"line 1: \$.schema_version: got 2"),
-        (lambda lines: [*lines[:-1], changed(lines[-1], metric="speed")], "allowed is a metric"),
-        (lambda lines: [changed(lines[0], metric="speed")], "line 1: .*allowed is a metric"),
-        (lambda lines: [*lines[:-1], changed(lines[-1], suspects=[9])], "allowed is the number of a commit"),
-        (
-            lambda lines: [lines[0], lines[1].replace("2026-01-02T", "2026-13-02T")],
-            "line 2: .*recorded_at: got '2026-13-02T03:04:05Z', allowed is a moment",
-        ),
+        (lambda lines: ["", *lines], "line 1: empty"),
+        (lambda lines: [], "line 1: empty"),
+        (lambda lines: lines[1:], r"line 1: \$: unknown key 'case'"),
+        (lambda lines: [lines[0], *lines], r"line 2: \$: unknown key 'commits'"),
+        (lambda lines: [lines[0], "[]"], "line 2: .*Expected `object`"),
+        (lambda lines: [lines[0], changed(lines[1], kind="prob")], "line 2: .*Invalid value 'prob'"),
+        (lambda lines: [lines[0], changed(lines[1], candidate={})], "line 2: .*missing required field"),
+        (lambda lines: [lines[0], changed(lines[1], commit="f" * 40)], "line 2: .*Expected `int`"),
+        (lambda lines: [lines[0].replace('"schema_version":2', '"schema_version":1')], r"\$.schema_version: got 1"),
     ],
 )
 def test_malformed_line_is_an_error_that_names_it(log, damage: Callable[[list[str]], list[str]], message: str):
@@ -163,4 +135,6 @@ def test_absent_log_is_an_error(tmp_path):
 
 
 def changed(line: str, **values: object) -> str:
-    return json.dumps(json.loads(line) | values)
+    """Return a line whose event has other values."""
+    document = json.loads(line)
+    return json.dumps(document | {"event": document["event"] | values})
