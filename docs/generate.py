@@ -34,7 +34,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 # Layouts are declared beside the test that launches them.
 sys.path.insert(0, str(ROOT))
-from tests.distributed.layouts import COLUMNS, LAYOUTS, REFERENCE, Layout  # noqa: E402
+from tests.distributed.layouts import COLLECTIVES, COLUMNS, LAYOUTS, REFERENCE, Layout  # noqa: E402
 
 BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
@@ -98,6 +98,16 @@ def _cell(difference: str | None) -> str:
     if difference is None:
         return "no test"
     return f"differs: {difference}" if difference else "equal"
+
+
+def collectives() -> str:
+    """Return the table of the collectives of a step, by process group, kind and number."""
+    rows = ((layout.name, *(COLLECTIVES[layout.name].get(name, "") for name in WORKLOADS)) for layout in LAYOUTS)
+    shown = ((name, eager, "the same" if traced == eager else traced) for name, eager, traced in rows)
+    return table(("layout", *(f"`{name}`" for name in WORKLOADS)), shown)
+
+
+WORKLOADS = (REFERENCE, "llama_simple_fsdp")
 
 
 def config_keys() -> str:
@@ -281,6 +291,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "config-keys": config_keys,
     "layouts": layouts,
+    "collectives": collectives,
     "schemas": schemas,
 }
 

@@ -177,8 +177,8 @@ def _leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
 
 
 def _name(entry: dict[str, Any]) -> str:
-    """Return a name of a collective that is the same on every rank."""
-    return f"{entry['process_group'][0]}/{entry['collective_seq_id']}/{entry['profiling_name']}"
+    """Return a name of a collective that is the same on every rank, with the name and description of its group."""
+    return f"{' '.join(entry['process_group'])}/{entry['collective_seq_id']}/{entry['profiling_name']}"
 
 
 def _flight_records(dump: str) -> list[dict[str, Any]] | None:

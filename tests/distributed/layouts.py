@@ -6,8 +6,10 @@ docs/parallelism.md from the same declarations.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -45,6 +47,8 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "inductor": {"backend": "inductor"},
 }
 REFERENCE = "llama_fsdp2"
+# The collectives of a step, by layout and workload.
+COLLECTIVES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("collectives.json").read_text())
 TRAINING: dict[str, Any] = {
     "size": "debug",
     "n_kv_heads": 4,
