@@ -48,6 +48,11 @@ def differences(first, second):
     return json.loads(ended.stdout)
 
 
+def calls(result, kinds):
+    """Return how often rank 0 calls collectives of each kind in the profiled steps."""
+    return tuple(sum(len(one.ms) for one in result.collectives[0] if one.kind == kind) for kind in kinds)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("model", "block", "last"),
@@ -83,16 +88,22 @@ def test_a_rank_to_which_no_token_goes_takes_part(workload):
 
 
 @pytest.mark.parametrize(
-    "accumulated",
-    [pytest.param(1, id="a micro-batch", marks=pytest.mark.extended), pytest.param(3, id="stages of 3 micro-batches")],
+    ("layout", "accumulated"),
+    [
+        pytest.param("ep 2", 1, id="a micro-batch", marks=pytest.mark.extended),
+        pytest.param("ep 2", 3, id="stages of 3 micro-batches"),
+        pytest.param("ep 2, tp 2", 1, id="split experts", marks=pytest.mark.extended),
+    ],
 )
-def test_selective_recomputation_with_exchanged_tokens_changes_no_bit(workload, accumulated):
-    training = TRAINING | LAYOUTS["ep 2"] | {"steps": 2, "n_layers": 2, "gradient_accumulation": accumulated}
+def test_selective_recomputation_changes_no_bit_and_repeats_no_exchange(workload, layout, accumulated):
+    training = TRAINING | LAYOUTS[layout] | {"steps": 2, "n_layers": 2, "gradient_accumulation": accumulated}
     training["pipeline_parallel_degree"] = 2 if accumulated > 1 else 1
     reference = workload.run("llama_fsdp2", **training)
     result = workload.run("llama_fsdp2", activation_checkpointing="selective", **training)
     assert result.weight_hashes == reference.weight_hashes
     assert (result.loss, result.grad_norm) == (reference.loss, reference.grad_norm)
+    kinds = ("all_to_all", "reduce_scatter")
+    assert calls(result, kinds) == calls(reference, kinds) > (0, 0)
 
 
 @pytest.mark.extended
@@ -105,12 +116,23 @@ def test_recomputation_prefetching_and_hashes_of_tensors_change_no_bit(workload)
         {"activation_checkpointing": "selective"},
         {"activation_checkpointing": "full", "hash_tensors": kinds},
         {"reshard_after_forward": False, "forward_prefetch": 1, "backward_prefetch": 1},
+        {"blocks_per_bucket": 2, "forward_prefetch": 1},
     ):
         result = workload.run("llama_fsdp2", **training | given)
         assert result.weight_hashes == reference.weight_hashes, given
         assert (result.loss, result.grad_norm) == (reference.loss, reference.grad_norm), given
         if "hash_tensors" in given:
             assert "layers.0.feed_forward.experts.w2" in result.tensor_hashes["gradients"].names
+
+
+@pytest.mark.extended
+def test_compiled_blocks_with_distributed_experts_train_as_eager_ones(workload):
+    training = TRAINING | LAYOUTS["ep 2"] | {"n_layers": 2, "steps": 3, "forward_prefetch": 1}
+    eager = workload.run("llama_fsdp2", **training)
+    for given in ({}, {"activation_checkpointing": "selective"}):
+        compiled = workload.run("llama_fsdp2", compile_blocks=True, **training | given)
+        assert compiled.loss == pytest.approx(eager.loss, rel=1e-5), given
+        assert compiled.grad_norm == pytest.approx(eager.grad_norm, rel=1e-4), given
 
 
 @pytest.mark.extended

@@ -98,10 +98,6 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
         ),
         ({"num_experts": 4, "float8_linear": True}, "num_experts is 4 and float8_linear is true"),
         (
-            {"num_experts": 4, "expert_parallel_degree": 2, "compile_blocks": True},
-            "expert_parallel_degree is 2 and compile_blocks is true",
-        ),
-        (
             {"num_experts": 4, "param_dtype": "bfloat16", "ffn_hidden": 100},
             r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are not",
         ),

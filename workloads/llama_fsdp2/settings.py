@@ -36,11 +36,6 @@ class LlamaFsdp2Settings(LlamaSettings):
                 f"expert_parallel_degree is {degrees.expert_parallel} and all_gather is {self.all_gather!r}: experts "
                 f"are gathered over ranks of their own, which have no symmetric memory; allowed is {DEFAULT!r}"
             )
-        if degrees.expert_parallel > 1 and self.compile_blocks:
-            raise ValueError(
-                f"expert_parallel_degree is {degrees.expert_parallel} and compile_blocks is true: FSDP2 gathers "
-                f"distributed experts in calls within their block, which end a graph; use one of the two"
-            )
 
     @property
     def fuses_blocks(self) -> bool:
