@@ -25,7 +25,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import register_flop_formula
 
 Option = int | bool
 Results = tuple[torch.Tensor, ...]
@@ -118,16 +117,6 @@ def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Results:
 
 
 flex_attention.register_autograd(_gradients, setup_context=_remember)
-
-
-@register_flop_formula(torch.ops.aorta.flex_attention)
-def _forward_flops(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
-    return 4 * math.prod(q) * k[-2]
-
-
-@register_flop_formula(torch.ops.aorta.flex_attention_backward)
-def _backward_flops(_: torch.Size, q: torch.Size, k: torch.Size, *__: Any, **___: Any) -> int:
-    return 10 * math.prod(q) * k[-2]
 
 
 def _scale(q: torch.Tensor) -> float:
