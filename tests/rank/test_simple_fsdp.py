@@ -527,12 +527,6 @@ COUNTED = {
     ),
     aorta.flex_attention.default: (QKV, (ATTENDED, SUMS), FORWARD),
     aorta.flex_attention_backward.default: ((*GRADIENT, ATTENDED, SUMS), QKV, BACKWARD),
-    torch.ops.higher_order.flex_attention: ((*QKV, None, None), (ATTENDED, SUMS), FORWARD),
-    torch.ops.higher_order.flex_attention_backward: (
-        (*QKV, ATTENDED, SUMS, ATTENDED, SUMS, None, None),
-        QKV,
-        BACKWARD,
-    ),
     aten.convolution.default: ((IMAGE, FILTER, None, *SLIDE), FILTERED, CONVOLUTION),
     aten._convolution.default: ((IMAGE, FILTER, None, *SLIDE), FILTERED, CONVOLUTION),
     aten.cudnn_convolution.default: ((IMAGE, FILTER, [0, 0], *SLIDE[:2], 1, False, True, False), FILTERED, CONVOLUTION),
@@ -567,6 +561,20 @@ COUNTED |= {
         (HEADS,) * 3,
         5 * EVERY,
     ),
+}
+# Torch has counted these two since 2.13.
+COUNTED |= {
+    target: (arguments, result, flops)
+    for target, arguments, result, flops in (
+        (torch.ops.higher_order.flex_attention, (*QKV, None, None), (ATTENDED, SUMS), FORWARD),
+        (
+            torch.ops.higher_order.flex_attention_backward,
+            (*QKV, ATTENDED, SUMS, ATTENDED, SUMS, None, None),
+            QKV,
+            BACKWARD,
+        ),
+    )
+    if target in flop_registry
 }
 # Torch's own formula does not accept the arguments of this operator, which CPUs run in place of a convolution.
 MISCOUNTED = {aten._slow_conv2d_forward}
