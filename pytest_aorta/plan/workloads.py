@@ -263,6 +263,7 @@ class Declaration(Model, frozen=True):
         launch_mode: ``torchrun``.
         min_world_size: Smallest number of ranks.
         preload: Modules of torch that a fork server imports before it forks ranks of this workload.
+        collective_timing: Whether NCCL times each collective of the ranks, for ``wait_ms`` on GPUs.
         properties: Config key -> JSON Schema fragment with type, default and description.
         presets: Config key -> its value -> defaults of other keys.
     """
@@ -275,6 +276,7 @@ class Declaration(Model, frozen=True):
     min_world_size: Annotated[int, Meta(ge=1)] = 1
     # A fork server outlives a launch, so it imports nothing that the user may edit.
     preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
+    collective_timing: bool = False
     properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
         default_factory=dict, name="config"
     )

@@ -20,6 +20,7 @@ FAULT = json.loads(pathlib.Path(__file__).with_name("fault.json").read_text())
 def test_speed(workload):
     size = dict(dim=2048, n_layers=4, n_heads=16, n_kv_heads=4, ffn_hidden=8192, vocab_size=32000, seq_len=4096)
     sizes = dict(size, batch_size=1, param_dtype="bfloat16", steps=100, warmup=15)
+    sizes["environment"] = {"TORCH_NCCL_ENABLE_TIMING": "1"}
     workload.check(workload.run("llama_fsdp2", **sizes, fault=FAULT))
 """
 
