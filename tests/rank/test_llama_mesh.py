@@ -130,6 +130,25 @@ def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
         parallelism(float8_linear=True)
 
 
+@pytest.mark.parametrize(
+    ("hip", "found", "missing"),
+    [
+        (None, (8, 9), ""),
+        (None, (8, 6), r"compute capability \(8, 9\) \(the GPU has \(8, 6\)\) and "),
+        ("6.4", (9, 4), ""),
+        ("6.4", (9, 0), r"compute capability \(9, 4\) \(the GPU has \(9, 0\)\) and "),
+    ],
+    ids=["Ada", "Ampere", "MI300", "MI200"],
+)
+def test_float8_needs_a_gpu_that_multiplies_it(monkeypatch, hip, found, missing):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", float8_linear=True)
+    with pytest.raises(RuntimeError, match=f"this launch is missing {missing}the package torchao$"):
+        check_parallelism(settings, 2, torch.device("cuda"))
+
+
 @pytest.fixture
 def make_mesh():
     def make(rank, degrees, world_size=16):
