@@ -33,6 +33,24 @@ _PEAKS = {
     "MI300X": 1307e12,
     "MI250X": 191.5e12,
 }
+# Products of both take the same time; those of float32 depend on the switch for TF32.
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def throughput_metrics(
+    config: LlamaConfig, seq_len: int, dtype: torch.dtype, tokens_per_s: float, device: torch.device
+) -> dict[str, float]:
+    """Return ``model_tflops`` and ``mfu`` of a rank that trains on so many tokens in a second; empty on CPU.
+
+    The model flops utilization (PaLM, arXiv 2204.02311, appendix B) is missing where the peak of ``device`` in
+    ``dtype`` is not known.
+    """
+    if device.type == "cpu":
+        return {}
+    model_flops = flops_per_token(config, seq_len) * tokens_per_s
+    metrics = {"model_tflops": model_flops / 1e12}
+    peak = peak_flops(torch.get_device_module(device).get_device_name(device)) if dtype in _DTYPES else None
+    return metrics if peak is None else metrics | {"mfu": model_flops / peak}
 
 
 def peak_flops(device_name: str) -> float | None:
