@@ -123,6 +123,12 @@ def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
         parallelism(**given)
 
 
+def test_a_recipe_of_float8_without_float8_is_an_error():
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", float8_recipe="rowwise")
+    with pytest.raises(ValueError, match="float8_recipe is 'rowwise' and float8_linear is false"):
+        settings.check()
+
+
 def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
     with pytest.raises(
         RuntimeError, match=r"float8_linear is true, and this launch is missing CUDA \(ranks are on cpu\)"

@@ -49,7 +49,10 @@ def check_float8(device: torch.device, degrees: Degrees, config: LlamaConfig, to
         raise RuntimeError(f"float8_linear is true, and this launch is missing {' and '.join(missing)}")
 
 
-def convert_blocks(model: nn.Module) -> None:
+def convert_blocks(model: nn.Module, recipe: str) -> None:
     """Replace the linear layers of all blocks before they are sharded; every forward pass casts weights."""
     torchao = importlib.import_module("torchao.float8")
-    torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name.startswith("layers."))
+    config = torchao.Float8LinearConfig.from_recipe_name(recipe)
+    torchao.convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name.startswith("layers.")
+    )
