@@ -138,6 +138,9 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
+        # The time that each rank spends in its collectives identifies the straggler. NCCL records two events for each.
+        if plan.world.size > 1 and (plan.spec is None or plan.spec.collective_timing):
+            kept.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     else:
         # gloo records when each rank arrives at its collectives, which identifies the straggler.
         kept.setdefault("TORCH_FR_BUFFER_SIZE", _FLIGHT_RECORDS)
@@ -162,8 +165,6 @@ def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, 
         "TORCH_FR_BUFFER_SIZE": size,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": size,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        # The time that each rank spends in its collectives identifies the straggler.
-        "TORCH_NCCL_ENABLE_TIMING": environ.get("TORCH_NCCL_ENABLE_TIMING", "1"),
         "TORCH_FR_DUMP_TEMP_FILE": prefix,
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
     }

@@ -251,6 +251,7 @@ class Declaration(Model, frozen=True):
         launch_mode: ``torchrun``.
         min_world_size: Smallest number of ranks.
         preload: Modules of torch that a fork server imports before it forks ranks of this workload.
+        collective_timing: Whether NCCL times each collective of several ranks, for ``wait_ms`` and the straggler on GPUs.
         properties: Config key -> JSON Schema fragment with type, default and description.
         presets: Config key -> its value -> defaults of other keys.
     """
@@ -263,6 +264,7 @@ class Declaration(Model, frozen=True):
     min_world_size: Annotated[int, Meta(ge=1)] = 1
     # A fork server outlives a launch, so it imports nothing that the user may edit.
     preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
+    collective_timing: bool = True
     properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
         default_factory=dict, name="config"
     )

@@ -144,15 +144,15 @@ def notes_on(
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
-    found = []
+    found, device = [], launches[0].device
     if slow := straggler(launches, reference):
         found.append(slow.note(side))
     # Medians of measured times are equal only if they are of one rank.
     elif not any(launch.rank_lag_ms for launch in launches) and any(
         launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms for launch in launches
     ):
-        found.append("straggler unknown: no collective waits recorded")
-    device = launches[0].device
+        remedy = "" if device == "cpu" else "; NCCL times collectives with TORCH_NCCL_ENABLE_TIMING=1"
+        found.append(f"straggler unknown: no collective waits recorded{remedy}")
     steps = median(launch.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
         found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")

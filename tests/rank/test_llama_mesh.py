@@ -119,11 +119,36 @@ def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
         parallelism(**given)
 
 
+def test_a_recipe_of_float8_without_float8_is_an_error():
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", float8_recipe="rowwise")
+    with pytest.raises(ValueError, match="float8_recipe is 'rowwise' and float8_linear is false"):
+        settings.check()
+
+
 def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
     with pytest.raises(
         RuntimeError, match=r"float8_linear is true, and this launch is missing CUDA \(ranks are on cpu\)"
     ):
         parallelism(float8_linear=True)
+
+
+@pytest.mark.parametrize(
+    ("hip", "found", "missing"),
+    [
+        (None, (8, 9), ""),
+        (None, (8, 6), r"compute capability \(8, 9\) \(the GPU has \(8, 6\)\) and "),
+        ("6.4", (9, 4), ""),
+        ("6.4", (9, 0), r"compute capability \(9, 4\) \(the GPU has \(9, 0\)\) and "),
+    ],
+    ids=["Ada", "Ampere", "MI300", "MI200"],
+)
+def test_float8_needs_a_gpu_that_multiplies_it(monkeypatch, hip, found, missing):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", float8_linear=True)
+    with pytest.raises(RuntimeError, match=f"this launch is missing {missing}the package torchao$"):
+        check_parallelism(settings, 2, torch.device("cuda"))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.pipeline import keep_stage
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.flop_counter import flop_registry
 
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
@@ -487,28 +488,140 @@ def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
         passes.make_backend(PLANNED, {}, (), {})
 
 
-def node(target, value, *inputs):
+def node(target, value, *arguments, **keywords):
+    """Return a node that calls ``target``, with a node in place of each tensor of the arguments."""
     graph = torch.fx.Graph()
-    placeholders = [graph.placeholder(f"input_{number}") for number in range(len(inputs))]
-    for placeholder, given in zip(placeholders, inputs, strict=True):
-        placeholder.meta["val"] = given
-    made = graph.call_function(target, tuple(placeholders))
+
+    def given(argument):
+        if isinstance(argument, (list, tuple)):
+            return [given(item) for item in argument]
+        if not isinstance(argument, torch.Tensor):
+            return argument
+        placeholder = graph.placeholder("given")
+        placeholder.meta["val"] = argument
+        return placeholder
+
+    made = graph.call_function(target, tuple(map(given, arguments)), keywords)
     made.meta["val"] = value
     return made
 
 
-def test_estimates_are_of_matrix_products_attention_with_shared_heads_and_collectives_alone():
-    aten, meta = torch.ops.aten, torch.device("meta")
-    left, right = torch.empty(1024, 4096, device=meta), torch.empty(4096, 512, device=meta)
-    query, key = torch.empty(1, 32, 4096, 128, device=meta), torch.empty(1, 8, 4096, 128, device=meta)
-    attention = aten._scaled_dot_product_flash_attention.default
-    gather = node(torch.ops._c10d_functional.all_gather_into_tensor.default, torch.empty(3 * 10**8 // 4, device=meta))
+def sized(*shape):
+    return torch.empty(shape, device="meta")
 
-    assert estimate_ms(node(aten.mm.default, left @ right, left, right)) == pytest.approx(0.01 + 2 * 2**31 / 6e11)
-    assert estimate_ms(node(attention, (query, None), query, key, key)) == pytest.approx(0.01 + 4 * 2**36 / 6e11)
+
+def test_estimates_are_of_collectives_by_their_bytes_and_of_no_other_operator_without_a_formula():
+    gather = node(torch.ops._c10d_functional.all_gather_into_tensor.default, sized(3 * 10**8 // 4))
     assert estimate_ms(gather) == pytest.approx(1.01)
     assert estimate_ms(gather, 0) == pytest.approx(0.01)
-    assert estimate_ms(node(aten.add.Tensor, left, left, left)) is None
+    assert estimate_ms(node(aten.add.Tensor, sized(8), sized(8), sized(8))) is None
+
+
+aten, aorta = torch.ops.aten, torch.ops.aorta
+LEFT, RIGHT, PRODUCT, MM = sized(64, 32), sized(32, 16), sized(64, 16), 2 * 64 * 32 * 16
+BATCH, BATCH_RIGHT, BATCH_PRODUCT = sized(8, 64, 32), sized(8, 32, 16), sized(8, 64, 16)
+# Four query heads share two key heads, whose keys are wider than values, as in latent attention.
+QUERY, KEY, VALUE = sized(2, 4, 64, 32), sized(2, 2, 64, 32), sized(2, 2, 64, 16)
+ATTENDED, SUMS = sized(2, 4, 64, 16), sized(2, 4, 64)
+FORWARD = 2 * 2 * 4 * 64 * 64 * (32 + 16)
+BACKWARD = 2 * 2 * 4 * 64 * 64 * (3 * 32 + 2 * 16)
+QKV, GRADIENT = (QUERY, KEY, VALUE), (ATTENDED, QUERY, KEY, VALUE)
+ROWS, EXPERTS, ENDS = sized(96, 32), sized(4, 32, 16), torch.empty(4, dtype=torch.int32, device="meta")
+IMAGE, FILTER, FILTERED = sized(2, 3, 8, 8), sized(5, 3, 3, 3), sized(2, 5, 6, 6)
+CONVOLUTION = 2 * 2 * 5 * 3 * 9 * 36
+SLIDE = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+# The arguments of each operator, its result, and the operations that they need.
+COUNTED = {
+    aten.mm.default: ((LEFT, RIGHT), PRODUCT, MM),
+    aten.addmm.default: ((sized(16), LEFT, RIGHT), PRODUCT, MM),
+    aten.bmm.default: ((BATCH, BATCH_RIGHT), BATCH_PRODUCT, 8 * MM),
+    aten.baddbmm.default: ((BATCH_PRODUCT, BATCH, BATCH_RIGHT), BATCH_PRODUCT, 8 * MM),
+    aten._scaled_mm.default: ((LEFT, RIGHT, sized(), sized()), PRODUCT, MM),
+    aten._grouped_mm.default: ((ROWS, EXPERTS, ENDS), sized(96, 16), 2 * 96 * 32 * 16),
+    aorta.grouped_mm.default: ((sized(32, 96), sized(96, 16), ENDS), EXPERTS, 2 * 96 * 32 * 16),
+    aorta.linear_cross_entropy.default: (
+        (LEFT, sized(256, 32), sized(64), 64, 2, False, 0, ""),
+        (sized(), LEFT, sized(256, 32)),
+        3 * 2 * 64 * 32 * 256,
+    ),
+    aorta.flex_attention.default: (QKV, (ATTENDED, SUMS), FORWARD),
+    aorta.flex_attention_backward.default: ((*GRADIENT, ATTENDED, SUMS), QKV, BACKWARD),
+    aten.convolution.default: ((IMAGE, FILTER, None, *SLIDE), FILTERED, CONVOLUTION),
+    aten._convolution.default: ((IMAGE, FILTER, None, *SLIDE), FILTERED, CONVOLUTION),
+    aten.cudnn_convolution.default: ((IMAGE, FILTER, [0, 0], *SLIDE[:2], 1, False, True, False), FILTERED, CONVOLUTION),
+    aten.convolution_overrideable.default: ((IMAGE, FILTER, None, *SLIDE), FILTERED, CONVOLUTION),
+    aten.convolution_backward.default: (
+        (FILTERED, IMAGE, FILTER, None, *SLIDE, [True, True, False]),
+        (IMAGE, FILTER, None),
+        2 * CONVOLUTION,
+    ),
+} | {
+    operator: (arguments, result, flops)
+    for name in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    for suffix, arguments, result, flops in (
+        ("", QKV, (ATTENDED, SUMS), FORWARD),
+        ("_backward", (*GRADIENT, ATTENDED, SUMS), QKV, BACKWARD),
+    )
+    for operator in [getattr(aten, f"_scaled_dot_product_{name}{suffix}").default]
+}
+# Whole heads, as torch's ring attention calls these kernels.
+HEADS, HEAD_SUMS = sized(2, 4, 64, 32), sized(2, 4, 64)
+LENGTHS, EVERY = (None, None, 64, 64), (2 * 4 * 64 * 64 * 32) * 2
+COUNTED |= {
+    aten._flash_attention_forward.default: ((*[HEADS] * 3, *LENGTHS, 0.0, True, False), (HEADS, HEAD_SUMS), 2 * EVERY),
+    aten._flash_attention_backward.default: (
+        (*[HEADS] * 5, HEAD_SUMS, *LENGTHS, 0.0, True, sized(), sized()),
+        (HEADS,) * 3,
+        5 * EVERY,
+    ),
+    aten._efficient_attention_forward.default: ((*[HEADS] * 3, None, *LENGTHS, 0.0, 1), (HEADS, HEAD_SUMS), 2 * EVERY),
+    aten._efficient_attention_backward.default: (
+        (*[HEADS] * 4, None, HEADS, *LENGTHS, HEAD_SUMS, 0.0, sized(), sized(), 1, False),
+        (HEADS,) * 3,
+        5 * EVERY,
+    ),
+}
+# Torch has counted these two since 2.13.
+COUNTED |= {
+    target: (arguments, result, flops)
+    for target, arguments, result, flops in (
+        (torch.ops.higher_order.flex_attention, (*QKV, None, None), (ATTENDED, SUMS), FORWARD),
+        (
+            torch.ops.higher_order.flex_attention_backward,
+            (*QKV, ATTENDED, SUMS, ATTENDED, SUMS, None, None),
+            QKV,
+            BACKWARD,
+        ),
+    )
+    if target in flop_registry
+}
+# Torch's own formula does not accept the arguments of this operator, which CPUs run in place of a convolution.
+MISCOUNTED = {aten._slow_conv2d_forward}
+
+
+def test_every_operator_that_torch_counts_has_an_estimate_in_a_graph():
+    counted = {getattr(target, "overloadpacket", target) for target in COUNTED}
+    assert set(flop_registry) - MISCOUNTED <= counted
+
+
+@pytest.mark.parametrize("target", COUNTED, ids=str)
+def test_an_operator_is_estimated_by_the_operations_that_it_needs(target):
+    arguments, result, flops = COUNTED[target]
+    assert estimate_ms(node(target, result, *arguments)) == pytest.approx(0.01 + flops / 6e11, rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+def test_a_size_that_only_a_step_determines_counts_as_one():
+    program = torch.export.export(Nonzero(), (torch.ones(8, 32),)).run_decompositions()
+    rows = program.graph.find_nodes(op="call_function", target=aten.mm.default)
+    assert [estimate_ms(row) for row in rows] == [pytest.approx(0.01 + 2 * 32 * 32 / 6e11, rel=1e-12)]
+
+
+class Nonzero(torch.nn.Module):
+    """A module with a product whose number of rows depends on values."""
+
+    def forward(self, x):
+        return x[x[:, 0].nonzero().flatten()] @ torch.ones(32, 32)
 
 
 def saved_graphs(*names):

@@ -17,6 +17,7 @@ from ..common.training import MeasuredSteps, leave_process_group, peak_memory_me
 from . import saved_state
 from .data import initialize, sequences
 from .faults import OPERATOR_INPUT, OPERATOR_OUTPUT
+from .flops import throughput_metrics
 from .hashing import StepHashes
 from .memory.budget import Decision, DeviceMemory, Options, decide, own_budget
 from .memory.choice import Choice, same_on_all
@@ -333,12 +334,16 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return self._stages.norm(total_norm(self._model))
 
     def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
-        tokens = self._settings.tokens_per_step * self._settings.steps
+        settings = self._settings
+        tokens_per_s = settings.tokens_per_step * settings.steps / self._degrees.ranks_per_sequence / step_time_s
         metrics = {
-            "tokens_per_s": tokens / self._degrees.ranks_per_sequence / step_time_s,
+            "tokens_per_s": tokens_per_s,
             "num_parameters": float(self._num_parameters),
             "grad_norm_last": grad_norm_last,
         } | peak_memory_metrics(self._device)
+        metrics |= throughput_metrics(
+            settings.model, settings.seq_len, settings.param_dtype, tokens_per_s, self._device
+        )
         if self._decision is not None:
             metrics |= self._decision.metrics
         if self._device.type != "cpu":

@@ -56,7 +56,7 @@ def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> No
     if mesh.pipeline is not None:
         keep_stage(model, mesh.pipeline.size(), mesh.pipeline.get_local_rank())
     if settings.float8_linear:
-        convert_blocks(model)
+        convert_blocks(model, settings.float8_recipe)
     if mesh.tensor is not None:
         apply_tensor_parallel(model, mesh.tensor, chunked_loss=settings.loss_chunks > 0)
         if settings.communication.async_tensor_parallel:
