@@ -251,7 +251,7 @@ class Declaration(Model, frozen=True):
         launch_mode: ``torchrun``.
         min_world_size: Smallest number of ranks.
         preload: Modules of torch that a fork server imports before it forks ranks of this workload.
-        collective_timing: Whether NCCL times each collective of several ranks, for ``wait_ms`` and the straggler on GPUs.
+        collective_timing: Whether NCCL times collectives of several ranks, for ``wait_ms`` and the straggler on GPUs.
         properties: Config key -> JSON Schema fragment with type, default and description.
         presets: Config key -> its value -> defaults of other keys.
     """

@@ -182,7 +182,7 @@ def test_variables_of_the_config_are_set_for_ranks_and_hidden_from_the_workload(
         ({"spec": replace(SPEC, collective_timing=False)}, {}, None),
         ({"spec": replace(SPEC, collective_timing=False)}, {"TORCH_NCCL_ENABLE_TIMING": "1"}, "1"),
         ({}, {}, "1"),
-        ({"world": replace(ON_GPUS, size=1)}, {}, None),
+        ({"world": World(1, "cuda", tuple(gpus(1)))}, {}, None),
     ],
     ids=["workload", "switched off", "declined", "declined, caller asks", "script", "one rank"],
 )
