@@ -65,14 +65,14 @@ def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPreci
 def collective_groups(model: nn.Module, mesh: ParallelMesh) -> dict[str, CollectiveGroups]:
     """Return the process groups of each parameter's collectives."""
     groups = {
-        axes.whole: CollectiveGroups(_group_name(axes.shards), axes.replicas and _group_name(axes.replicas))
+        axes.whole: CollectiveGroups(_group_name(axes.shards), _group_name(axes.replicas))
         for axes in (mesh.dense_axes, mesh.expert_axes)
     }
     return {name: groups[_sharded(name, parameter).device_mesh] for name, parameter in model.named_parameters()}
 
 
-def _group_name(axis: DeviceMesh) -> str | None:
-    return axis.get_group().group_name if axis.size() > 1 else None
+def _group_name(axis: DeviceMesh | None) -> str | None:
+    return None if axis is None or axis.size() == 1 else axis.get_group().group_name
 
 
 def _is_distributed(module: nn.Module, mesh: ParallelMesh) -> TypeGuard[Experts]:
