@@ -1,0 +1,38 @@
+"""The operators whose outputs activation checkpointing keeps; test_llama_model.py counts what it recomputes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from aorta_workloads.llama.model.checkpointing import EverySecondMatmul, keep_every_matmul
+from torch.utils.checkpoint import CheckpointPolicy
+
+aten, collectives = torch.ops.aten, torch.ops._c10d_functional
+KEPT, RECOMPUTED = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+FORWARD = SimpleNamespace(is_recompute=False)
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "policy"),
+    [
+        (collectives.all_to_all_single.default, {}, KEPT),
+        (collectives.reduce_scatter_tensor.default, {}, KEPT),
+        # Parameters are gathered within blocks too.
+        (collectives.all_gather_into_tensor.default, {}, RECOMPUTED),
+        (aten._to_copy.default, {"device": torch.device("cpu")}, KEPT),
+        (aten._to_copy.default, {"dtype": torch.bfloat16}, RECOMPUTED),
+    ],
+    ids=["exchange of tokens", "reduction of activations", "gather", "copy to the host", "cast"],
+)
+@pytest.mark.parametrize("policy_of", [keep_every_matmul, EverySecondMatmul()], ids=["elementwise", "selective"])
+def test_exchanges_and_copies_to_the_host_are_kept(policy_of, op, options, policy):
+    assert policy_of(FORWARD, op, **options) == policy
+
+
+@pytest.mark.parametrize("op", [aten.mm.default, aten._scaled_mm.default, torch.ops.aorta.grouped_mm.default], ids=str)
+def test_every_matrix_product_is_kept_by_elementwise_and_every_second_one_by_selective(op):
+    assert [keep_every_matmul(FORWARD, op) for _ in range(2)] == [KEPT, KEPT]
+    selective = EverySecondMatmul()
+    assert [selective(FORWARD, op) for _ in range(3)] == [KEPT, RECOMPUTED, KEPT]

@@ -1,0 +1,27 @@
+"""Selective checkpointing on a GPU: backward does not wait for the host again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from aorta_workloads.llama.model.checkpointing import run_checkpointed
+
+pytestmark = pytest.mark.world(size=1, device="cuda")
+
+
+@pytest.fixture(autouse=True)
+def leased(distributed_world):
+    """Keep other tests from the GPU, and skip where there is none."""
+
+
+def scale_by_count(x):
+    (count,) = (x > 0).sum().view(1).tolist()
+    return (x * count).sin()
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("selective", 1), ("elementwise", 1), ("full", 2)])
+def test_numbers_that_the_host_has_read_are_not_copied_again(kind, copies):
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    with torch.profiler.profile() as profile:
+        run_checkpointed(kind, scale_by_count, x).sum().backward()
+    assert sum("Memcpy DtoH" in event.name for event in profile.events()) == copies
