@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.small_llama import trains_alike
+
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=4, device="cpu", warm=True),
@@ -46,6 +48,11 @@ def differences(first, second):
     return json.loads(ended.stdout)
 
 
+def calls(result, kinds):
+    """Return how often rank 0 calls collectives of each kind in the profiled steps."""
+    return tuple(sum(len(one.ms) for one in result.collectives[0] if one.kind == kind) for kind in kinds)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("model", "block", "last"),
@@ -55,27 +62,20 @@ def differences(first, second):
 def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_alike(
     workload, tmp_path, model, block, last
 ):
-    initial, trained = {}, {}
-    for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "fsdp 2, tp 2", "ep 2, tp 2", last):
-        training = model | LAYOUTS[layout]
-        folder = str(tmp_path / layout)
-        initial[layout] = workload.run("llama_fsdp2", save_checkpoint=folder, **training | UNCHANGED).weight_hashes["1"]
-        trained[layout] = workload.run("llama_fsdp2", **training)
-    assert len(set(initial.values())) == 1, initial
-
-    reference = trained["fsdp 4"]
-    assert reference.weight_hashes["5"] != initial["fsdp 4"]
-    for layout, result in trained.items():
-        assert result.loss == pytest.approx(reference.loss, rel=1e-5), layout
-        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
+    names = ("fsdp 4", "ep 2", "hsdp 2, ep 2", "fsdp 2, tp 2", "ep 2, tp 2", last)
+    layouts = {name: LAYOUTS[name] for name in names}
+    trains_alike(workload, model, layouts, unchanged=UNCHANGED, rel_loss=1e-5, rel_norm=1e-4, saved=tmp_path)
+    for name in names:
         # AdamW hides a wrong factor of all gradients, and the norm hides a wrong factor of a small gradient.
-        apart = differences(str(tmp_path / "fsdp 4"), str(tmp_path / layout))
+        apart = differences(str(tmp_path / "fsdp 4"), str(tmp_path / name))
         assert f"optimizer.layers.{block}.feed_forward.experts.w1.exp_avg" in apart
         assert max(apart.values()) < 1e-4, apart
 
-    loading = UNCHANGED | {"load_checkpoint": str(tmp_path / "hsdp 2, ep 2")}
-    loaded = workload.run("llama_fsdp2", **model | LAYOUTS[last] | loading)
-    assert loaded.weight_hashes["1"] == initial["fsdp 4"]
+    first, loaded = (
+        workload.run("llama_fsdp2", **model | LAYOUTS[layout] | UNCHANGED | given).weight_hashes["1"]
+        for layout, given in (("fsdp 4", {}), (last, {"load_checkpoint": str(tmp_path / "hsdp 2, ep 2")}))
+    )
+    assert loaded == first
 
 
 def test_a_rank_to_which_no_token_goes_takes_part(workload):
@@ -88,16 +88,22 @@ def test_a_rank_to_which_no_token_goes_takes_part(workload):
 
 
 @pytest.mark.parametrize(
-    "accumulated",
-    [pytest.param(1, id="a micro-batch", marks=pytest.mark.extended), pytest.param(3, id="stages of 3 micro-batches")],
+    ("layout", "accumulated"),
+    [
+        pytest.param("ep 2", 1, id="a micro-batch", marks=pytest.mark.extended),
+        pytest.param("ep 2", 3, id="stages of 3 micro-batches"),
+        pytest.param("ep 2, tp 2", 1, id="split experts", marks=pytest.mark.extended),
+    ],
 )
-def test_selective_recomputation_with_exchanged_tokens_changes_no_bit(workload, accumulated):
-    training = TRAINING | LAYOUTS["ep 2"] | {"steps": 2, "n_layers": 2, "gradient_accumulation": accumulated}
+def test_selective_recomputation_changes_no_bit_and_repeats_no_exchange(workload, layout, accumulated):
+    training = TRAINING | LAYOUTS[layout] | {"steps": 2, "n_layers": 2, "gradient_accumulation": accumulated}
     training["pipeline_parallel_degree"] = 2 if accumulated > 1 else 1
     reference = workload.run("llama_fsdp2", **training)
     result = workload.run("llama_fsdp2", activation_checkpointing="selective", **training)
     assert result.weight_hashes == reference.weight_hashes
     assert (result.loss, result.grad_norm) == (reference.loss, reference.grad_norm)
+    kinds = ("all_to_all", "reduce_scatter")
+    assert calls(result, kinds) == calls(reference, kinds) > (0, 0)
 
 
 @pytest.mark.extended
@@ -110,12 +116,23 @@ def test_recomputation_prefetching_and_hashes_of_tensors_change_no_bit(workload)
         {"activation_checkpointing": "selective"},
         {"activation_checkpointing": "full", "hash_tensors": kinds},
         {"reshard_after_forward": False, "forward_prefetch": 1, "backward_prefetch": 1},
+        {"blocks_per_bucket": 2, "forward_prefetch": 1},
     ):
         result = workload.run("llama_fsdp2", **training | given)
         assert result.weight_hashes == reference.weight_hashes, given
         assert (result.loss, result.grad_norm) == (reference.loss, reference.grad_norm), given
         if "hash_tensors" in given:
             assert "layers.0.feed_forward.experts.w2" in result.tensor_hashes["gradients"].names
+
+
+@pytest.mark.extended
+def test_compiled_blocks_with_distributed_experts_train_as_eager_ones(workload):
+    training = TRAINING | LAYOUTS["ep 2"] | {"n_layers": 2, "steps": 3, "forward_prefetch": 1}
+    eager = workload.run("llama_fsdp2", **training)
+    for given in ({}, {"activation_checkpointing": "selective"}):
+        compiled = workload.run("llama_fsdp2", compile_blocks=True, **training | given)
+        assert compiled.loss == pytest.approx(eager.loss, rel=1e-5), given
+        assert compiled.grad_norm == pytest.approx(eager.grad_norm, rel=1e-4), given
 
 
 @pytest.mark.extended

@@ -74,6 +74,12 @@ def test_a_rank_to_which_no_token_goes_takes_part(workload):
     assert result.loss == pytest.approx(reference.loss, rel=2e-2)
 
 
-def test_compiled_blocks_train_as_eager_ones(workload, eager):
-    compiled = workload.run("llama_fsdp2", compile_blocks=True, **BFLOAT16)
-    assert compiled.loss == pytest.approx(eager("fsdp 4", BFLOAT16).loss, rel=1e-2)
+@pytest.mark.parametrize("layout", ["fsdp 4", "ep 2"])
+def test_compiled_blocks_train_as_eager_ones(workload, eager, layout):
+    compiled = workload.run("llama_fsdp2", compile_blocks=True, **BFLOAT16 | LAYOUTS[layout])
+    assert compiled.loss == pytest.approx(eager(layout, BFLOAT16).loss, rel=1e-2)
+
+
+def test_experts_gathered_ahead_have_every_bit(workload, eager):
+    ahead = workload.run("llama_fsdp2", forward_prefetch=1, backward_prefetch=1, **BFLOAT16 | LAYOUTS["ep 2"])
+    assert ahead.weight_hashes == eager("ep 2", BFLOAT16).weight_hashes

@@ -20,19 +20,15 @@ FAULT = json.loads(pathlib.Path(__file__).with_name("fault.json").read_text())
 def test_speed(workload):
     size = dict(dim=2048, n_layers=4, n_heads=16, n_kv_heads=4, ffn_hidden=8192, vocab_size=32000, seq_len=4096)
     sizes = dict(size, batch_size=1, param_dtype="bfloat16", steps=100, warmup=15)
-    sizes["environment"] = {"TORCH_NCCL_ENABLE_TIMING": "1"}
     workload.check(workload.run("llama_fsdp2", **sizes, fault=FAULT))
 """
 
 
 @pytest.fixture
-def suite(pytester):
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-
+def suite(pytester, inner):
     def run(fault, *options):
         pytester.path.joinpath("fault.json").write_text(json.dumps(fault), encoding="utf-8")
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        return inner(INNER, *options)
 
     return run
 

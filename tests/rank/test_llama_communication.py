@@ -18,8 +18,8 @@ from aorta_workloads.llama_fsdp2.symmetric import check_all_gather
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.rank.ranks import fake_group
 from tests.rank.settings import make_settings
 
 with warnings.catch_warnings():
@@ -134,9 +134,8 @@ def test_multicast_that_was_on_is_turned_off(monkeypatch):
 
 @pytest.fixture
 def tensor_mesh():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield ParallelMesh.build(Degrees(1, 1, 1, 2), "cpu")
-    dist.destroy_process_group()
+    with fake_group(2):
+        yield ParallelMesh.build(Degrees(1, 1, 1, 2), "cpu")
 
 
 def collectives_of_a_block(mesh, batch_size):

@@ -79,6 +79,16 @@ def test_weights_of_sigmoids_add_up_to_the_scale_even_where_all_scores_vanish():
     assert routing.weights[1].tolist() == [0.0, 0.0]
 
 
+def test_forced_balance_takes_experts_in_turn_with_the_weights_of_their_scores():
+    logits = torch.tensor([[0.0, 9.0, 2.0], [0.0, 0.0, 0.0]]).log_softmax(dim=-1).requires_grad_()
+    routing = route(logits, 2, MixtureConfig(moe_force_load_balance=True))
+
+    assert routing.experts.tolist() == [[0, 1], [2, 0]]
+    torch.testing.assert_close(routing.weights, torch.tensor([[0.0, 9.0], [0.0, 0.0]]).softmax(dim=-1))
+    routing.weights[:, 0].sum().backward()
+    assert logits.grad.abs().sum() > 0
+
+
 @given(groups=st.lists(st.integers(0, 4), max_size=20))
 def test_grouped_rows_are_in_order_and_come_back(groups):
     numbers = torch.tensor(groups, dtype=torch.int64)

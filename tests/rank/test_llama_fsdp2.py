@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import ExitStack
+
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.common.gradients import total_norm, whole_norm
+from aorta_workloads.llama.model.experts import MoeFeedForward
+from aorta_workloads.llama_fsdp2 import units
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.tensor.debug import CommDebugMode
 
 from pytest_aorta.worker import RankEnv
+from tests.rank.ranks import fake_group
 from tests.rank.settings import default_config
 
 MODEL = {"n_layers": 3, "seq_len": 8, "batch_size": 1, "steps": 1, "warmup": 0, "max_grad_norm": None}
@@ -43,22 +48,18 @@ class Reduction(Collective):
 def make_workload(monkeypatch):
     """Return a function that returns the workload of rank 0 after setup()."""
 
-    def join(*_, **__):
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-        return torch.device("cpu")
-
-    monkeypatch.setattr(RankEnv, "join", join)
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
-        monkeypatch.setenv(name, str(value))
-
-    def make(**changes):
+    def make(world_size=2, **changes):
+        monkeypatch.setattr(
+            RankEnv, "join", lambda *_, **__: groups.enter_context(fake_group(world_size)) or torch.device("cpu")
+        )
+        for name, value in {"RANK": 0, "WORLD_SIZE": world_size, "LOCAL_RANK": 0}.items():
+            monkeypatch.setenv(name, str(value))
         workload = LlamaFsdp2Workload(default_config("llama_fsdp2", **MODEL | changes))
         workload.setup()
         return workload
 
-    yield make
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with ExitStack() as groups:
+        yield make
 
 
 def events_of_a_step(workload):
@@ -116,3 +117,79 @@ def test_each_step_trains_with_the_rate_of_the_schedule(make_workload):
         workload._train_step(0, workload._batches[0])
         rates += {group["lr"] for group in workload._optimizer.param_groups}
     assert rates == [0.125, 0.25]
+
+
+def exchange(experts, rows, _counts):
+    """Replace the exchange of tokens, which the simulated ranks can't answer; the trace has it, in backward too."""
+
+    def trace(gradient=None):
+        with torch.profiler.record_function("exchange"):
+            return gradient
+
+    trace()
+    out = rows * sum(weight.to_local().mean() for weight in (experts.w1, experts.w2, experts.w3))
+    out.register_hook(trace)
+    return out
+
+
+def gathers_between_exchanges(workload):
+    """Train one step; return what is gathered before each exchange: ``1`` and ``e1`` are block 1 and its experts."""
+    for module in workload._model.modules():
+        if isinstance(module, MoeFeedForward):
+            module.evaluate = exchange
+    workload._train_step(0, workload._batches[0])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        workload._train_step(0, workload._batches[0])
+    gathered = [set()]
+    for event in sorted(profile.events(), key=lambda event: event.time_range.start):
+        if event.name == "exchange":
+            gathered.append(set())
+        elif found := re.match(r"FSDP::all_gather \(layers.(\d)(.*)", event.name):
+            # The ranks that share experts are two, and four share everything else.
+            is_of_experts = "experts" in found[2] or "pg=2" in found[2]
+            gathered[-1].add(f"e{found[1]}" if is_of_experts else found[1])
+    return gathered
+
+
+@pytest.mark.parametrize("has_parameter_meshes", [True, False], ids=["one unit", "experts apart, as torch 2.11 needs"])
+@pytest.mark.parametrize(
+    ("prefetch", "forward"),
+    [
+        (0, [{"0", "e0"}, {"1", "e1"}, {"2", "e2"}]),
+        # While the host waits for the counts of tokens in an exchange, it starts no gather.
+        (1, [{"0", "e0", "1", "e1"}, {"2", "e2"}, set()]),
+    ],
+    ids=["plain", "forward prefetch"],
+)
+def test_experts_are_gathered_with_their_block_and_ahead_in_backward(
+    make_workload, monkeypatch, has_parameter_meshes, prefetch, forward
+):
+    if has_parameter_meshes and not units.HAS_PARAMETER_MESHES:
+        pytest.skip("a unit of this torch has one mesh")
+    monkeypatch.setattr(units, "HAS_PARAMETER_MESHES", has_parameter_meshes)
+    workload = make_workload(world_size=4, num_experts=4, expert_parallel_degree=2, forward_prefetch=prefetch)
+
+    backward = [{"2", "e2", "1", "e1"}, {"0", "e0"}, set(), set()]
+    assert gathers_between_exchanges(workload) == [*forward, *backward]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "all_reduces"),
+    [
+        ({}, 1),
+        ({"data_parallel_replicate_degree": 2}, 1),
+        ({"num_experts": 4, "expert_parallel_degree": 2}, 2),
+        ({"num_experts": 4, "expert_parallel_degree": 2, "tensor_parallel_degree": 2}, 2),
+    ],
+    ids=str,
+)
+def test_the_norm_of_each_mesh_is_reduced_at_once(make_workload, caplog, degrees, all_reduces):
+    workload = make_workload(world_size=8, **degrees)
+    for parameter in workload._model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+    with CommDebugMode() as communication:
+        whole_norm(workload._total_norm())
+
+    assert communication.get_total_counts() == all_reduces
+    assert "sequential all_reduce" not in caplog.text

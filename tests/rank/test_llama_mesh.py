@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.llama.data import local_part
 from aorta_workloads.llama.model.attention import Attend
 from aorta_workloads.llama.model.experts import MoeFeedForward
@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.rank.ranks import fake_group
 from tests.rank.settings import make_settings
 
 
@@ -98,10 +98,6 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
         ),
         ({"num_experts": 4, "float8_linear": True}, "num_experts is 4 and float8_linear is true"),
         (
-            {"num_experts": 4, "expert_parallel_degree": 2, "compile_blocks": True},
-            "expert_parallel_degree is 2 and compile_blocks is true",
-        ),
-        (
             {"num_experts": 4, "param_dtype": "bfloat16", "ffn_hidden": 100},
             r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are not",
         ),
@@ -158,13 +154,12 @@ def test_float8_needs_a_gpu_that_multiplies_it(monkeypatch, hip, found, missing)
 @pytest.fixture
 def make_mesh():
     def make(rank, degrees, world_size=16):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        groups.close()
+        groups.enter_context(fake_group(world_size, rank))
         return ParallelMesh.build(degrees, "cpu")
 
-    yield make
-    dist.destroy_process_group()
+    with ExitStack() as groups:
+        yield make
 
 
 def test_what_a_rank_reads_depends_on_its_place_among_data_parallel_ranks_alone(make_mesh):

@@ -9,12 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.pipeline import keep_stage
 from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import flop_registry
 
 with warnings.catch_warnings():
@@ -29,25 +27,29 @@ with warnings.catch_warnings():
         module_buckets,
     )
     from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
-    from aorta_workloads.llama_simple_fsdp.labels import POSITION, check_labels, label_reduction
+    from aorta_workloads.llama_simple_fsdp.labels import POSITION, check_labels, label_reductions
     from aorta_workloads.llama_simple_fsdp.parametrization import (
+        CollectiveGroups,
         MixedPrecision,
-        gathering_groups,
+        collective_groups,
         shard_parameters,
     )
     from aorta_workloads.llama_simple_fsdp.settings import GraphSettings
 
+from tests.rank.ranks import fake_group
+
 DEBUG = LlamaConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
 BOXED = passes.boxed_nop
 PLANNED = GraphSettings("aot_eager", "transformer_block", (), "registration", True, True)
+UNGROUPED = CollectiveGroups(None, None)
+REDUCTIONS = ("is_sharded", "is_replicated")
 EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "reshard_after_forward": False}
 
 
 @pytest.fixture(scope="module")
 def mesh():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield ParallelMesh.build(Degrees(1, 2, 1, 1), "cpu")
-    dist.destroy_process_group()
+    with fake_group(2):
+        yield ParallelMesh.build(Degrees(1, 2, 1, 1), "cpu")
 
 
 def make_model(config=DEBUG):
@@ -91,7 +93,7 @@ def collectives_of_a_step(mesh, blocks_per_bucket=1, kept="layers.none.", stage=
     if settings.bucketing == "manual":
         buckets = buckets_of_stage(model, module_buckets(whole, settings.bucket_modules))
     in_place = buckets_in_place(whole, buckets, settings.overlap_reorder_modules)
-    parameters, groups = dict(model.named_parameters()), gathering_groups(model, mesh)
+    parameters, groups = dict(model.named_parameters()), collective_groups(model, mesh)
     backend = passes.make_backend(settings, parameters, buckets, groups, in_place, names_of(model, kept))
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
@@ -259,7 +261,7 @@ def orders_of_a_step(mesh, monkeypatch, **given):
 
 
 def _starts_and_waits(graph):
-    numbers, kinds = {}, {"all_gather_into_tensor": "g", "reduce_scatter_tensor": "r"}
+    numbers, kinds = {}, {"all_gather_into_tensor": "g", "reduce_scatter_tensor": "r", "all_reduce": "a"}
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "")
         kind = next((short for long, short in kinds.items() if name.startswith(long)), None)
@@ -287,6 +289,19 @@ def test_only_the_buckets_of_named_modules_are_reordered(mesh, monkeypatch, modu
     assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules) == orders
 
 
+@pytest.mark.parametrize(
+    ("given", "order"),
+    [
+        ({}, "a0 a1 wa0 a2 wa1 a3 wa2 wa3"),
+        ({"overlap_reorder_modules": ("layers.1",)}, "a0 wa0 a1 a2 wa1 wa2 a3 wa3"),
+        ({"overlap_reorder": False}, "a0 wa0 a1 wa1 a2 wa2 a3 wa3"),
+    ],
+)
+def test_gradients_of_a_bucket_are_summed_over_replicas_together(mesh, monkeypatch, given, order):
+    replicas = ParallelMesh.build(Degrees(2, 1, 1, 1), "cpu")
+    assert orders_of_a_step(replicas, monkeypatch, **given) == ["", order]
+
+
 @pytest.mark.extended
 def test_only_the_buckets_of_a_range_of_modules_are_reordered(mesh, monkeypatch):
     orders = ["g0 g1 wg0 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3"]
@@ -312,13 +327,13 @@ def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overlap_reorder(monkeypatch, is_asked):
-    """Replicas and tensor parallelism without shards leave all-reduces and activations, and no bucket."""
+    """Tensor parallelism without shards and replicas leaves activations, and no bucket."""
     scheduled = []
     monkeypatch.setattr(passes, "_schedule", lambda _module, bucketing, _deps: scheduled.append(bucketing))
-    gathered = passes.Gathered(("weight",), (None,))
+    parameters = passes.GroupedParameters(("weight",), (UNGROUPED,))
     settings = replace(PLANNED, overlap_reorder=is_asked)
 
-    rewrite = passes.CollectivesPass(settings, gathered, gathered.plan([("weight",)]), frozenset())
+    rewrite = passes.CollectivesPass(settings, parameters, (("weight",),), frozenset())
     rewrite(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
 
     assert scheduled == [False] * is_asked
@@ -386,7 +401,7 @@ def compile_forward(mesh, buckets=None, settings=PLANNED, **extra):
     torch.compiler.reset()
     model = make_sharded(mesh, config=ONE_BLOCK)
     parameters = dict(model.named_parameters()) | extra
-    groups = gathering_groups(model, mesh) | dict.fromkeys(extra)
+    groups = collective_groups(model, mesh) | dict.fromkeys(extra, UNGROUPED)
     backend = passes.make_backend(settings, parameters, buckets or block_buckets(model), groups)
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     model(torch.zeros(2, 8, dtype=torch.int64), model.config.rotations(torch.arange(8)))
@@ -422,7 +437,7 @@ def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeyp
     monkeypatch.setattr(passes, "compile_fx", lambda *_, config_patches: patches.update(config_patches))
     settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
 
-    rewrite = passes.CollectivesPass(settings, passes.Gathered((), ()), (), frozenset())
+    rewrite = passes.CollectivesPass(settings, passes.GroupedParameters((), ()), (), frozenset())
     passes._compile_inductor(None, (), None, rewrite)
 
     fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
@@ -450,17 +465,21 @@ def test_gathers_of_other_parameters_than_the_models_are_an_error():
 
 
 def test_a_collective_without_a_parameter_is_an_error_before_buckets_are_made():
-    gathered = passes.Gathered(("weight",), ("shards",))
-    rewrite = passes.CollectivesPass(PLANNED, gathered, ((0,),), frozenset())
+    parameters = passes.GroupedParameters(("weight",), (CollectiveGroups("shards", None),))
+    rewrite = passes.CollectivesPass(PLANNED, parameters, (("weight",),), frozenset())
     with pytest.raises(RuntimeError, match=r"collectives \['all_gather_into_tensor_default_1'\] belong to no known"):
         rewrite(gather_in_a_graph(0, None))
 
 
-def test_a_gradient_that_no_reduction_made_is_an_error():
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [({"is_sharded": True, "is_replicated": False}, "reduce-scatter"), (dict.fromkeys(REDUCTIONS, True), "all-reduce")],
+)
+def test_a_gradient_that_no_reduction_made_is_an_error(given, kind):
     graph = torch.fx.Graph()
     gradient = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("left"), graph.placeholder("right")))
-    with pytest.raises(RuntimeError, match="the gradient of parameter 3 is add_tensor, which no reduce-scatter made"):
-        label_reduction(gradient, 3)
+    with pytest.raises(RuntimeError, match=f"the gradient of parameter 3 is add_tensor, which no {kind} made"):
+        label_reductions(gradient, 3, **given)
 
 
 def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
@@ -663,7 +682,7 @@ def assert_saved(mesh, kind):
         replace(PLANNED, bucketing="none", overlap_reorder=False),
         dict(model.named_parameters()),
         (),
-        gathering_groups(model, mesh),
+        collective_groups(model, mesh),
     )
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     loss = model(torch.zeros(2, 8, dtype=torch.int64), model.config.rotations(torch.arange(8))).sum()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -14,10 +16,13 @@ def sum_gradients(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def prefetch(units: list[FSDPModule], num_forward: int, num_backward: int) -> None:
-    """Have each unit start the all-gathers of the next units; 0 keeps FSDP2's own order."""
-    for number, unit in enumerate(units):
+def prefetch(units: list[list[FSDPModule]], num_forward: int, num_backward: int) -> None:
+    """Have each unit start the all-gathers of the next units; 0 keeps FSDP2's own order.
+
+    Each unit is a list of the modules that are gathered together, beginning with the one that runs first.
+    """
+    for number, (first, *_) in enumerate(units):
         if num_forward:
-            unit.set_modules_to_forward_prefetch(units[number + 1 : number + 1 + num_forward])
+            first.set_modules_to_forward_prefetch([*chain(*units[number : number + 1 + num_forward])][1:])
         if num_backward:
-            unit.set_modules_to_backward_prefetch(units[max(0, number - num_backward) : number][::-1])
+            first.set_modules_to_backward_prefetch([*chain(*units[max(0, number - num_backward) : number][::-1])])

@@ -78,6 +78,7 @@ class LlamaSettings:
     batch_size: int
     gradient_accumulation: int
     degrees: AxisDegrees
+    pipeline_parallel_schedule: str
     communication: CommunicationSettings
     param_dtype: torch.dtype
     float8_linear: bool

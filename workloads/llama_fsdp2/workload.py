@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import Shard
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
 from ..common.settings import read_settings
@@ -15,13 +13,12 @@ from ..common.training import drop
 from ..llama.memory.choice import LADDER
 from ..llama.memory.estimate import Gathering
 from ..llama.memory.pieces import INDUCTOR
-from ..llama.model.decoder import Llama
-from ..llama.model.experts import Experts
-from ..llama.parallel.expert import expert_placement
+from ..llama.model.decoder import Block, Llama
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .settings import LlamaFsdp2Settings
 from .symmetric import DEFAULT, check_all_gather, gather_symmetrically
+from .units import shard_blocks
 
 
 class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
@@ -49,18 +46,14 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         )
         reshard = settings.reshard_after_forward
         fully_shard(model.tok_embeddings, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard)
-        layers = list(model.layers)
-        groups: list[FSDPModule] = []
+        layers: list[Block] = list(model.layers)  # type: ignore[arg-type]
+        units: list[list[FSDPModule]] = []
         for bucket in settings.communication.buckets(len(layers), reshard_after_forward=reshard):
             blocks = [layers[number] for number in bucket.blocks]
-            for block in blocks:
-                if settings.compile_blocks:
-                    block.compile(fullgraph=True, options=_inductor_options(mesh))
-                _shard_experts(block, mesh, policy, bucket.is_resharded)
-            fully_shard(blocks, mesh=mesh.data, mp_policy=policy, reshard_after_forward=bucket.is_resharded)
-            # All blocks of a group share its FSDP2 state.
-            assert isinstance(blocks[0], FSDPModule)
-            groups.append(blocks[0])
+            if settings.compile_blocks:
+                _compile(blocks, mesh)
+            options = {"mp_policy": policy, "reshard_after_forward": bucket.is_resharded}
+            units.append(shard_blocks(blocks, mesh, **options))
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
@@ -68,7 +61,9 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         if settings.all_gather != DEFAULT:
             check_all_gather(settings.all_gather, self._device, mesh.shards.size())
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
-        prefetch(groups, settings.forward_prefetch, settings.backward_prefetch)
+        # Experts that are units of their own, which goes with torch 2.11, are gathered ahead in backward only if asked.
+        apart = any(len(unit) > 1 for unit in units)
+        prefetch(units, settings.forward_prefetch, settings.backward_prefetch or int(apart))
 
     def gathering(self, _model: Llama) -> Gathering:
         """Return how FSDP2 gathers the parameters of blocks."""
@@ -91,36 +86,19 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         drop(self, "_root")
 
 
-def _inductor_options(mesh: ParallelMesh) -> dict[str, Any] | None:
-    """Return inductor's settings for blocks, whose graphs have meshes only under tensor parallelism."""
-    if mesh.tensor is None:
-        return None
-    # Imports a part of inductor, which eager models don't need.
-    from ..llama.partitioner import Partitioner
+def _compile(blocks: list[Block], mesh: ParallelMesh) -> None:
+    """Compile what blocks compute, but none of the calls around it that gather parameters."""
+    options: dict[str, Any] | None = None
+    if mesh.tensor is not None:
+        # Imports a part of inductor, which eager models don't need.
+        from ..llama.partitioner import Partitioner
 
-    return {"custom_partitioner_fn": Partitioner()}
+        # Only under tensor parallelism, graphs have meshes.
+        options = {"custom_partitioner_fn": Partitioner()}
+    if mesh.experts is not None:
+        import torch._dynamo.config as dynamo
 
-
-def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
-    """Make distributed experts a group of their own, gathered around their block.
-
-    The gradients of experts and those of the block are reduced over different ranks.
-    """
-    if mesh.experts is None:
-        return
-    for module in layer.modules():
-        if isinstance(module, Experts):
-            placement = partial(_fixed, expert_placement(module, mesh.expert_data))
-            fully_shard(
-                module,
-                mesh=mesh.expert_data,
-                mp_policy=policy,
-                reshard_after_forward=reshard,
-                shard_placement_fn=placement,
-            )
-            register_fsdp_forward_method(module, "surround")
-            layer.forward = partial(module.surround, layer.forward)
-
-
-def _fixed(placement: Shard, _: nn.Parameter) -> Shard:
-    return placement
+        # Ranks read on the host how many tokens they exchange; a graph holds these numbers as symbols.
+        dynamo.capture_scalar_outputs = True
+    for block in blocks:
+        block.forward = torch.compile(block.forward, fullgraph=True, options=options)  # type: ignore[method-assign]

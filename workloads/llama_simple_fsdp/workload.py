@@ -12,7 +12,7 @@ from ..llama.model.decoder import Llama
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .buckets import Bucket, block_buckets, buckets_in_place, buckets_of_stage, module_buckets, num_blocks
-from .parametrization import MixedPrecision, gathering_groups, shard_parameters
+from .parametrization import MixedPrecision, collective_groups, shard_parameters
 from .passes import make_backend
 from .settings import LlamaSimpleFsdpSettings
 
@@ -47,7 +47,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     def prepare(self, model: Llama) -> None:
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
-        groups = gathering_groups(model, self._mesh)
+        groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
         in_place = buckets_in_place(self._whole(model), buckets, graph.overlap_reorder_modules)
         parameters, kept = dict(model.named_parameters()), _kept(self._settings, model)

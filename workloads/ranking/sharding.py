@@ -36,7 +36,7 @@ def shard(model: RankingModel, settings: RankingSettings, device: torch.device, 
     replicated = {*model.dense_tower.parameters(), *model.head.parameters()}
     root: FSDPModule = fully_shard(model, mesh=mesh, ignored_params=replicated)
     sum_gradients(model)
-    prefetch(units, settings.forward_prefetch, settings.backward_prefetch)
+    prefetch([[unit] for unit in units], settings.forward_prefetch, settings.backward_prefetch)
     has_spans = settings.span_every > 0
     _place_collectives(units, device, spans if has_spans else None, one_stream=settings.one_stream)
     if has_spans:

@@ -15,7 +15,7 @@ from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.profiler import ProfilerSchedule
-from pytest_aorta.plan.workloads import CPU_KERNELS, WorkloadSpec, case_suffix, find_workload, pinned_cpu_kernels
+from pytest_aorta.plan.workloads import CPU_KERNELS, WorkloadSpec, case_suffix, pinned_cpu_kernels
 from pytest_aorta.plan.world import World
 from tests.unit.builders import gpus, make_plan
 
@@ -177,26 +177,19 @@ def test_variables_of_the_config_are_set_for_ranks_and_hidden_from_the_workload(
 @pytest.mark.parametrize(
     ("changes", "environ", "expected"),
     [
-        ({"spec": replace(SPEC, collective_timing=True)}, {}, "1"),
-        ({"spec": find_workload("ranking", ())}, {}, "1"),
-        ({"spec": find_workload("llama_fsdp2", ())}, {}, None),
-        ({"spec": replace(SPEC, collective_timing=True)}, {"TORCH_NCCL_ENABLE_TIMING": "0"}, "0"),
-        ({"spec": SPEC}, {}, None),
-        ({}, {}, None),
-        ({}, {"TORCH_NCCL_ENABLE_TIMING": "1"}, "1"),
+        ({"spec": SPEC}, {}, "1"),
+        ({"spec": SPEC}, {"TORCH_NCCL_ENABLE_TIMING": "0"}, "0"),
+        ({"spec": replace(SPEC, collective_timing=False)}, {}, None),
+        ({"spec": replace(SPEC, collective_timing=False)}, {"TORCH_NCCL_ENABLE_TIMING": "1"}, "1"),
+        ({}, {}, "1"),
+        ({"world": World(1, "cuda", tuple(gpus(1)))}, {}, None),
     ],
-    ids=[
-        "declared",
-        "ranking",
-        "llama_fsdp2",
-        "declared and switched off",
-        "not declared",
-        "script",
-        "script of a caller that asks",
-    ],
+    ids=["workload", "switched off", "declined", "declined, caller asks", "script", "one rank"],
 )
-def test_collectives_are_timed_where_the_workload_or_the_caller_asks_for_it(tmp_path, changes, environ, expected):
-    plan = make_plan(tmp_path, world=ON_GPUS, **changes)
+def test_collectives_of_several_ranks_are_timed_unless_the_workload_or_the_caller_declines(
+    tmp_path, changes, environ, expected
+):
+    plan = make_plan(tmp_path, **{"world": ON_GPUS} | changes)
     assert launch_environment(plan, environ).get("TORCH_NCCL_ENABLE_TIMING") == expected
 
 

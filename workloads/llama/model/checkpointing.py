@@ -16,10 +16,14 @@ from torch.utils.checkpoint import (
 from . import flex  # noqa: F401 - defines the operator that is named below
 from .experts import GROUPED_MMS
 
-aten = torch.ops.aten
-_MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default}) | GROUPED_MMS
-_ATTENTION = frozenset(
+aten, collectives = torch.ops.aten, torch.ops._c10d_functional
+_MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten._scaled_mm.default}) | GROUPED_MMS
+# The outputs of these are always kept: of attention, and of the collectives whose output is a rank's own tokens.
+# All-gathers are not among them; the output of one is larger, and some of them gather parameters.
+_KEPT = frozenset(
     {
+        collectives.all_to_all_single.default,
+        collectives.reduce_scatter_tensor.default,
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
@@ -30,38 +34,32 @@ _ATTENTION = frozenset(
 
 
 class EverySecondMatmul:
-    """Keeps the outputs of attention and of every second matrix product of a block, and recomputes all others."""
+    """Keeps what :func:`keep_every_matmul` keeps, but only every second matrix product of a block."""
 
     def __init__(self) -> None:
         # Forward and recomputation count separately, since both must make the same choices.
         self._num_matmuls = {False: 0, True: 0}
 
-    def __call__(self, context: SelectiveCheckpointContext, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    def __call__(self, context: SelectiveCheckpointContext, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         """Decide whether the output of ``op`` is kept."""
         if op in _MATMULS:
             self._num_matmuls[context.is_recompute] += 1
-            kept = self._num_matmuls[context.is_recompute] % 2 == 1
-        else:
-            kept = op in _ATTENTION
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+            if self._num_matmuls[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return keep_every_matmul(context, op, *args, **kwargs)
 
 
-def keep_every_matmul(_: SelectiveCheckpointContext, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-    """Keep the outputs of attention and of all matrix products, and recompute all others."""
-    return CheckpointPolicy.MUST_SAVE if op in _MATMULS | _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _elementwise_contexts() -> Any:
-    return create_selective_checkpoint_contexts(keep_every_matmul)
-
-
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(EverySecondMatmul())
+def keep_every_matmul(_: SelectiveCheckpointContext, op: Any, *__: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Keep the outputs of attention, matrix products and exchanges of activations, and recompute all others."""
+    # The host waits for a copy from its device, as for the number of exchanged tokens.
+    is_read_on_host = op is aten._to_copy.default and kwargs.get("device") == torch.device("cpu")
+    kept = op in _MATMULS or op in _KEPT or is_read_on_host
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 _CONTEXTS: dict[str, dict[str, Any]] = {
-    "elementwise": {"context_fn": _elementwise_contexts},
-    "selective": {"context_fn": _selective_contexts},
+    "elementwise": {"context_fn": lambda: create_selective_checkpoint_contexts(keep_every_matmul)},
+    "selective": {"context_fn": lambda: create_selective_checkpoint_contexts(EverySecondMatmul())},
     "full": {},
 }
 

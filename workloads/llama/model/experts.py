@@ -51,6 +51,7 @@ class MixtureConfig:
         expert_hidden: width of each expert; None is ``ffn_hidden``.
         expert_scores: ``softmax`` over all experts, or ``sigmoid`` of each expert's score.
         expert_scale: sum of the weights of a token's experts.
+        moe_force_load_balance: whether tokens go to all experts in turn, whatever their scores.
     """
 
     shared_experts: int = 0
@@ -58,6 +59,7 @@ class MixtureConfig:
     expert_hidden: int | None = None
     expert_scores: str = "softmax"
     expert_scale: float = 1.0
+    moe_force_load_balance: bool = False
 
 
 _PLAIN = MixtureConfig()
@@ -66,18 +68,23 @@ _PLAIN = MixtureConfig()
 def route(logits: torch.Tensor, experts_per_token: int, mixture: MixtureConfig = _PLAIN) -> Routing:
     """Choose the experts with the highest of ``[tokens, num_experts]`` scores, and weights that add up to the scale.
 
-    Scores are a float32 softmax over all experts or sigmoids; of equal scores the first wins.
+    Scores are a float32 softmax over all experts or sigmoids; of equal scores the first wins. With
+    ``moe_force_load_balance``, tokens take experts in turn.
     """
     is_softmax = mixture.expert_scores == "softmax"
-    scored = torch.softmax(logits.float(), dim=-1) if is_softmax else logits.float().sigmoid()
-    # A stable sort, since topk does not define which of equal scores it takes.
-    scores, experts = scored.sort(dim=-1, descending=True, stable=True)
-    kept = scores[:, :experts_per_token]
+    scores = torch.softmax(logits.float(), dim=-1) if is_softmax else logits.float().sigmoid()
+    if mixture.moe_force_load_balance:
+        num_tokens, num_experts = scores.shape
+        turns = torch.arange(num_tokens * experts_per_token, device=scores.device) % num_experts
+        experts = turns.view(num_tokens, experts_per_token)
+        kept = scores.gather(-1, experts)
+    else:
+        # A stable sort, since topk does not define which of equal scores it takes.
+        scores, experts = scores.sort(dim=-1, descending=True, stable=True)
+        kept, experts = scores[:, :experts_per_token], experts[:, :experts_per_token]
     total = kept.sum(dim=-1, keepdim=True)
     weights = kept / (total if is_softmax else total + _NOT_ZERO)
-    return Routing(
-        experts[:, :experts_per_token], weights if mixture.expert_scale == 1 else weights * mixture.expert_scale
-    )
+    return Routing(experts, weights if mixture.expert_scale == 1 else weights * mixture.expert_scale)
 
 
 def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
@@ -164,13 +171,13 @@ class Experts(nn.Module):
 
     def evaluate(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Evaluate ``rows`` ``[n, dim]``, in the order of experts; ``counts`` holds the rows of each expert."""
-        # Hooks that gather matrices must not run here, within a region that activation checkpointing recomputes: torch
-        # 2.13 requires a recomputation to call the same operators as the region did, and the hooks call others.
+        # Not a forward method, in which hooks would gather matrices: a recomputation of this region must call the same
+        # operators (pytorch/pytorch#196862), and the hooks call others in backward.
         out: torch.Tensor = self.swiglu(rows, counts, *map(local_experts, (self.w1, self.w2, self.w3)))
         return out
 
     def surround(self, run: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
-        """Call ``run``, which evaluates rows; FSDP2 gathers the matrices around calls of this method."""
+        """Call ``run``, which evaluates rows; under torch 2.11, FSDP2 gathers the matrices around this call."""
         return run(*args)
 
 

@@ -124,6 +124,9 @@ class ParallelMesh:
         }
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
         world = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+        if TENSOR in kept:
+            # DTensors reduce norms over the group of both dimensions at once; torch has no public function for this.
+            world[SHARD, TENSOR]._flatten()
         context = _context_mesh(degrees, device_type)
         experts = _expert_mesh(kept, degrees.expert_parallel, device_type)
         if PIPELINE not in kept:
@@ -227,9 +230,11 @@ def _expert_mesh(sizes: Mapping[str, int], degree: int, device_type: str) -> Dev
     split: dict[str, int] = {}
     for name, size in sizes.items():
         split |= {_EXPERT_SHARD: size // degree, _EXPERT: degree} if name == SHARD else {name: size}
-    return init_device_mesh(
+    mesh = init_device_mesh(
         device_type,
         tuple(split.values()),
         mesh_dim_names=tuple(split),
         backend_override={_EXPERT: dist.get_backend()},
     )
+    mesh[tuple(name for name in split if name not in (PIPELINE, REPLICATE))]._flatten()
+    return mesh

@@ -11,7 +11,7 @@ from .context import apply_context_parallel, own_positions
 from .expert import check_experts, exchange_tokens, split_experts
 from .float8 import check_float8, convert_blocks
 from .mesh import Degrees, ParallelMesh
-from .pipeline import check_pipeline, keep_stage
+from .pipeline import check_pipeline, count_stages, keep_stage, split_stages, stages_of_rank
 from .tensor import apply_tensor_parallel, check_tensor_parallel
 
 
@@ -51,10 +51,25 @@ def _check_latent(settings: LlamaSettings) -> None:
         )
 
 
-def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> None:
-    """Change the modules of ``model``, which is on the meta device, for all axes but data parallelism."""
-    if mesh.pipeline is not None:
-        keep_stage(model, mesh.pipeline.size(), mesh.pipeline.get_local_rank())
+def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> list[Llama]:
+    """Change the modules of ``model``, which is on the meta device, for all axes but data parallelism.
+
+    Return the models that a step runs: that of each stage of this rank, or ``model`` itself.
+    """
+    if mesh.pipeline is None:
+        _split_modules(model, mesh, settings)
+        return [model]
+    schedule, num_ranks = settings.pipeline_parallel_schedule, mesh.pipeline.size()
+    stages, num_stages = (
+        stages_of_rank(schedule, num_ranks, mesh.pipeline.get_local_rank()),
+        count_stages(schedule, num_ranks),
+    )
+    keep_stage(model, num_stages, *stages)
+    _split_modules(model, mesh, settings)
+    return split_stages(model, num_stages, stages)
+
+
+def _split_modules(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> None:
     if settings.float8_linear:
         convert_blocks(model, settings.float8_recipe)
     if mesh.tensor is not None:
