@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.communication import CommunicationSettings, divide_products, turn_off_multicast
+from aorta_workloads.llama.parallel.communication import CommunicationSettings, divided_products, turn_off_multicast
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
@@ -28,7 +28,6 @@ with warnings.catch_warnings():
     from aorta_workloads.llama.parallel.flat_gathers import FlatGathers
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
-    from torch._inductor import config as inductor
     from torch._inductor.compile_fx import view_to_reshape
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
@@ -143,12 +142,12 @@ def collectives_of_a_block(mesh, batch_size):
     """Return the collectives in the graph of a block's forward pass after inductor's pass for async TP."""
     model = Llama(LlamaConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5))
     apply_tensor_parallel(model, mesh.tensor, chunked_loss=False)
-    divide_products(mesh.tensor)
+    options = divided_products(mesh.tensor)
     found = []
 
     def compile_graph(module, _inputs):
         view_to_reshape(module)
-        inductor.post_grad_custom_pre_pass(module.graph)
+        options["post_grad_custom_pre_pass"](module.graph)
         module.graph.lint()
         micro_pipeline_tp_pass(module.graph)
         targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
@@ -171,8 +170,6 @@ def collectives_of_a_block(mesh, batch_size):
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_all_collectives_of_a_block_are_fused_with_their_products(monkeypatch, tensor_mesh, batch_size):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(inductor, "_micro_pipeline_tp", False)
-    monkeypatch.setattr(inductor, "post_grad_custom_pre_pass", None)
 
     assert collectives_of_a_block(tensor_mesh, batch_size) == {
         "symm_mem::fused_all_gather_matmul": 2,

@@ -438,7 +438,7 @@ def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeyp
     settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
 
     rewrite = passes.CollectivesPass(settings, passes.GroupedParameters((), ()), (), frozenset())
-    passes._compile_inductor(None, (), None, rewrite)
+    passes._compile_inductor(None, (), None, rewrite, {})
 
     fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
     assert {name: value for name, value in patches.items() if name in fixed} == (

@@ -17,6 +17,7 @@ from ..llama.memory.estimate import Gathering
 from ..llama.memory.pieces import INDUCTOR
 from ..llama.model.decoder import Llama
 from ..llama.model.experts import Experts
+from ..llama.parallel.communication import divided_products
 from ..llama.parallel.expert import expert_placement
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
@@ -55,7 +56,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             blocks = [layers[number] for number in bucket.blocks]
             for block in blocks:
                 if settings.compile_blocks:
-                    block.compile(fullgraph=True, options=_inductor_options(mesh))
+                    block.compile(fullgraph=True, options=_inductor_options(mesh, settings))
                 _shard_experts(block, mesh, policy, bucket.is_resharded)
             fully_shard(blocks, mesh=mesh.data, mp_policy=policy, reshard_after_forward=bucket.is_resharded)
             # All blocks of a group share its FSDP2 state.
@@ -64,10 +65,11 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
-        sum_gradients(model)
         if settings.all_gather != DEFAULT:
             check_all_gather(settings.all_gather, self._device, mesh.shards.size())
+            # Of summed gradients, torch would put the reduce-scatters into symmetric memory too.
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
+        sum_gradients(model)
         prefetch(groups, settings.forward_prefetch, settings.backward_prefetch)
 
     def gathering(self, _model: Llama) -> Gathering:
@@ -91,14 +93,15 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         drop(self, "_root")
 
 
-def _inductor_options(mesh: ParallelMesh) -> dict[str, Any] | None:
+def _inductor_options(mesh: ParallelMesh, settings: LlamaFsdp2Settings) -> dict[str, Any] | None:
     """Return inductor's settings for blocks, whose graphs have meshes only under tensor parallelism."""
     if mesh.tensor is None:
         return None
     # Imports a part of inductor, which eager models don't need.
     from ..llama.partitioner import Partitioner
 
-    return {"custom_partitioner_fn": Partitioner()}
+    divided = divided_products(mesh.tensor) if settings.communication.async_tensor_parallel else {}
+    return divided | {"custom_partitioner_fn": Partitioner()}
 
 
 def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
