@@ -14,9 +14,10 @@ from aorta_workloads.llama.parallel.communication import CommunicationSettings, 
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
-from aorta_workloads.llama_fsdp2.symmetric import check_all_gather
+from aorta_workloads.llama_fsdp2.symmetric import check_all_gather, gather_symmetrically
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -28,6 +29,7 @@ with warnings.catch_warnings():
     from aorta_workloads.llama.parallel.flat_gathers import FlatGathers
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor import config as inductor
     from torch._inductor.compile_fx import view_to_reshape
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
@@ -164,6 +166,27 @@ def collectives_of_a_block(mesh, batch_size):
             block(torch.randn(batch_size, 16, 64), model.config.rotations(torch.arange(32)))
     assert found, caught.value
     return found[0]
+
+
+def test_products_are_divided_only_where_the_compile_call_asks_for_it(tensor_mesh):
+    options = divided_products(tensor_mesh.tensor)
+
+    torch.compile(lambda x: x, options=options)
+    assert (inductor._micro_pipeline_tp, inductor.post_grad_custom_pre_pass) == (False, None)
+    with inductor.patch(options):
+        assert inductor._micro_pipeline_tp
+
+
+def test_each_unit_of_fsdp2_gathers_by_torchs_own_switch(monkeypatch, tensor_mesh):
+    switched = []
+    monkeypatch.setattr(FSDPModule, "set_symm_mem_for_comm", lambda unit: switched.append(unit), raising=False)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    fully_shard(model[0], mesh=tensor_mesh.tensor)
+    fully_shard(model, mesh=tensor_mesh.tensor)
+
+    gather_symmetrically(model, tensor_mesh.tensor.get_group(), CUDA)
+
+    assert switched == [model, model[0]]
 
 
 @pytest.mark.filterwarnings("ignore:erase_node")  # torch 2.11 erases each product that it has fused twice

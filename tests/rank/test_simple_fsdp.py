@@ -16,6 +16,8 @@ from aorta_workloads.llama.parallel.pipeline import keep_stage
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.rank.settings import make_settings
+
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
@@ -35,7 +37,7 @@ with warnings.catch_warnings():
         collective_groups,
         shard_parameters,
     )
-    from aorta_workloads.llama_simple_fsdp.settings import GraphSettings
+    from aorta_workloads.llama_simple_fsdp.settings import GraphSettings, LlamaSimpleFsdpSettings
 
 DEBUG = LlamaConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
 BOXED = passes.boxed_nop
@@ -192,6 +194,13 @@ def test_schedules_by_time_are_refused_where_ranks_attend_to_different_lengths()
     by_time.check_context_parallel(1)
     with pytest.raises(ValueError, match="context_parallel_degree is 2, bucketing is 'none' and overlap_reorder"):
         by_time.check_context_parallel(2)
+
+
+def test_a_schedule_that_divides_backward_passes_is_refused():
+    given = {"pipeline_parallel_schedule": "ZBVZeroBubble", "pipeline_parallel_degree": 2}
+    settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", **given)
+    with pytest.raises(ValueError, match="here that is one graph; allowed are 1F1B and Interleaved1F1B"):
+        settings.check_degrees(Degrees.of_world(settings.degrees, 2))
 
 
 def test_a_stage_buckets_its_own_parameters_of_each_group():
