@@ -15,6 +15,8 @@ from aorta_workloads.llama.parallel.pipeline import keep_stage
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils.flop_counter import flop_registry
 
+from tests.rank.settings import make_settings
+
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
@@ -34,7 +36,7 @@ with warnings.catch_warnings():
         collective_groups,
         shard_parameters,
     )
-    from aorta_workloads.llama_simple_fsdp.settings import GraphSettings
+    from aorta_workloads.llama_simple_fsdp.settings import GraphSettings, LlamaSimpleFsdpSettings
 
 from tests.rank.ranks import fake_group
 
@@ -192,6 +194,13 @@ def test_schedules_by_time_are_refused_where_ranks_attend_to_different_lengths()
     by_time.check_context_parallel(1)
     with pytest.raises(ValueError, match="context_parallel_degree is 2, bucketing is 'none' and overlap_reorder"):
         by_time.check_context_parallel(2)
+
+
+def test_a_schedule_that_divides_backward_passes_is_refused():
+    given = {"pipeline_parallel_schedule": "ZBVZeroBubble", "pipeline_parallel_degree": 2}
+    settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", **given)
+    with pytest.raises(ValueError, match="here that is one graph; allowed are 1F1B and Interleaved1F1B"):
+        settings.check_degrees(Degrees.of_world(settings.degrees, 2))
 
 
 def test_a_stage_buckets_its_own_parameters_of_each_group():
@@ -438,7 +447,7 @@ def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeyp
     settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
 
     rewrite = passes.CollectivesPass(settings, passes.GroupedParameters((), ()), (), frozenset())
-    passes._compile_inductor(None, (), None, rewrite)
+    passes._compile_inductor(None, (), None, rewrite, {})
 
     fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
     assert {name: value for name, value in patches.items() if name in fixed} == (

@@ -14,6 +14,7 @@ from ..llama.memory.choice import LADDER
 from ..llama.memory.estimate import Gathering
 from ..llama.memory.pieces import INDUCTOR
 from ..llama.model.decoder import Block, Llama
+from ..llama.parallel.communication import divided_products
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .settings import LlamaFsdp2Settings
@@ -51,16 +52,17 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         for bucket in settings.communication.buckets(len(layers), reshard_after_forward=reshard):
             blocks = [layers[number] for number in bucket.blocks]
             if settings.compile_blocks:
-                _compile(blocks, mesh)
+                _compile(blocks, mesh, settings)
             options = {"mp_policy": policy, "reshard_after_forward": bucket.is_resharded}
             units.append(shard_blocks(blocks, mesh, **options))
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
-        sum_gradients(model)
         if settings.all_gather != DEFAULT:
             check_all_gather(settings.all_gather, self._device, mesh.shards.size())
+            # Of summed gradients, torch would put the reduce-scatters into symmetric memory too.
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
+        sum_gradients(model)
         # Experts that are units of their own, which goes with torch 2.11, are gathered ahead in backward only if asked.
         apart = any(len(unit) > 1 for unit in units)
         prefetch(units, settings.forward_prefetch, settings.backward_prefetch or int(apart))
@@ -86,7 +88,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         drop(self, "_root")
 
 
-def _compile(blocks: list[Block], mesh: ParallelMesh) -> None:
+def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settings) -> None:
     """Compile what blocks compute, but none of the calls around it that gather parameters."""
     options: dict[str, Any] | None = None
     if mesh.tensor is not None:
@@ -94,7 +96,8 @@ def _compile(blocks: list[Block], mesh: ParallelMesh) -> None:
         from ..llama.partitioner import Partitioner
 
         # Only under tensor parallelism, graphs have meshes.
-        options = {"custom_partitioner_fn": Partitioner()}
+        divided = divided_products(mesh.tensor) if settings.communication.async_tensor_parallel else {}
+        options = divided | {"custom_partitioner_fn": Partitioner()}
     if mesh.experts is not None:
         import torch._dynamo.config as dynamo
 

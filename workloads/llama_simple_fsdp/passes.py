@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +20,7 @@ from torch import fx, nn
 from torch.utils._ordered_set import OrderedSet
 
 try:
-    from torch._dynamo.backends.common import aot_autograd
+    from functorch.compile import aot_module_simplified  # type: ignore[import-untyped]
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -44,6 +45,8 @@ from .settings import GraphSettings
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
+# How torch writes an input of the traced graph, its gradient, or a part of either if they are DTensors.
+_INPUT = re.compile(r"(?:__grad\()?args\[(\d+)\][.\w]*\)?[.\w]*")
 _OVERRIDDEN = {
     ManualOverlapScheduler: ("_obtain_nodes_in_subgraph", "_manual_bucket_collectives"),
     OverlapScheduler: (
@@ -60,6 +63,7 @@ def make_backend(
     groups: Mapping[str, CollectiveGroups],
     in_place: Sequence[Bucket] = (),
     kept: Collection[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the argument ``backend`` of ``torch.compile``.
 
@@ -70,6 +74,7 @@ def make_backend(
         groups: the process groups of each parameter's collectives.
         in_place: the buckets whose collectives ``overlap_reorder`` does not move.
         kept: names of the parameters whose gathered values are kept for backward even under ``reshard_after_forward``.
+        options: further options of inductor.
 
     Raises:
         RuntimeError: This version of torch lacks an interface that the settings need.
@@ -91,7 +96,7 @@ def make_backend(
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
         joint = JointPass(inputs_positions, gathered_again, grouped)
         rewrite = CollectivesPass(settings, grouped, tuple(buckets), fixed)
-        return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite)
+        return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite, options or {})
 
     return compile_graph
 
@@ -169,12 +174,8 @@ class JointPass(CustomGraphPass):
 
     def _position(self, description: Any) -> int | None:
         """Return the position of a parameter, given the description of its input or gradient; else None."""
-        while (inner := getattr(description, "base", getattr(description, "grad_of", None))) is not None:
-            description = inner
-        number = getattr(description, "idx", None)
-        # Other outputs of the model have an index too, with another meaning.
-        is_input = type(description).__name__ == "PlainAOTInput"
-        return self.inputs[number] if is_input and number is not None else None
+        found = None if description is None else _INPUT.fullmatch(description.expr())
+        return self.inputs[int(found[1])] if found else None
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,8 @@ class _WithoutFormulas(OverlapScheduler):
     """A scheduler that never calls torch's own formulas for run times.
 
     Those formulas fail on a CPU, because they lack its memory bandwidth, and up to torch 2.12 on grouped-query
-    attention.
+    attention. Torch 2.13 evaluates them even for nodes of ``custom_runtime_estimation`` and with ``compute_estimator``
+    ``analytical``, so ``schedule_overlap_bucketing`` can't be called in place of this class.
     """
 
     def __init__(self, graph_module: fx.GraphModule, *args: Any, **options: Any) -> None:
@@ -306,7 +308,7 @@ class _WithoutFormulas(OverlapScheduler):
         return super()._collect_node_ancestors()
 
     def get_non_collective_runtime_estimate(self, node: fx.Node) -> float | None:
-        """Return the given estimate; torch 2.11 would otherwise prefer measured times that it keeps on disk."""
+        """Return the given estimate, as 2.13 does; torch 2.11 would prefer measured times that it keeps on disk."""
         estimate = self.custom_runtime_estimation
         return None if estimate is None else estimate(node, None)
 
@@ -397,7 +399,11 @@ def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps
 
 
 def _compile_aot_eager(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    joint: JointPass,
+    rewrite: CollectivesPass,
+    _options: Mapping[str, Any],
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         joint(joint_module.graph)
@@ -407,16 +413,27 @@ def _compile_aot_eager(
         rewrite(module.graph)
         return boxed_nop(module, module_inputs)
 
-    backend = aot_autograd(fw_compiler=compiler, partition_fn=partition, keep_inference_input_mutations=True)
-    return backend(graph_module, inputs)
+    compiled = aot_module_simplified(
+        graph_module,
+        inputs,
+        fw_compiler=compiler,
+        bw_compiler=torch.compiler.disable(compiler),
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    return torch.compiler.disable(compiled)
 
 
 def _compile_inductor(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    joint: JointPass,
+    rewrite: CollectivesPass,
+    options: Mapping[str, Any],
 ) -> Any:
-    options: dict[str, Any] = {"joint_custom_pre_pass": joint, "custom_partitioner_fn": Partitioner()}
+    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": Partitioner()}
     if rewrite.settings.has_graph_pass:
-        options |= {
+        patches |= {
             "post_grad_custom_post_pass": rewrite,
             # Inductor's reordering would undo this pass, and buffer reuse would overwrite the buffer of a running
             # collective.
@@ -424,7 +441,7 @@ def _compile_inductor(
             "reorder_for_peak_memory": False,
             "allow_buffer_reuse": False,
         }
-    return compile_fx(graph_module, inputs, config_patches=options)
+    return compile_fx(graph_module, inputs, config_patches=patches)
 
 
 _COMPILERS = {"aot_eager": _compile_aot_eager, "inductor": _compile_inductor}

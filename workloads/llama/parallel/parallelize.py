@@ -6,7 +6,6 @@ import torch
 
 from ..model.decoder import Llama
 from ..settings import LlamaSettings
-from .communication import divide_products
 from .context import apply_context_parallel, own_positions
 from .expert import check_experts, exchange_tokens, split_experts
 from .float8 import check_float8, convert_blocks
@@ -74,8 +73,6 @@ def _split_modules(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) ->
         convert_blocks(model, settings.float8_recipe)
     if mesh.tensor is not None:
         apply_tensor_parallel(model, mesh.tensor, chunked_loss=settings.loss_chunks > 0)
-        if settings.communication.async_tensor_parallel:
-            divide_products(mesh.tensor)
     if mesh.context is not None:
         apply_context_parallel(model, mesh.context, settings.seq_len)
     if (split := mesh.expert_axes.split) is not None:
