@@ -13,19 +13,17 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
-from pytest_aorta.common.model import schema_of
 from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.options import OPTIONS, Option
 from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import DERIVED, SCHEMA_VERSION, WorkloadResult
-from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.session import history
 from pytest_aorta.session.history import HistoryEntry
 from pytest_aorta.verdict import baseline
@@ -36,7 +34,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 # Layouts are declared beside the test that launches them.
 sys.path.insert(0, str(ROOT))
-from tests.distributed.layouts import COLUMNS, LAYOUTS, REFERENCE, Layout  # noqa: E402
+from tests.distributed.layouts import COLLECTIVES, COLUMNS, LAYOUTS, REFERENCE, Layout  # noqa: E402
 
 BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
@@ -102,6 +100,16 @@ def _cell(difference: str | None) -> str:
     return f"differs: {difference}" if difference else "equal"
 
 
+def collectives() -> str:
+    """Return the table of the collectives of a step, by process group, kind and number."""
+    rows = ((layout.name, *(COLLECTIVES[layout.name].get(name, "") for name in WORKLOADS)) for layout in LAYOUTS)
+    shown = ((name, eager, "the same" if traced == eager else traced) for name, eager, traced in rows)
+    return table(("layout", *(f"`{name}`" for name in WORKLOADS)), shown)
+
+
+WORKLOADS = (REFERENCE, "llama_simple_fsdp")
+
+
 def config_keys() -> str:
     """Return the tables of config keys, one per built-in workload."""
     folders = sorted(path.parent for path in (ROOT / "workloads").glob("*/default.yaml"))
@@ -160,7 +168,7 @@ _SCHEMA_FOLDER = ROOT / "pytest_aorta/common/schemas"
 def current_schema(name: str) -> str:
     """Return the text of the schema file of a struct, whose descriptions are those of its attributes."""
     kind, version = SCHEMAS[name]
-    schema = schema_of(kind, f"{name}/{version}", kind.__doc__ or "")
+    schema = _schema_of(kind, f"{name}/{version}", kind.__doc__ or "")
     if kind is WorkloadResult:
         _add_derived(schema)
     for part in (schema, *schema["$defs"].values()):
@@ -168,15 +176,26 @@ def current_schema(name: str) -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
+def _schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
+    """Return the JSON Schema 2020-12 of a struct, with the structs that it contains under ``$defs``."""
+    _, definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"https://pytest-aorta.invalid/{name}",
+        **definitions.pop(kind.__name__),
+        "description": description,
+        "$defs": definitions,
+    }
+
+
 def _add_derived(schema: dict[str, Any]) -> None:
     """Add the properties of a result that its file contains too."""
-    found = {name: inspect.getattr_static(WorkloadResult, name) for name in DERIVED}
-    getters = [getattr(getter, "fget", None) or getter.func for getter in found.values()]
-    kinds = [get_type_hints(getter)["return"] for getter in getters]
-    derived, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
-    for getter, values in zip(getters, derived, strict=True):
-        said = (inspect.getdoc(getter) or "").partition("\n")[0].removeprefix("Return ").rstrip(".")
-        schema["properties"][getter.__name__] = values | {"description": _cell_text(said)}
+    derived, definitions = msgspec.json.schema_components(DERIVED.values(), ref_template="#/$defs/{name}")
+    for name, values in zip(DERIVED, derived, strict=True):
+        # The docstring of the class describes those that are no methods.
+        text = inspect.getdoc(inspect.getattr_static(WorkloadResult, name)) or ""
+        said = text.partition("\n")[0].removeprefix("Return ").rstrip(".")
+        schema["properties"][name] = values | {"description": _cell_text(said)}
     schema["required"] += DERIVED
     schema["additionalProperties"] = False
     schema["$defs"] |= definitions
@@ -272,6 +291,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "config-keys": config_keys,
     "layouts": layouts,
+    "collectives": collectives,
     "schemas": schemas,
 }
 

@@ -21,7 +21,7 @@ from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.rank_files import OperatorCall, read_operators
 from pytest_aorta.session.launcher import DistributedWorld
 from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.verdict.bitwise import STEP_METRICS, Evidence, FirstOperator, first_difference, first_of_ranks
+from pytest_aorta.verdict.bitwise import STEP_METRICS, Evidence, FirstOperator, first_difference, first_operators
 
 STEP = 2
 CAPTURED = {"steps": STEP, "warmup": 0, "hash_every": 1, "hash_operators_step": STEP, "profile_steps": 0}
@@ -114,7 +114,7 @@ def judged(
     """Return the outcome, and a text about the named call."""
     if first_difference(candidate, reference, STEP, list(STEP_METRICS)) is None:
         return "masked", "no loss, norm or weight differs"
-    first = first_of_ranks(operators(world, candidate), operators(world, reference))
+    first = next(iter(first_operators(operators(world, candidate), operators(world, reference))), None)
     if first is None:
         return "not named", "all operators are equal"
     if is_right(planted, first):

@@ -11,10 +11,10 @@ from statistics import median
 import pytest
 
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.trace.kineto_capture import overlap_with_host
 from pytest_aorta.result.trace.kineto_events import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.session.launcher import DistributedWorld
+from tests.unit.kineto_traces import overlap_with_host
 
 LAUNCHES = 3
 PROFILED = {"warmup": 10, "profile_steps": 8}

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.reading import read_result
-from pytest_aorta.result.trace.transfers import collective_facts
+from pytest_aorta.result.trace.profiled_steps import collective_facts
 
 HEADER = ("workload", "launches", "communication kernels of a rank", "transfers", "`overlap_ratio`")
 

@@ -16,7 +16,7 @@ from benchmarks.training.programs import Measured, Program
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import prior_variance
-from pytest_aorta.verdict.statistics.pairs import decide_pairs
+from pytest_aorta.verdict.statistics.decision import decide_pairs
 
 _METRIC = METRICS["step_time_p50"]
 # The relative change of the step time from which a table calls it a change.

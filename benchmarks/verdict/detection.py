@@ -28,8 +28,7 @@ from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
 from pytest_aorta.verdict.causes import straggler
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.pairs import decide_pairs
+from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, decide_stored
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate, observed, typical
 
@@ -116,9 +115,8 @@ class Lab:
                 for _ in range(4)
             ]
             default = default_variance(METRICS[metric], self.device)
-            within = typical([VarianceComponents(one.slower, one.faster, one.slower) for one in draws], CASES_DF)
-            assert within is not None
-            self._priors[metric] = VarianceComponents(within.slower, within.faster, default.between)
+            slower, faster = (typical([getattr(one, name) for one in draws], CASES_DF) for name in ("slower", "faster"))
+            self._priors[metric] = VarianceComponents(slower, faster, default.between)
         return self._priors[metric]
 
     def pool(self, block: str | None = None, variants: Sequence[str] = UNCHANGED) -> list[Recorded]:

@@ -10,8 +10,7 @@ import numpy as np
 
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.pairs import decide_pairs
+from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored
 from pytest_aorta.verdict.statistics.variance import (
     Revision,
@@ -99,8 +98,8 @@ def _suite_prior(new_block: Callable[[np.random.Generator], Launches], rng: np.r
     """Return the prior from a dozen other tests, each with a baseline of one block."""
     default = default_variance(METRICS["step_time_p50"], "cuda")
     variances = [observed([_revision(new_block(rng))]) for _ in range(12)]
-    within = typical([VarianceComponents(one.slower, one.faster, one.slower) for one in variances], CASES_DF)
-    return default if within is None else VarianceComponents(within.slower, within.faster, default.between)
+    slower, faster = (typical([getattr(one, name) for one in variances], CASES_DF) for name in ("slower", "faster"))
+    return VarianceComponents(slower, faster, default.between)
 
 
 def _revision(launch: Launches) -> Revision:

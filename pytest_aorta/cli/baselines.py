@@ -185,8 +185,7 @@ def _size(change: float, scale: Scale) -> str:
 
 
 def _detects(estimate: Estimate, scale: Scale) -> list[str]:
-    relative = scale is Scale.RELATIVE
-    return [_size(detectable(estimate, _ANOTHER_BLOCK, look, relative=relative), scale) for look in LOOKS]
+    return [_size(detectable(estimate, _ANOTHER_BLOCK, look, scale=scale), scale) for look in LOOKS]
 
 
 def _environment(baseline: Baseline) -> dict[str, Any]:
@@ -262,8 +261,7 @@ class StoredFile:
             marked={},
             priors=lambda asked: prior_variance(asked, device, self.others),
         )
-        is_known = metric.direction is not Direction.EXACT and comparison.has_estimate(metric)
-        return comparison.estimate(metric) if is_known else None
+        return None if metric.direction is Direction.EXACT else comparison.estimate(metric)
 
 
 def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:

@@ -59,7 +59,7 @@ def parse_json(text: str, name: str) -> Any:
         UnreadableFile: The text is not strict JSON.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_finite)
         if _HUGE.search(text):
             # Parse again: a function that is called on every number would take most of the time.
             json.loads(text, parse_float=_finite, parse_int=_finite)
@@ -74,13 +74,21 @@ def read_text(path: Path, *, max_bytes: int, follow_links: bool = True) -> str:
     Raises:
         UnreadableFile: As in :func:`read_bytes`, or the file is empty or not UTF-8.
     """
-    content = read_bytes(path, max_bytes=max_bytes, follow_links=follow_links)
+    return decoded(read_bytes(path, max_bytes=max_bytes, follow_links=follow_links), str(path))
+
+
+def decoded(content: bytes | str, name: str) -> str:
+    """Return the text of a document that is not empty; ``name`` is the source that an error message names.
+
+    Raises:
+        UnreadableFile: The content is empty or not UTF-8.
+    """
     if not content.strip():
-        raise UnreadableFile(f"{path}: empty")
+        raise UnreadableFile(f"{name}: empty")
     try:
-        return content.decode("utf-8")
+        return content if isinstance(content, str) else content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{path}: not UTF-8: {error}") from None
+        raise UnreadableFile(f"{name}: not UTF-8: {error}") from None
 
 
 def conflict(text: str) -> str:
@@ -99,10 +107,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(key for key, _ in pairs)
         raise ValueError(f"key {next(key for key, count in counts.items() if count > 1)!r} is given twice")
     return document
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a finite number")
 
 
 def _finite(text: str) -> float:

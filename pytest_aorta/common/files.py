@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import fnmatch
+import glob
 import hashlib
 import json
 import os
@@ -144,13 +145,10 @@ def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
         age_s: Smallest age of a file to delete, in seconds; 0 only if no writer can be alive.
     """
     limit_s = time.time() - age_s
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not (entry.name.startswith(prefix) and entry.name.endswith(SCRATCH_SUFFIX)):
-                continue
-            with suppress(OSError):
-                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime <= limit_s:
-                    os.unlink(entry.path)  # noqa: PTH108 - the path of a DirEntry is text
+    for path in folder.glob(f"{glob.escape(prefix)}*{SCRATCH_SUFFIX}"):
+        with suppress(OSError):
+            if not path.is_symlink() and path.is_file() and path.stat().st_mtime <= limit_s:
+                path.unlink()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
+from pytest_aorta.common.documents import UnreadableFile, decoded, parse_json, read_bytes
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.text import brief, did_you_mean
 
@@ -39,7 +39,9 @@ CanaryPart: TypeAlias = Annotated[str, Meta(pattern="^(gemm|all_reduce)_ms$")]
 # A fact of the environment that numbers depend on.
 Fact: TypeAlias = str | int | float | bool | None
 
-_PLACE = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`")
+# Where a value is wrong. msgspec shows every key of a dictionary as "[...]", and a wrong key as "`key` in" it.
+_PLACE = re.compile(r" - at (?P<is_key>`key` in )?`\$?(?P<path>[^`]*)`")
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
@@ -64,12 +66,12 @@ def decode(content: bytes | str, kind: type[T], name: str, *, by_hand: bool = Tr
     try:
         value = msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), parse_json(_text(content, name), name), kind)}") from None
+        raise UnreadableFile(f"{name}: {_worded(str(error), parse_json(decoded(content, name), name), kind)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Texts with bytes that are not UTF-8, such as names of files, have lone surrogates, which msgspec can't decode.
-        return convert(parse_json(_text(content, name), name), kind, name)
+        return convert(parse_json(decoded(content, name), name), kind, name)
     if by_hand:
-        parse_json(_text(content, name), name)  # msgspec keeps the last of two equal keys
+        parse_json(decoded(content, name), name)  # msgspec keeps the last of two equal keys
     return value
 
 
@@ -97,14 +99,16 @@ def read_rank_file(path: Path, kind: type[T], *, max_bytes: int) -> T | None:
         raise ResultError(f"result invalid: {error}; run the workload again") from None
 
 
-def convert(value: Any, kind: type[T], name: str) -> T:
+def convert(value: Any, kind: type[T], name: str, *, strict: bool = True) -> T:
     """Return plain values, such as those of a YAML file, as type ``kind``; a text becomes a path where one is expected.
+
+    Without ``strict``, a text becomes a number where one is expected.
 
     Raises:
         UnreadableFile: The values do not fit ``kind``. The message is that of :func:`decode`.
     """
     try:
-        return msgspec.convert(value, kind, dec_hook=_from_text)
+        return msgspec.convert(value, kind, dec_hook=_from_text, strict=strict)
     except msgspec.ValidationError as error:
         raise UnreadableFile(f"{name}: {_worded(str(error), value, kind)}") from None
     except UnicodeEncodeError as error:  # half of a surrogate pair, which json.loads accepts
@@ -124,27 +128,6 @@ def to_json(value: Any) -> str:
         return json.dumps(to_builtins(value))
 
 
-def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
-    """Return the JSON Schema 2020-12 of a struct, with the structs that it contains under ``$defs``."""
-    _, definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"https://pytest-aorta.invalid/{name}",
-        **definitions.pop(kind.__name__),
-        "description": description,
-        "$defs": definitions,
-    }
-
-
-def _text(content: bytes | str, name: str) -> str:
-    if not content.strip():
-        raise UnreadableFile(f"{name}: empty")
-    try:
-        return content if isinstance(content, str) else content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{name}: not UTF-8: {error}") from None
-
-
 def _from_text(kind: type, value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
@@ -153,20 +136,39 @@ def _from_text(kind: type, value: Any) -> Any:
 
 def _worded(message: str, document: Any, kind: Any) -> str:
     """Return msgspec's message with the place first, the given value, and for an unknown key those that are known."""
-    place = _PLACE.search(message)
     allowed = _PLACE.sub("", message)
-    path = place["path"] if place else ""
-    given: Any = document
-    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-        try:
-            given = given[key] if key else given[int(index)]
-        except (KeyError, IndexError, TypeError):  # "[...]" stands for any key of a dict
-            return f"${path}: {allowed}"
+    place = _PLACE.search(message)
+    path, given = "$", document
+    for name, index in _STEP.findall(place["path"] if place else ""):
+        key = name or (_wrong_key(given, document, kind, message) if index == "..." else int(index))
+        if key is None:
+            return f"{path}[...]: {allowed}"
+        path += f".{name}" if name else f"[{json.dumps(key)}]"
+        given = given[key]
     if unknown := _UNKNOWN.fullmatch(allowed):
         known = _fields_of(kind, given)
-        return f"${path}: unknown key {unknown[1]!r}{did_you_mean(unknown.groups(), known)}; there are {known}"
-    exact = place and "[...]" not in path and isinstance(given, str | int | float | bool | None)
-    return f"${path}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
+        return f"{path}: unknown key {unknown[1]!r}{did_you_mean(unknown.groups(), known)}; there are {known}"
+    if place and place["is_key"]:
+        given = _wrong_key(given, document, kind, message) or given
+    exact = place and isinstance(given, str | int | float | bool | None)
+    return f"{path}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
+
+
+def _wrong_key(entries: Any, document: Any, kind: Any, message: str) -> Any:
+    """Return the first key of ``entries``, which ``document`` contains, that alone leads to the message, or None."""
+    every = dict(entries) if isinstance(entries, dict) else {}
+    for key, value in every.items():
+        entries.clear()
+        entries[key] = value
+        try:
+            msgspec.convert(document, kind, dec_hook=_from_text)
+        except msgspec.ValidationError as error:
+            if str(error) == message:
+                return key
+        finally:
+            entries.clear()
+            entries.update(every)
+    return None
 
 
 def _fields_of(kind: Any, given: Any) -> list[str]:

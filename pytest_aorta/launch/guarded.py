@@ -12,15 +12,14 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
-
-from msgspec.structs import replace
+from typing import IO, Any, TypeAlias
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile
@@ -76,10 +75,9 @@ def require_torch() -> None:
     Raises:
         LaunchError: torch is not installed.
     """
-    try:
+    found = None
+    with suppress(ImportError, ValueError):  # of a finder that refuses torch, or of a module without a spec
         found = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):
-        found = None
     if found is None:
         raise LaunchError(
             f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
@@ -89,22 +87,17 @@ def require_torch() -> None:
 
 def agent_command(plan: LaunchPlan) -> list[str]:
     """Return the command line of the torchrun agent, for one node or for this node's part of several."""
-    python = python_command(plan)
-    torchrun = [f"--nnodes={plan.world.nodes}", f"--node-rank={plan.node or 0}"]
-    torchrun.append(f"--nproc-per-node={plan.world.ranks_per_node}")
-    # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
-    torchrun.append(f"--log-dir={plan.run_dir / ELASTIC_FOLDER}")
-    # torchrun's own option to start a module can't pass options to Python.
-    rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
-    run_dir = str(plan.run_dir)
-    agent = [*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir]
+    python, run_dir = python_command(plan), str(plan.run_dir)
     return [
         *wrapper_command(plan.profiler, plan.run_dir),
-        *agent,
-        *torchrun,
-        *rank,
-        "pytest_aorta.launch.process.rank",
-        run_dir,
+        *[*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir],
+        *[f"--nnodes={plan.world.nodes}", f"--node-rank={plan.node or 0}"],
+        f"--nproc-per-node={plan.world.ranks_per_node}",
+        # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
+        f"--log-dir={plan.run_dir / ELASTIC_FOLDER}",
+        # torchrun's own option to start a module can't pass options to Python.
+        *(["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]),
+        *["pytest_aorta.launch.process.rank", run_dir],
     ]
 
 
@@ -132,10 +125,9 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     show_devices(plan.world.devices, kept)
     kept[variables.DEVICE] = plan.world.device
     kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
-    for name, value in ((variables.PROFILER, plan.profiler), (variables.PROFILER_SCHEDULE, plan.profiler_schedule)):
-        kept.pop(name, None)
-        if value is not None:
-            kept[name] = str(value)
+    given = {variables.PROFILER: plan.profiler, variables.PROFILER_SCHEDULE: plan.profiler_schedule}
+    kept = {name: value for name, value in kept.items() if name not in given}
+    kept |= {name: str(value) for name, value in given.items() if value is not None}
     # torchrun would set the variable with a warning; measured times depend on its value.
     kept.setdefault("OMP_NUM_THREADS", "1")
     if plan.world.device == DeviceKind.CPU:
@@ -146,6 +138,9 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
+        # The time that each rank spends in its collectives identifies the straggler. NCCL records two events for each.
+        if plan.world.size > 1 and (plan.spec is None or plan.spec.collective_timing):
+            kept.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     else:
         # gloo records when each rank arrives at its collectives, which identifies the straggler.
         kept.setdefault("TORCH_FR_BUFFER_SIZE", _FLIGHT_RECORDS)
@@ -170,46 +165,38 @@ def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, 
         "TORCH_FR_BUFFER_SIZE": size,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": size,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        # The time that each rank spends in its collectives identifies the straggler.
-        "TORCH_NCCL_ENABLE_TIMING": environ.get("TORCH_NCCL_ENABLE_TIMING", "1"),
         "TORCH_FR_DUMP_TEMP_FILE": prefix,
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
     }
 
 
-class _GuardProcess(Protocol):
-    """A running guard, with the attribute and the methods of ``subprocess.Popen`` that a launch uses."""
+class ForkedGuard:
+    """The guard of a warm launch, held by a pidfd: it is not pytest's child, so its process id could be reused."""
 
-    pid: int
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
 
-    def wait(self, timeout: float | None = None) -> object:
-        """Return when the guard has exited.
-
-        Raises:
-            subprocess.TimeoutExpired: The guard still runs after ``timeout`` seconds.
-        """
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the guard has exited, as ``subprocess.Popen.wait`` does."""
+        if not is_readable(self._pidfd, timeout):
+            raise subprocess.TimeoutExpired("guard", timeout or 0.0)
+        os.close(self._pidfd)
 
     def kill(self) -> None:
         """Send SIGKILL."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
 
-class _GuardStarter(Protocol):
-    """Callable that starts a plan's guard with the guard's ends of the lifeline pipe and the verdict pipe."""
-
-    def __call__(
-        self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
-    ) -> _GuardProcess:
-        """Start the guard.
-
-        Raises:
-            OSError: The guard can't be started.
-        """
+# Starts a plan's guard, given the environment and the guard's ends of the lifeline pipe and the verdict pipe.
+GuardStarter: TypeAlias = Callable[[LaunchPlan, Mapping[str, str], int, int], "subprocess.Popen[bytes] | ForkedGuard"]
 
 
 def launch(
     plan: LaunchPlan,
     environ: Mapping[str, str] = os.environ,
-    start_guard: _GuardStarter | None = None,
+    start_guard: GuardStarter | None = None,
     launcher: LauncherKind = LauncherKind.TORCHRUN,
 ) -> LaunchOutcome:
     """Run ``plan`` and wait until every process of the launch is gone, even when interrupted.
@@ -225,7 +212,7 @@ def launch(
     """
     with GuardedLaunch(plan, environ, start_guard) as running:
         running.wait()
-    outcome = replace(running.outcome(), launcher=launcher)
+    outcome = running.outcome().replace(launcher=launcher)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
         write_json(plan.run_dir / OUTCOME_FILE, to_builtins(outcome))
     return outcome
@@ -238,7 +225,7 @@ class GuardedLaunch:
         LaunchError: The run folder can't be written, or the guard can't be started.
     """
 
-    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: _GuardStarter | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: GuardStarter | None = None) -> None:
         self._plan = plan
         self._verdict = b""
         self._has_ended = False
@@ -260,7 +247,11 @@ class GuardedLaunch:
                 raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
             lifeline_end.close()
             verdict_end.close()
-            self._deadline_s = time.monotonic() + _limit_s(plan)
+            limit_s = plan.timeout_s + STOP_S
+            if plan.world.nodes > 1 and plan.node is None:
+                # The nodes get the time of a launch to arrive, and then each node's guard has its own limit.
+                limit_s += plan.timeout_s + NODES_END_S
+            self._deadline_s = time.monotonic() + limit_s
             self._pipes = pipes.pop_all()
 
     def __enter__(self) -> GuardedLaunch:
@@ -271,7 +262,12 @@ class GuardedLaunch:
         """Ask a running guard to end every process, and wait for its exit; end processes that a lost guard has left."""
         with self._pipes:
             self._lifeline.close()
-            self._problem = _wait_bounded(self._guard) or self._problem
+            try:
+                self._guard.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._guard.kill()
+                self._guard.wait()
+                self._problem = f"{WATCHER} did not end within {STOP_S:g} s, and was then killed"
             # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
             while not self._has_ended and is_readable(self._pipe, 0):
                 self.has_ended()
@@ -279,9 +275,9 @@ class GuardedLaunch:
         if reported.reason == EndReason.GUARD_LOST:
             ended, survivors = end_processes([self._plan.run_dir])
             detail = self._problem or reported.detail
-            self._lost = replace(reported, stopped=ended, survivors=survivors, detail=detail)
+            self._lost = reported.replace(stopped=ended, survivors=survivors, detail=detail)
         if not self.outcome().survivors:
-            clear_scratch(self._plan.run_dir)
+            _clear_scratch(self._plan.run_dir)
             for fd in self._plan.lease_fds:
                 record_end(fd, self._plan.run_dir)
 
@@ -351,7 +347,7 @@ def _prepare_nodes(plan: LaunchPlan) -> None:
             (folder / FLIGHT_FOLDER).symlink_to(back / back / FLIGHT_FOLDER)
 
 
-def clear_scratch(run_dir: Path) -> None:
+def _clear_scratch(run_dir: Path) -> None:
     """Delete torchrun's folder, and unfinished files of ranks that were killed; call this when all ranks are dead."""
     shutil.rmtree(run_dir / ELASTIC_FOLDER, ignore_errors=True)
     for folder in (run_dir, *(run_dir / RANKS_FOLDER).glob("*")):
@@ -401,34 +397,13 @@ def start_watcher(
 
 def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
     """Return the guard's verdict, with the phases that the ranks' marks show."""
-    if not verdict:
-        return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0)
     try:
         outcome = decode(verdict, LaunchOutcome, "verdict of the guard")
     except UnreadableFile as error:
-        return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error))
+        return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error) if verdict else "")
     began_s = outcome.began_ns / 1e9
     phases = phases_s(rank_folders(plan.run_dir, plan.world.size), began_s, began_s + outcome.wall_s)
-    return replace(outcome, phases_s=phases)
-
-
-def _limit_s(plan: LaunchPlan) -> float:
-    """Return the seconds after which the guard must have ended, whatever happens."""
-    if plan.world.nodes == 1 or plan.node is not None:
-        return plan.timeout_s + STOP_S
-    # The nodes get the time of a launch to arrive, and then each node's guard has its own limit and time to stop.
-    return 2 * plan.timeout_s + STOP_S + NODES_END_S
-
-
-def _wait_bounded(guard: _GuardProcess) -> str:
-    """Wait for the guard's end, kill the guard after ``STOP_S``, and return the problem; "" if it ended by itself."""
-    try:
-        guard.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        guard.kill()
-        guard.wait()
-        return f"{WATCHER} did not end within {STOP_S:g} s, and was then killed"
-    return ""
+    return outcome.replace(phases_s=phases)
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:

@@ -19,11 +19,9 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from msgspec import structs
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile, parse_json
@@ -59,28 +57,24 @@ LOOK_S = 1.0
 CPU_SLOTS_PER_CORE = 2
 
 
-class Lease:
-    """Resources that no other request gets until every process that has ``fds`` open is dead or has closed them."""
+@dataclass
+class Lease(AbstractContextManager["Lease"]):
+    """Resources that no other request gets until every process that has ``fds`` open is dead or has closed them.
 
-    def __init__(self, resources: tuple[str, ...], fds: tuple[int, ...]) -> None:
-        self.resources = resources
-        self._fds = fds
+    Attributes:
+        resources: Names of the resources.
+        fds: Descriptors for ``pass_fds`` of a child process, which then also holds the lease; empty once released.
+    """
 
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """Descriptors for ``pass_fds`` of a child process, which then also holds the lease; empty once released."""
-        return self._fds
+    resources: tuple[str, ...]
+    fds: tuple[int, ...]
 
     def release(self) -> None:
         """Close this process's descriptors; a second call does nothing."""
-        fds, self._fds = self._fds, ()
+        fds, self.fds = self.fds, ()
         # LOCK_UN would free the devices of a guard whose ranks still run.
         for fd in fds:
             os.close(fd)
-
-    def __enter__(self) -> Lease:
-        """Return the lease itself."""
-        return self
 
     def __exit__(self, *error: object) -> None:
         """Release the lease."""
@@ -96,31 +90,22 @@ def lease(
     before a request that can't start yet. A freed resource is noticed within POLL_S.
 
     Args:
-        pool: Names of the resources to choose from.
-        count: Number of resources.
+        pool: Names of the resources to choose from, each once.
+        count: Number of resources, at most as many as the pool has.
         exclusive: Whether no other lease may exist on this host at the same time.
         wait_s: Limit of the wait in seconds.
         folder: The lease folder; None for the default folder.
         owner: Name of the test, for messages.
 
     Raises:
-        LeaseError: The pool repeats a resource, or has fewer than ``count`` resources that work; the resources were not
-            free within ``wait_s``, and the message names the holders; or the lease folder can't be used.
+        LeaseError: Fewer than ``count`` resources of the pool work; the resources were not free within ``wait_s``, and
+            the message names the holders; or the lease folder can't be used.
     """
     pid = os.getpid()
-    claim = _Claim(
-        owner[:MAX_TEXT],
-        pid,
-        tuple(pool),
-        count,
-        exclusive,
-        pid_namespace=pid_namespace(),
-        start_ticks=start_ticks(pid),
-    )
-    _refuse_impossible(claim)
+    claim = _Claim(owner[:MAX_TEXT], pid, tuple(pool), count, exclusive, pid_namespace(), start_ticks(pid))
     deadline_s = time.monotonic() + wait_s
     orphans = _Orphans()
-    with ClaimFolder.opened(folder) as opened, ExitStack() as undo:
+    with _ClaimFolder.opened(folder) as opened, ExitStack() as undo:
         with opened.gate():
             name, fd = opened.enter(claim, undo)
         while True:
@@ -149,7 +134,7 @@ class _Orphans:
         self._seen_s: dict[str, float] = {}
         self._look_s = 0.0
 
-    def end(self, folder: ClaimFolder) -> None:
+    def end(self, folder: _ClaimFolder) -> None:
         """End processes of launches whose time is over; look at most once in ``LOOK_S``."""
         now_s = time.monotonic()
         if now_s < self._look_s:
@@ -166,29 +151,29 @@ class _Orphans:
 
 def holders(folder: Path | None = None) -> list[_Claim]:
     """Return the claims that hold resources."""
-    with ClaimFolder.opened(folder) as opened, opened.gate():
+    with _ClaimFolder.opened(folder) as opened, opened.gate():
         return [claim for claim in opened.claims().values() if claim.resources]
 
 
 def bad_marks(folder: Path | None = None) -> dict[str, str]:
     """Return the resources that are marked bad, with the reasons."""
-    with ClaimFolder.opened(folder) as opened, opened.gate():
+    with _ClaimFolder.opened(folder) as opened, opened.gate():
         return opened.bad()
 
 
 def mark_bad(resource: str, reason: str, folder: Path | None = None) -> None:
     """Lease ``resource`` to no request until ``clear_bad`` or the host's next start."""
-    with ClaimFolder.opened(folder) as opened, opened.gate():
+    with _ClaimFolder.opened(folder) as opened, opened.gate():
         opened.write_bad(opened.bad() | {resource: reason[:MAX_TEXT]})
 
 
 def clear_bad(resource: str, folder: Path | None = None) -> None:
     """Make ``resource`` available again; do nothing if the resource is not marked."""
-    with ClaimFolder.opened(folder) as opened, opened.gate():
+    with _ClaimFolder.opened(folder) as opened, opened.gate():
         opened.write_bad({name: reason for name, reason in opened.bad().items() if name != resource})
 
 
-def _try(folder: ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
+def _try(folder: _ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
     """Take the resources of claim ``name`` if the claim's turn has come; return them, or nothing."""
     claims = folder.claims()
     mine, bad = claims.pop(name), folder.bad()
@@ -201,7 +186,7 @@ def _try(folder: ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
     if resources:
         for other in ahead:
             folder.overtake(other)
-        _append_line(fd, json.dumps(to_builtins(structs.replace(mine, resources=resources, since_s=time.time()))))
+        _append_line(fd, json.dumps(to_builtins(mine.replace(resources=resources, since_s=time.time()))))
     return resources
 
 
@@ -210,7 +195,7 @@ def _wait_for_change(others: Mapping[int, int], until_s: float) -> None:
     try:
         while time.monotonic() < until_s:
             time.sleep(POLL_S)
-            if any(takes_lock(fd, fcntl.LOCK_SH) or os.fstat(fd).st_size != size for fd, size in others.items()):
+            if any(_takes_lock(fd, fcntl.LOCK_SH) or os.fstat(fd).st_size != size for fd, size in others.items()):
                 return
     finally:
         for fd in others:
@@ -232,16 +217,6 @@ def _choice(claim: _Claim, held: Sequence[_Claim], bad: Collection[str]) -> tupl
     taken = {resource for other in held for resource in other.resources}
     free = [resource for resource in claim.pool if resource not in taken and resource not in bad]
     return tuple(free[: claim.count]) if len(free) >= claim.count else ()
-
-
-def _refuse_impossible(claim: _Claim) -> None:
-    pool = _listed(claim.pool)
-    if len(set(claim.pool)) != len(claim.pool):
-        raise LeaseError(f"{claim.owner}: a resource is repeated in the pool {pool}; name each resource once")
-    if not 1 <= claim.count <= len(claim.pool):
-        raise LeaseError(
-            f"{claim.owner}: {claim.count} resources asked for; allowed is 1 to {len(claim.pool)} ({pool})"
-        )
 
 
 def _refuse_bad(claim: _Claim, bad: Mapping[str, str]) -> None:
@@ -268,11 +243,9 @@ def _waited_text(name: str, claims: dict[str, _Claim], wait_s: float) -> str:
 def _holder_text(claim: _Claim) -> str:
     since = time.strftime("%H:%M:%S", time.localtime(claim.since_s))
     alone = ", with the host alone" if claim.exclusive else ""
-    dead = ""
-    if claim.is_dead:
-        left = processes_of(claim.launches)
-        what = f"processes {left} of its launches live" if left else "a process it started lives"
-        dead = f", dead, but {what}"
+    left = processes_of(claim.launches) if claim.is_dead else []
+    what = f"processes {left} of its launches live" if left else "a process it started lives"
+    dead = f", dead, but {what}" if claim.is_dead else ""
     return f"{claim.owner} ({claim.process}{dead}, since {since}{alone})"
 
 
@@ -350,12 +323,12 @@ class _Claim(Model, frozen=True):
         pool: Names of the resources to choose from.
         count: Number of resources requested.
         exclusive: Whether no other claim may hold resources at the same time.
+        pid_namespace: Inode of the PID namespace of ``pid``; 0 if unknown.
+        start_ticks: Start time of the requesting process, which distinguishes it from a later one with its ``pid``.
         overtaken: Number of competing requests that came later and were served first.
         resources: Names of the resources held; empty while the claim waits.
         since_s: Unix time in seconds at which the resources were taken.
         run_dirs: Run folders of launches that may still have processes.
-        pid_namespace: Inode of the PID namespace of ``pid``; 0 if unknown.
-        start_ticks: Start time of the requesting process, which distinguishes it from a later one with its ``pid``.
     """
 
     owner: str
@@ -363,12 +336,12 @@ class _Claim(Model, frozen=True):
     pool: tuple[str, ...]
     count: int
     exclusive: bool
+    pid_namespace: int = 0
+    start_ticks: int = 0
     overtaken: int = 0
     resources: tuple[str, ...] = ()
     since_s: float = 0.0
     run_dirs: tuple[str, ...] = ()
-    pid_namespace: int = 0
-    start_ticks: int = 0
 
     @property
     def is_local(self) -> bool:
@@ -408,7 +381,7 @@ class _BadMarks(Model, frozen=True):
     reasons: dict[str, str]
 
 
-def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def _default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder named by AORTA_LEASE_DIR, or a folder of this user in /tmp.
 
     XDG_RUNTIME_DIR and TMPDIR are not used: they differ between a user's processes (a login, cron, CI), which would
@@ -418,7 +391,7 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get(variables.LEASE_DIR) or f"/tmp/aorta-{os.geteuid()}")  # noqa: S108 - its owner is checked
 
 
-class ClaimFolder:
+class _ClaimFolder:
     """The opened and checked lease folder; claims are opened relative to ``fd``, so that nobody can swap the folder.
 
     Attributes:
@@ -432,9 +405,9 @@ class ClaimFolder:
 
     @classmethod
     @contextmanager
-    def opened(cls, folder: Path | None) -> Iterator[ClaimFolder]:
+    def opened(cls, folder: Path | None) -> Iterator[_ClaimFolder]:
         """Open ``folder``, or the default folder for None, and create it if it is missing."""
-        path = default_folder() if folder is None else folder
+        path = _default_folder() if folder is None else folder
         with ExitStack() as stack:
             try:
                 fd = _open_folder(path)
@@ -455,7 +428,7 @@ class ClaimFolder:
         try:
             # Cleaners of /tmp delete files that have not been touched for days.
             os.utime(fd)
-            while not takes_lock(fd, fcntl.LOCK_EX):
+            while not _takes_lock(fd, fcntl.LOCK_EX):
                 if time.monotonic() >= deadline_s:
                     raise _unusable(
                         self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, perhaps by a stopped process"
@@ -503,17 +476,16 @@ class ClaimFolder:
         A claim is deleted once all processes that hold it and all processes of its launches are dead.
         """
         self.orphaned = set()
-        read = ((name, self._read(name)) for name in self.claim_names())
-        return {name: claim for name, claim in read if claim}
+        found = {name: self._read(name) for name in self.claim_names()}
+        return {name: claim for name, claim in found.items() if claim}
 
     def open_others(self, mine: str) -> dict[int, int]:
         """Return the current size of each other claim that a process holds, by descriptor; the caller closes these."""
         others = {}
-        for name in self.claim_names():
-            if name != mine and name not in self.orphaned:
-                with suppress(FileNotFoundError):
-                    fd = self.open(name)
-                    others[fd] = os.fstat(fd).st_size
+        for name in {*self.claim_names()} - {mine} - self.orphaned:
+            with suppress(FileNotFoundError):
+                fd = self.open(name)
+                others[fd] = os.fstat(fd).st_size
         return others
 
     def _read(self, name: str) -> _Claim | None:
@@ -522,7 +494,7 @@ class ClaimFolder:
         except FileNotFoundError:
             return None
         with os.fdopen(fd, "rb") as file:
-            is_free, text = takes_lock(fd, fcntl.LOCK_SH), file.read(MAX_FILE_BYTES)
+            is_free, text = _takes_lock(fd, fcntl.LOCK_SH), file.read(MAX_FILE_BYTES)
         try:
             claim = _parse(text, name)
             if is_free and not (claim and processes_of(claim.launches)):
@@ -540,11 +512,10 @@ class ClaimFolder:
 
     def bad(self) -> dict[str, str]:
         """Return the resources marked bad since the host started, with the reasons."""
-        path = self.path / BAD
-        if not os.path.lexists(path):
+        if not os.path.lexists(self.path / BAD):
             return {}
         try:
-            marks = read_model(path, _BadMarks, max_bytes=MAX_FILE_BYTES)
+            marks = read_model(self.path / BAD, _BadMarks, max_bytes=MAX_FILE_BYTES)
         except UnreadableFile as error:
             raise _unusable(self.path, f"{error}; repair the file, or delete it with its marks") from None
         return marks.reasons if marks.boot == _boot_id() else {}
@@ -598,7 +569,7 @@ def _parse(data: bytes, name: str) -> _Claim | None:
             claim = convert(parse_json(line, name), _Claim, name)
     if claim is None:
         raise UnreadableFile(f"{name}: there is no claim in it")
-    return structs.replace(claim, overtaken=overtaken, run_dirs=tuple(run_dirs))
+    return claim.replace(overtaken=overtaken, run_dirs=tuple(run_dirs))
 
 
 def _append_line(fd: int, line: str) -> None:
@@ -627,7 +598,7 @@ def record_end(fd: int, run_dir: Path) -> None:
         _append_line(fd, ENDED + json.dumps(str(run_dir)))
 
 
-def takes_lock(fd: int, mode: int) -> bool:
+def _takes_lock(fd: int, mode: int) -> bool:
     """Lock without waiting, and return whether the lock was taken."""
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)

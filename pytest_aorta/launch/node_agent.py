@@ -16,10 +16,7 @@ from contextlib import ExitStack, suppress
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
-
-from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile
@@ -74,37 +71,24 @@ class Heartbeat(Model, frozen=True):
     orders: Orders = Orders.WAIT
 
 
-class NodeVerdict(Model, frozen=True):
-    """The end of one node's part of a launch.
-
-    Attributes:
-        outcome: Outcome that the node's guard reported, or the reason why the node started nothing.
-        is_terminated: Whether the node's agent was sent SIGTERM before node 0 asked for the end.
-    """
-
-    outcome: LaunchOutcome
-    is_terminated: bool = False
+# What each side leaves for the other: its introduction, its signs of life, and how a node's part has ended.
+_FILES: dict[type, str] = {Hello: "hello.json", Heartbeat: "heartbeat.json", LaunchOutcome: "verdict.json"}
+Record = TypeVar("Record", Hello, Heartbeat, LaunchOutcome)
 
 
-Record = TypeVar("Record", Hello, Heartbeat, NodeVerdict)
-
-
-def write(folder: Path, record: Hello | Heartbeat | NodeVerdict) -> None:
+def write(folder: Path, record: Hello | Heartbeat | LaunchOutcome) -> None:
     """Write a record into a side's folder, in place of that side's former record of this kind."""
-    write_json(_file(folder, type(record)), to_builtins(record), durable=False)
+    write_json(folder / _FILES[type(record)], to_builtins(record), durable=False)
 
 
 def read(folder: Path, kind: type[Record]) -> Record | None:
     """Return a side's record; None while there is none."""
     # A client of NFS keeps for up to a minute that a file is absent, unless it opens the folder again.
+    path = folder / _FILES[kind]
     with suppress(OSError, UnreadableFile):
-        if _file(folder, kind) in folder.iterdir():
-            return read_model(_file(folder, kind), kind, max_bytes=_MAX_BYTES)
+        if path in folder.iterdir():
+            return read_model(path, kind, max_bytes=_MAX_BYTES)
     return None
-
-
-def _file(folder: Path, kind: type) -> Path:
-    return folder / f"{kind.__name__.removeprefix('Node').lower()}.json"
 
 
 class Heart:
@@ -122,9 +106,7 @@ class Heart:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop the thread."""
         self._is_over = True
         self._changed.set()
@@ -184,10 +166,9 @@ def own_hello() -> Hello:
 
 
 def _version(name: str) -> str:
-    try:
+    with suppress(PackageNotFoundError):
         return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+    return "not installed"
 
 
 # The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.
@@ -229,10 +210,12 @@ def take_part(run_dir: Path, node: int) -> None:
     with Heart(folder):
         zero = Pulse(run_dir / NODES_FOLDER)
         try:
-            outcome = _run(replace(plan, run_dir=folder, node=node, lease_fds=()), zero, terminated)
+            outcome = _run(plan.replace(run_dir=folder, node=node, lease_fds=()), zero, terminated)
         except AortaError as error:
             outcome = _nothing(EndReason.NODE_MISMATCH, str(error))
-        write(folder, NodeVerdict(outcome, is_terminated=bool(terminated) and zero.orders != Orders.STOP))
+        if terminated and zero.orders != Orders.STOP:
+            outcome = outcome.replace(reason=EndReason.NODE_LOST)
+        write(folder, outcome)
     signal.signal(signal.SIGTERM, before)
     if terminated:
         signal.raise_signal(signal.SIGTERM)
@@ -259,7 +242,7 @@ def _joined(run_dir: Path, node: int) -> LaunchPlan:
         other = read(folder, Hello)
         host = other.host if other else "another agent"
         text = f"{own_hello().host} says it is node {node}, and so does {host}; the launcher has to start {where}"
-        write(folder, NodeVerdict(_nothing(EndReason.NODE_LAUNCHER, text)))
+        write(folder, _nothing(EndReason.NODE_LAUNCHER, text))
         raise LaunchError(text) from None
     write(folder, own_hello())
     # Whoever owns the folder could have written the plan, which names programs.
@@ -312,11 +295,9 @@ def _check_node_zero(plan: LaunchPlan) -> None:
 
 
 def _check_files(plan: LaunchPlan) -> None:
-    needed = [plan.cwd]
-    if plan.spec is not None and plan.spec.module is None:
-        needed.append(plan.spec.folder)
-    if plan.script is not None and plan.script.endswith(".py"):
-        needed.append(Path(plan.script))
+    folder = [plan.spec.folder] if plan.spec is not None and plan.spec.module is None else []
+    script = [Path(plan.script)] if plan.script is not None and plan.script.endswith(".py") else []
+    needed = [plan.cwd, *folder, *script]
     if absent := [str(path) for path in needed if not path.exists()]:
         raise LaunchError(f"{', '.join(absent)} is missing; every node needs the code at the same path as node 0")
 
@@ -339,7 +320,7 @@ def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
     if there != here:
         # Step times would mix two kinds of machine.
         raise LaunchError(f"GPUs are {sorted(here)}, node 0's are {sorted(there)}; every node needs the same model")
-    return replace(plan, world=own, lease_fds=leased.fds)
+    return plan.replace(world=own, lease_fds=leased.fds)
 
 
 def _owner(plan: LaunchPlan) -> str:

@@ -23,7 +23,6 @@ from pytest_aorta.launch.node_agent import (
     TICK_S,
     Heart,
     Hello,
-    NodeVerdict,
     Orders,
     Pulse,
     own_hello,
@@ -36,7 +35,7 @@ from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
 from pytest_aorta.result.evidence import log_tail
 from pytest_aorta.result.folder import AGENT_FILE, AGENT_LOG, NODES_FOLDER, PLAN_FILE, node_folder, rank_folders
-from pytest_aorta.result.outcome import EndReason
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 # A node that is silent for this long has lost its agent if the launcher has ended, or another node has failed.
 ENDED_S = 5.0
@@ -64,7 +63,7 @@ class _Node:
         self.number = number
         self.ranks = ranks
         self.hello: Hello | None = None
-        self.verdict: NodeVerdict | None = None
+        self.verdict: LaunchOutcome | None = None
         self.lost = ""
         self.began_s = self.ended_s = 0.0
         self.pulse = Pulse(self.folder)
@@ -82,10 +81,8 @@ class _Node:
     @property
     def has_failed(self) -> bool:
         """True if the node is lost, or its launch failed."""
-        if self.verdict is None:
-            return bool(self.lost)
-        outcome = self.verdict.outcome
-        return bool(self.lost) or outcome.reason != EndReason.EXIT or outcome.agent_status != 0
+        ended = self.verdict and (self.verdict.reason, self.verdict.agent_status)
+        return bool(self.lost) or ended not in (None, (EndReason.EXIT, 0))
 
     def look(self, limit_s: float) -> None:
         """Read what the node has written; a node without a heartbeat for ``limit_s`` is lost."""
@@ -96,11 +93,11 @@ class _Node:
             return
         # A verdict may have been written after the last heartbeat.
         silent_s = self.pulse.silent_s()
-        self.verdict = read(self.folder, NodeVerdict)
+        self.verdict = read(self.folder, LaunchOutcome)
         self.ended_s = time.monotonic()
         if self.verdict is None and silent_s > limit_s:
             self.lose(f"no heartbeat for {silent_s:.0f} s")
-        elif self.verdict and self.verdict.is_terminated:
+        elif self.verdict and self.verdict.reason == EndReason.NODE_LOST:
             self.lose("its agent was sent SIGTERM")
 
     def lose(self, why: str) -> None:
@@ -141,7 +138,7 @@ class Coordinator:
             self.await_end(time.monotonic() + STOP_S)
         self.keep_failures()
         leftover = self.end_launcher()
-        outcomes = [node.verdict.outcome for node in self.nodes if node.verdict]
+        outcomes = [node.verdict for node in self.nodes if node.verdict]
         return {
             "reason": reason,
             "agent_status": status,
@@ -172,7 +169,9 @@ class Coordinator:
             count = sum(node.hello is not None for node in self.nodes)
             there = f"{count} of {len(self.nodes)} nodes had an agent{present and ': '}{present}"
             if self.launcher is not None and self.launcher_ended(2 * TICK_S) and count < len(self.nodes):
-                raise _LauncherFailed(f"ended with {_exit_text(self.launcher.returncode)} when {there}")
+                status = self.launcher.returncode
+                how = f"exit code {status}" if status >= 0 else f"signal {-status}"
+                raise _LauncherFailed(f"ended with {how} when {there}")
             if time.monotonic() > deadline_s:
                 raise _LauncherFailed(f"{self.plan.timeout_s:g} s after its start {there}")
 
@@ -200,9 +199,8 @@ class Coordinator:
     def look(self) -> None:
         """Read what the nodes have written."""
         is_ending = self.launcher_ended(0) or any(node.has_failed for node in self.nodes)
-        limit_s = ENDED_S if is_ending else LOST_S
         for node in self.nodes:
-            node.look(limit_s)
+            node.look(ENDED_S if is_ending else LOST_S)
 
     def launcher_ended(self, since_s: float) -> bool:
         """Return whether the launcher ended ``since_s`` seconds ago or before."""
@@ -216,7 +214,7 @@ class Coordinator:
         # A launcher that has lost one agent ends the others by SIGTERM: those have left a verdict.
         if lost := sorted((node for node in self.nodes if node.lost), key=lambda node: node.verdict is not None):
             return EndReason.NODE_LOST, None, "; ".join(node.lost for node in lost)
-        failed = [(node, node.verdict.outcome) for node in self.nodes if node.has_failed and node.verdict]
+        failed = [(node, node.verdict) for node in self.nodes if node.has_failed and node.verdict]
         if not failed:
             return EndReason.EXIT, 0, ""
         # Ranks of other nodes fail because of those that a lost guard has left.
@@ -234,7 +232,7 @@ class Coordinator:
     def keep_failures(self) -> None:
         """Merge the nodes' exit codes and logs into the files that a launch on one node writes."""
         for folder in rank_folders(self.plan.run_dir, self.plan.world.size):
-            # pytest reads the ranks' files next; see meeting.read.
+            # pytest reads the ranks' files next; see node_agent.read.
             with suppress(OSError):
                 list(folder.iterdir())
         merged: dict[str, list[Any]] = {}
@@ -267,10 +265,6 @@ def _alive() -> set[int]:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     return descendants()
-
-
-def _exit_text(status: int) -> str:
-    return f"exit code {status}" if status >= 0 else f"signal {-status}"
 
 
 def start_coordinator(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -11,16 +10,23 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
-from pytest_aorta.launch.guarded import guard_spec, launch, launch_environment, python_command, require_torch
+from pytest_aorta.launch.guarded import (
+    ForkedGuard,
+    GuardStarter,
+    guard_spec,
+    launch,
+    launch_environment,
+    python_command,
+    require_torch,
+)
 from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.sweep import unmarked
-from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -68,17 +74,17 @@ class ForkServers:
         """
         if plan.reference is None:
             require_torch()
+        start: GuardStarter | None = None
+        launcher = LauncherKind.TORCHRUN
         if plan.world.nodes > 1:
-            return launch(plan, self._environ, start_coordinator)
-        if plan.launcher != LauncherKind.FORKSERVER:
-            return launch(plan, self._environ)
-        try:
-            server = self._fit_server(plan)
-        except _ServerUnfit as error:
-            message = f"{plan.name}: launched with torchrun, since the fork server is unfit: {error}"
-            warnings.warn(ColdLaunchWarning(message), stacklevel=2)
-            return launch(plan, self._environ)
-        return launch(plan, self._environ, server.start_guard, LauncherKind.FORKSERVER)
+            start = start_coordinator
+        elif plan.launcher == LauncherKind.FORKSERVER:
+            try:
+                start, launcher = self._fit_server(plan).start_guard, LauncherKind.FORKSERVER
+            except _ServerUnfit as error:
+                message = f"{plan.name}: launched with torchrun, since the fork server is unfit: {error}"
+                warnings.warn(ColdLaunchWarning(message), stacklevel=2)
+        return launch(plan, self._environ, start, launcher)
 
     def close(self) -> None:
         """End every fork server."""
@@ -89,10 +95,8 @@ class ForkServers:
         if plan.profiler in WRAPPERS:
             raise _ServerUnfit(f"{plan.profiler} profiles only processes that it has started")
         # Launches of two versions alternate, and a launch must not end the other version's server.
-        slot, key = (
-            (plan.world.device, plan.reference.name if plan.reference else None),
-            server_key(plan, self._environ),
-        )
+        slot = plan.world.device, plan.reference.name if plan.reference else None
+        key = server_key(plan, self._environ)
         server = self._servers.get(slot)
         if server is not None:
             server.limit_s = plan.timeout_s
@@ -123,8 +127,25 @@ class ForkServer:
         self._num_launches = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
-        with servers_end:
-            self._process = _start_server(plan, environ, servers_end.fileno(), self._log)
+        program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
+        own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
+        # The server belongs to no launch; the guards that it forks write their launch's id over the value.
+        own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
+        try:
+            with servers_end:
+                self._process = subprocess.Popen(
+                    [*program, str(servers_end.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=subprocess.STDOUT,
+                    cwd=plan.cwd,
+                    env=own,
+                    pass_fds=(servers_end.fileno(),),
+                    # A Ctrl-C in the terminal must reach only pytest.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise _ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None
         self.limit_s = plan.timeout_s
         try:
             self._reply(START_S)
@@ -225,25 +246,6 @@ class ForkServer:
         return " ".join(lines[-2:])[:300]
 
 
-class ForkedGuard:
-    """The guard of a warm launch, held by a pidfd: it is not pytest's child, so its process id could be reused."""
-
-    def __init__(self, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self._pidfd = pidfd
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when the guard has exited, as ``subprocess.Popen.wait`` does."""
-        if not is_readable(self._pidfd, timeout):
-            raise subprocess.TimeoutExpired("guard", timeout or 0.0)
-        os.close(self._pidfd)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-
 def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
     """Return everything that a server's imports depend on: environment, working folder, interpreter and our sources."""
     of_imports = tuple(
@@ -260,26 +262,3 @@ def _modified_ns(path: Path) -> int | None:
     with suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
     return None
-
-
-def _start_server(
-    plan: LaunchPlan, environ: Mapping[str, str], channel_fd: int, log: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
-    own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
-    # The server belongs to no launch; the guards that it forks write their launch's id over the value.
-    own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
-    try:
-        return subprocess.Popen(
-            [*program, str(channel_fd), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=plan.cwd,
-            env=own,
-            pass_fds=(channel_fd,),
-            # A Ctrl-C in the terminal must reach only pytest.
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None

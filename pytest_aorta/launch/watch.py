@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from pytest_aorta.plan.accelerators import Sensors, SensorsUnavailable, open_sensors, source_of
@@ -91,9 +90,7 @@ class LaunchWatch:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop the thread after one last reading."""
         self._over.set()
         if self._thread.ident is not None:
@@ -111,7 +108,7 @@ class LaunchWatch:
             if self._devices:
                 self._facts = self._read_devices()
             while not self._over.wait(self._tick_s):
-                self._show(self._state())
+                self._show()
         finally:
             if self._line is not None:
                 self._line.clear()
@@ -123,15 +120,13 @@ class LaunchWatch:
             sensors = self._opener(self._devices)
         except SensorsUnavailable as error:
             return PlatformFacts(source, str(error))
-        problem = None
+        problem, is_last = None, False
         try:
-            is_last = False
             while not is_last:
                 # Take one more sample after the end.
                 is_last = self._over.wait(self._tick_s if samples else 0)
-                state = self._state()
-                samples.append(Sample(sensors.read(), state.in_steps))
-                self._show(state)
+                reading = sensors.read()
+                samples.append(Sample(reading, self._show().in_steps))
         except SensorsUnavailable as error:
             problem = str(error)
         finally:
@@ -140,15 +135,14 @@ class LaunchWatch:
         names = [device.token for device in self._devices]
         return PlatformFacts(source, problem, summarize(names, sensors.capabilities, samples))
 
-    def _show(self, state: LaunchState) -> None:
+    def _show(self) -> LaunchState:
+        state = _launch_state(self._plan, time.monotonic() - self._began_s)
         if self._line is not None:
             self._line.show(state)
-
-    def _state(self) -> LaunchState:
-        return launch_state(self._plan, time.monotonic() - self._began_s)
+        return state
 
 
-def launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
+def _launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
     """Return the progress that the ranks' files show."""
     folders = rank_folders(plan.run_dir, plan.world.size)
     return LaunchState(

@@ -10,8 +10,7 @@ import importlib
 import io
 import json
 import os
-import subprocess
-import tempfile
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
@@ -19,8 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pytest_aorta.common.errors import AortaError, DevicesUnavailable
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable, SpecError
 from pytest_aorta.common.model import Model
+from pytest_aorta.common.processes import run_program
 from pytest_aorta.plan.device_kind import (
     AMD,
     CUDA_VARIABLE,
@@ -362,9 +362,7 @@ def _amd_number(variable: str, token: str, gpus: list[Device]) -> int:
 def _amd_gpus() -> list[Device]:
     """Return all AMD GPUs, regardless of variables; empty if neither amdsmi nor rocm-smi is installed."""
     gpus = _amdsmi_gpus()
-    if gpus is None:
-        gpus = _rocm_smi_gpus()
-    gpus = gpus or []
+    gpus = (_rocm_smi_gpus() if gpus is None else gpus) or []
     # Partitions of one GPU share its serial number.
     serials = Counter(gpu.uuid for gpu in gpus)
     return [replace(gpu, uuid=f"{gpu.uuid}/{gpu.token}") if serials[gpu.uuid] > 1 else gpu for gpu in gpus]
@@ -390,17 +388,16 @@ def _amdsmi_gpus() -> list[Device] | None:
 
 def _rocm_smi_gpus() -> list[Device] | None:
     """Return the GPUs that the command rocm-smi reports; None if the command is not installed."""
+    if shutil.which(ROCM_SMI) is None:
+        return None
     command = [ROCM_SMI, "--showproductname", "--showuniqueid", "--json"]
-    # A file instead of a pipe: a process that rocm-smi leaves behind would keep a pipe open.
-    with tempfile.TemporaryFile() as output:
-        try:
-            subprocess.run(command, stdout=output, stderr=subprocess.DEVNULL, timeout=ROCM_SMI_S, check=True)
-            output.seek(0)
-            cards = _rocm_smi_cards(output.read().decode("utf-8", "replace"))
-        except FileNotFoundError:
-            return None
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise _no_answer(" ".join(command), error) from None
+    try:
+        status, output, _ = run_program(command, os.environ, ROCM_SMI_S)
+        if status:
+            raise SpecError(f"it ended with exit code {status}")
+        cards = _rocm_smi_cards(output)
+    except (SpecError, ValueError) as error:
+        raise _no_answer(" ".join(command), error) from None
     return [_amd_gpu(number, _model(card), card.get("unique id", "")) for number, card in enumerate(cards)]
 
 

@@ -8,23 +8,23 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import field
+from msgspec import Meta, field
 
 from pytest_aorta.common.documents import UnreadableFile, open_regular, read_bytes
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import files_below
-from pytest_aorta.common.model import Model
+from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.text import brief, filled
 
 LOG, TENSORBOARD, TORCHTITAN = "log", "tensorboard", "torchtitan"
-ALL, FIRST = "all", "first"
+FIRST = "first"
 # Quantities that do not become metrics.
 STEP, TIMESTAMP, LOSS, GRAD_NORM = "step", "timestamp", "loss", "grad_norm"
 STEP_TIMES = {"step_time_ms": 1.0, "step_time_s": 1000.0}
@@ -33,6 +33,7 @@ _SERIES = {STEP, TIMESTAMP, LOSS, GRAD_NORM, *STEP_TIMES}
 _METRIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
 GIB = 1 << 30
 MAX_COUNT = 10**15
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LAST_LINES = 5
 # Limits of a log: its size in bytes, which is also the limit of an event file, and the number of characters of a line
@@ -61,24 +62,6 @@ class AdapterError(AortaError):
     """The log of a script is missing, or does not match the adapter."""
 
 
-class AdapterBlock(Model, frozen=True):
-    """The block ``adapter:`` of a workload's yaml, as :class:`Adapter` describes it.
-
-    Texts, and texts in place of numbers, may contain names in braces; ``tokens_per_step`` are factors.
-    """
-
-    kind: Literal["log", "tensorboard", "torchtitan"]
-    pattern: str = ""
-    file: str = ""
-    folder: str = ""
-    scalars: dict[str, str] = field(default_factory=dict)
-    ranks: Literal["all", "first"] = "all"
-    warmup: int | str = 0
-    last_step: int | str = 0
-    every: int | str = 1
-    tokens_per_step: tuple[int | str, ...] = ()
-
-
 @dataclass(frozen=True)
 class Record:
     """One logged step.
@@ -94,40 +77,40 @@ class Record:
     values: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """An adapter whose texts are filled in.
+class Adapter(Model, frozen=True):
+    """The block ``adapter:`` of a workload's yaml, its texts filled in.
 
     Attributes:
-        kind: ``log`` or ``tensorboard``.
+        kind: ``log`` or ``tensorboard``; the yaml may have ``torchtitan``, which stands for one of them.
         pattern: Regular expression for a line of the log, with named groups for quantities.
         file: Path of the log; empty for the rank's own output.
         folder: Folder that contains the event file, at any depth.
-        scalars: Pairs of a quantity and its tag in the event file.
+        scalars: Quantity -> its tag in the event file.
         ranks: ``all`` if all ranks log, ``first`` if only rank 0 does.
         warmup: Number of records to leave out at the beginning.
         last_step: Required number of the last logged step; 0: any number.
         every: Steps between records; step times are means over that many steps.
-        tokens_per_step: Tokens of one rank per step, from which throughput gives the step time; 0: unknown.
+        tokens_per_step: Factors of the tokens of one rank per step, from which throughput gives the step time; none:
+            unknown.
     """
 
-    kind: str
+    kind: Literal["log", "tensorboard"]
     pattern: str = ""
     file: str = ""
     folder: str = ""
-    scalars: tuple[tuple[str, str], ...] = ()
-    ranks: str = ALL
-    warmup: int = 0
-    last_step: int = 0
-    every: int = 1
-    tokens_per_step: int = 0
+    scalars: dict[str, str] = field(default_factory=dict)
+    ranks: Literal["all", "first"] = "all"
+    warmup: _Count = 0
+    last_step: _Count = 0
+    every: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1
+    tokens_per_step: Annotated[tuple[_Count, ...], Meta(max_length=8)] = ()
 
     @property
     def quantities(self) -> set[str]:
         """The quantities that a record can contain."""
         if self.kind == TENSORBOARD:
             # Each event contains its step and time.
-            return {STEP, TIMESTAMP, *(name for name, _ in self.scalars)}
+            return {STEP, TIMESTAMP, *self.scalars}
         return set(re.compile(self.pattern).groupindex)
 
     @property
@@ -155,7 +138,7 @@ class _Adapted:
     environment: dict[str, str | int | float | bool | None]
 
 
-def refuse_bad_adapter(adapter: Adapter) -> None:
+def _refuse_bad_adapter(adapter: Adapter) -> None:
     """Check that an adapter names a source, the step and the step time.
 
     Raises:
@@ -180,9 +163,6 @@ def refuse_bad_adapter(adapter: Adapter) -> None:
         raise AdapterError(
             f"warmup is {adapter.warmup}; step times are differences of logging times, so warmup has to be 1 or more"
         )
-    for name, least in {"every": 1, "warmup": 0, "last_step": 0, "tokens_per_step": 0}.items():
-        if not least <= (given := getattr(adapter, name)) <= MAX_COUNT:
-            raise AdapterError(f"{name} is {brief(str(given))}; allowed is an integer from {least} to {MAX_COUNT:,}")
     if bad := sorted(name for name in quantities if not _METRIC.fullmatch(name)):
         raise AdapterError(f"names {bad}: allowed are lower case letters, digits and _, a letter first")
 
@@ -250,7 +230,7 @@ def _step_times_ms(
     if adapter.clock == f"logged {THROUGHPUT}":
         if any(rate <= 0 for rate in columns.get(THROUGHPUT, [0.0])):
             raise AdapterError(f"{source}: {THROUGHPUT} is missing or 0, so it gives no step time")
-        return [1000.0 * adapter.tokens_per_step / rate for rate in columns[THROUGHPUT]]
+        return [1000.0 * math.prod(adapter.tokens_per_step) / rate for rate in columns[THROUGHPUT]]
     moments = [record.moment_s for record in records[adapter.warmup - 1 :]]
     times = [
         1000 * (after - before) / adapter.every
@@ -266,36 +246,36 @@ def _in_bytes(name: str) -> str:
     return f"{name.removesuffix('_gib')}_bytes" if name.endswith("_gib") else name
 
 
-def make_adapter(block: AdapterBlock, values: Mapping[str, Any]) -> Adapter:
-    """Return the adapter of the yaml's block, its texts filled in with ``values``.
+def make_adapter(block: Mapping[str, Any], values: Mapping[str, Any]) -> Adapter:
+    """Return the adapter of the yaml's block, its texts and the texts in place of numbers filled in with ``values``.
 
     Raises:
-        AdapterError: The adapter is contradictory, or a value that has to be a number is not one.
+        AdapterError: A key is unknown, a value is not allowed, or the adapter is contradictory.
     """
-    factors = [_integer("tokens_per_step", factor, values) for factor in block.tokens_per_step]
-    adapter = Adapter(
-        kind=block.kind,
-        pattern=block.pattern,
-        file=filled(block.file, values),
-        folder=filled(block.folder, values),
-        scalars=tuple(block.scalars.items()),
-        ranks=block.ranks,
-        warmup=_integer("warmup", block.warmup, values),
-        last_step=_integer("last_step", block.last_step, values),
-        every=_integer("every", block.every, values),
-        tokens_per_step=math.prod(factors) if factors else 0,
-    )
-    if adapter.kind == TORCHTITAN:
-        if adapter.pattern or adapter.scalars:
+    # Braces in a pattern are repetition counts, not names.
+    found = {key: value if key == "pattern" else _filled(value, values) for key, value in block.items()}
+    if found.get("kind") == TORCHTITAN:
+        if found.get("pattern") or found.get("scalars"):
             raise AdapterError(
                 "kind torchtitan has its own pattern and scalars; drop them, or use kind log or tensorboard"
             )
         # Event files contain all digits, but exist only for rank 0 unless torchtitan saves them for all ranks.
-        by_tag = tuple(TORCHTITAN_SCALARS.items())
-        events = replace(adapter, kind=TENSORBOARD, scalars=by_tag)
-        adapter = events if adapter.folder else replace(adapter, kind=LOG, pattern=TORCHTITAN_PATTERN)
-    refuse_bad_adapter(adapter)
+        is_events = bool(found.get("folder"))
+        found |= {"kind": TENSORBOARD, "scalars": TORCHTITAN_SCALARS} if is_events else {
+            "kind": LOG, "pattern": TORCHTITAN_PATTERN,
+        }  # fmt: skip
+    try:
+        adapter = convert(found, Adapter, "adapter", strict=False)
+    except UnreadableFile as error:
+        raise AdapterError(str(error).removeprefix("adapter: ")) from None
+    _refuse_bad_adapter(adapter)
     return adapter
+
+
+def _filled(value: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_filled(entry, values) for entry in value]
+    return filled(value, values) if isinstance(value, str) else value
 
 
 def read_records(adapter: Adapter, rank_log: Path) -> tuple[list[Record], str]:
@@ -372,7 +352,7 @@ def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
         raise AdapterError(f"{files[0]}: tensorboard can't read it: {brief(described, 300)}") from None
     tags = events.Tags()["scalars"]
     steps: dict[int, tuple[float, dict[str, float]]] = {}
-    for name, tag in adapter.scalars:
+    for name, tag in adapter.scalars.items():
         if tag not in tags:
             there = brief(str(sorted(tags)), 500)
             raise AdapterError(f"{files[0]}: there is no scalar {tag!r} for {name}; there are {there}")
@@ -395,11 +375,3 @@ def _refuse_unreadable(file: Path) -> None:
             f"{file}: {size:,} bytes are more than the {MAX_LOG_BYTES:,} allowed; write the scalars to an event file "
             f"of their own"
         )
-
-
-def _integer(name: str, given: Any, values: Mapping[str, Any]) -> int:
-    text = filled(str(given), values)
-    try:
-        return int(text)
-    except ValueError:
-        raise AdapterError(f"{name}: got {brief(repr(text))}, allowed is an integer") from None

@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -83,43 +83,36 @@ class Worktree:
         return self.tree / path.resolve().relative_to(self.checkout)
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The commands that prepare the worktree of a commit, and the folder that keeps worktrees for later sessions.
-
-    Attributes:
-        commands: Words of each command, in which ``{tree}``, ``{packages}`` and ``{commit}`` are replaced. ``packages``
-            is a folder of the commit that comes first on the search path of its launches.
-        folder: Folder of the worktrees; None for ``pytest-aorta/environments`` in the user's cache.
-    """
-
-    commands: tuple[tuple[str, ...], ...] = ()
-    folder: Path | None = None
-
-
-NO_SETUP = Setup()
-
-
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of this package in the user's cache."""
     given = environ.get("XDG_CACHE_HOME", "")
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
 
 
-def open_worktree(rootdir: Path, commit: str, setup: Setup) -> Worktree:
+def open_worktree(
+    rootdir: Path, commit: str, setup: Sequence[Sequence[str]] = (), folder: Path | None = None
+) -> Worktree:
     """Return the worktree of a commit, given by its full hash; check it out and prepare it unless an earlier call has.
 
     Worktrees that no session has used for ``UNUSED_S`` are deleted.
+
+    Args:
+        rootdir: pytest's root folder.
+        commit: Full hash of the commit.
+        setup: Words of each command that prepares the worktree; ``{tree}``, ``{packages}`` and ``{commit}`` are
+            replaced. ``packages`` is a folder of the commit that comes first on the search path of its launches.
+        folder: Folder that keeps the worktrees for later sessions; None for ``pytest-aorta/environments`` in the user's
+            cache.
 
     Raises:
         SpecError: The commit can't be checked out, a setup command fails, or the folder of the worktrees can't be
             written or lies in the repository, whose tests would be collected there.
     """
     checkout = Path(git(rootdir, "rev-parse", "--show-toplevel")).resolve()
-    kept = (setup.folder or cache_folder() / ENVIRONMENTS).resolve()
+    kept = (folder or cache_folder() / ENVIRONMENTS).resolve()
     if kept.is_relative_to(checkout):
         raise SpecError(f"{kept} is inside of the repository {checkout}; set XDG_CACHE_HOME to a folder outside of it")
-    digest = sha256(json.dumps([str(checkout), setup.commands]).encode()).hexdigest()[:8]
+    digest = sha256(json.dumps([str(checkout), setup]).encode()).hexdigest()[:8]
     own = kept / f"{commit[:16]}-{digest}"
     worktree = Worktree(checkout, commit, own / TREE, own / PACKAGES)
     try:
@@ -127,20 +120,20 @@ def open_worktree(rootdir: Path, commit: str, setup: Setup) -> Worktree:
         _remove_unused(kept)
         with locked(own.with_suffix(".lock"), limit_s=SETUP_S):
             # A cleaner of caches, or a user, may have deleted the files of the commit.
-            if not ((own / READY_FILE).is_file() and worktree.tree.is_dir()):
+            is_new = not ((own / READY_FILE).is_file() and worktree.tree.is_dir())
+            if is_new:
                 shutil.rmtree(own, ignore_errors=True)
                 worktree.packages.mkdir(parents=True)
                 _worktree(checkout, "prune")
                 # The files can take minutes and do not need the lock of other sessions.
                 _worktree(checkout, "add", "--no-checkout", "--detach", str(worktree.tree), commit)
+            if is_new or not setup:  # a launch may have written to files of the commit
                 git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
+            if is_new:
                 _run_commands(worktree, setup, worktree.tree / rootdir.resolve().relative_to(checkout))
-            elif not setup.commands:
-                # A launch may have written to files of the commit.
-                git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
             write_text(own / READY_FILE, "")
     except OSError as error:
-        raise SpecError(f"{own}: {error.strerror or error}") from None
+        raise SpecError(f"{error.filename or own}: {error.strerror or error}") from None
     return worktree
 
 
@@ -196,14 +189,11 @@ def _worktree(checkout: Path, *arguments: str) -> str:
     Git reads the entry of every worktree, and fails on an entry that another git is creating or removing.
 
     Raises:
-        SpecError: As in :func:`git`, or the repository can't be locked.
+        SpecError: As in :func:`git`.
+        OSError: The repository can't be locked.
     """
     lock = checkout / git(checkout, "rev-parse", "--git-common-dir") / LOCK_FILE
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(lock, limit_s=CHECKOUT_S))
-        except OSError as error:
-            raise SpecError(f"{lock}: can't be locked: {error.strerror or error}") from None
+    with locked(lock, limit_s=CHECKOUT_S):
         return git(checkout, "worktree", *arguments)
 
 
@@ -216,10 +206,10 @@ def _remove_unused(kept: Path) -> None:
                 shutil.rmtree(ready.parent, ignore_errors=True)
 
 
-def _run_commands(worktree: Worktree, setup: Setup, root: Path) -> None:
+def _run_commands(worktree: Worktree, setup: Sequence[Sequence[str]], root: Path) -> None:
     log_file = worktree.tree.parent / LOG_FILE
     names = {"{tree}": str(worktree.tree), "{packages}": str(worktree.packages), "{commit}": worktree.commit}
-    for command in setup.commands:
+    for command in setup:
         argv = [re.sub(r"\{(tree|packages|commit)\}", lambda match: names[match[0]], word) for word in command]
         status, output, complaint = run_program(argv, _environment(), SETUP_S, cwd=root)
         with log_file.open("a", encoding="utf-8") as log:
@@ -351,13 +341,15 @@ class References:
     Args:
         name: The reference that ``--aorta-ab`` names; None if there is none.
         rootdir: pytest's root folder.
-        setup: The commands that prepare worktrees.
+        setup, folder: As in :func:`open_worktree`.
     """
 
-    def __init__(self, name: str | None, rootdir: Path, setup: Setup = NO_SETUP) -> None:
+    def __init__(
+        self, name: str | None, rootdir: Path, setup: Sequence[Sequence[str]] = (), folder: Path | None = None
+    ) -> None:
         self._name = name
         self._rootdir = rootdir
-        self._setup = setup
+        self._setup, self._folder = setup, folder
         self._commits: dict[str, CommitReference] = {}
         self._environment: EnvironmentReference | None = None
 
@@ -387,7 +379,7 @@ class References:
                 there.
         """
         if commit not in self._commits:
-            worktree = open_worktree(self._rootdir, commit, self._setup)
+            worktree = open_worktree(self._rootdir, commit, self._setup, self._folder)
             root = worktree.tree / self._rootdir.resolve().relative_to(worktree.checkout)
             if not root.is_dir():
                 raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")

@@ -21,7 +21,7 @@ from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.schema import allowed
 from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean, filled, names_in
-from pytest_aorta.plan.adapter import Adapter, AdapterBlock, AdapterError, make_adapter
+from pytest_aorta.plan.adapter import Adapter, AdapterError, make_adapter
 from pytest_aorta.plan.device_kind import VISIBLE_VARIABLES
 
 if TYPE_CHECKING:
@@ -128,15 +128,10 @@ def command_line(command: Command, config: Mapping[str, Any], *, folder: Path, r
             texts += entry.args
     args = [filled(text, values) for text in texts]
     environment = {name: filled(text, values) for name, text in command.environment.items()}
-    for where, text in [
-        *(("args", text) for text in args),
-        *((f"environment.{name}", environment[name]) for name in environment),
-    ]:
-        if not _is_passable(text):
-            raise SpecError(
-                f"{folder / 'default.yaml'}: command.{where}: got {brief(ascii(text))}, allowed is text without NUL "
-                f"characters and lone surrogates"
-            )
+    for text in args:
+        _refuse_unpassable(f"{folder / YAML_NAME}: command.args", text)
+    for name, text in environment.items():
+        _refuse_unpassable(f"{folder / YAML_NAME}: command.environment.{name}", text)
     return CommandLine(str(folder / command.script) if command.script else command.module, tuple(args), environment)
 
 
@@ -146,7 +141,11 @@ def _check_command(command: Command, yaml: Path, properties: Collection[str]) ->
     Raises:
         SpecError: A name can't be filled in, a variable is the launcher's own, or the script does not exist.
     """
-    _refuse_variables(f"{yaml}: command.environment", command.environment)
+    if wrong := sorted(name for name in command.environment if name in _REFUSED or name.startswith(_REFUSED_PREFIXES)):
+        patterns = sorted([*_REFUSED, *(f"{prefix}*" for prefix in _REFUSED_PREFIXES)])
+        raise SpecError(
+            f"{yaml}: command.environment: got {wrong}; a command may set any variable except {', '.join(patterns)}"
+        )
     _refuse_unknown_names(f"{yaml}: command", _texts_of(structs.asdict(command)), properties)
     for entry in command.args:
         if isinstance(entry, _WhenTrue) and entry.when not in properties:
@@ -158,23 +157,16 @@ def _check_command(command: Command, yaml: Path, properties: Collection[str]) ->
         raise SpecError(f"{yaml}: command: there is no file {yaml.parent / command.script}")
 
 
-def _is_passable(text: str) -> bool:
-    """Return whether ``text`` can be passed to a process as an argument or a variable."""
+def _refuse_unpassable(where: str, text: object) -> None:
+    """Raise SpecError for what can't be passed to a process as an argument or a variable; ``where`` starts its text."""
     try:
-        return b"\0" not in text.encode("utf-8")
+        is_passable = isinstance(text, str) and b"\0" not in text.encode("utf-8")
     except UnicodeEncodeError:
-        return False
-
-
-def _refuse_variables(where: str, names: Iterable[str]) -> None:
-    """Check that a command sets none of the launcher's variables; ``where`` starts the message.
-
-    Raises:
-        SpecError: A variable would show ranks other devices than those leased, or change the launch's own programs.
-    """
-    if wrong := sorted(name for name in names if name in _REFUSED or name.startswith(_REFUSED_PREFIXES)):
-        patterns = sorted([*_REFUSED, *(f"{prefix}*" for prefix in _REFUSED_PREFIXES)])
-        raise SpecError(f"{where}: got {wrong}; a command may set any variable except {', '.join(patterns)}")
+        is_passable = False
+    if not is_passable:
+        raise SpecError(
+            f"{where}: got {brief(ascii(text))}, allowed is text without NUL characters and lone surrogates"
+        )
 
 
 def _refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:
@@ -195,7 +187,7 @@ def _texts_of(value: Any) -> list[str]:
         return [value]
     if isinstance(value, _WhenTrue):
         return list(value.args)
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return [text for item in items for text in _texts_of(item)]
 
 
@@ -239,11 +231,7 @@ def check_environment(where: str, environment: object) -> None:
         replaced = ", ".join(f"{_REPLACED[name]} for {name}" for name in unread)
         raise SpecError(f"{where}: {ENVIRONMENT_KEY}: got {unread}, which RCCL does not read; set {replaced}")
     for name, value in environment.items():
-        if not isinstance(value, str) or not _is_passable(value):
-            raise SpecError(
-                f"{where}: {ENVIRONMENT_KEY}.{name}: got {brief(ascii(value))}, allowed is text without NUL "
-                f"characters and lone surrogates"
-            )
+        _refuse_unpassable(f"{where}: {ENVIRONMENT_KEY}.{name}", value)
 
 
 def case_suffix(environment: Mapping[str, str]) -> str:
@@ -263,6 +251,7 @@ class Declaration(Model, frozen=True):
         launch_mode: ``torchrun``.
         min_world_size: Smallest number of ranks.
         preload: Modules of torch that a fork server imports before it forks ranks of this workload.
+        collective_timing: Whether NCCL times collectives of several ranks, for ``wait_ms`` and the straggler on GPUs.
         properties: Config key -> JSON Schema fragment with type, default and description.
         presets: Config key -> its value -> defaults of other keys.
     """
@@ -270,11 +259,12 @@ class Declaration(Model, frozen=True):
     description: Annotated[str, Meta(min_length=1)]
     class_name: Annotated[str, Meta(pattern=r"^([A-Za-z_]\w*)?$")] = field(default="", name="class")
     command: Command | None = None
-    adapter: AdapterBlock | None = None
+    adapter: dict[str, Any] | None = None
     launch_mode: Annotated[str, Meta(pattern="^torchrun$")] = "torchrun"
     min_world_size: Annotated[int, Meta(ge=1)] = 1
     # A fork server outlives a launch, so it imports nothing that the user may edit.
     preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
+    collective_timing: bool = True
     properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
         default_factory=dict, name="config"
     )
@@ -375,7 +365,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         _check_command(spec.command, spec.yaml, spec.properties)
     if spec.adapter is not None:
         # Braces in a pattern are repetition counts, not names.
-        texts = _texts_of({**structs.asdict(spec.adapter), "pattern": ""})
+        texts = _texts_of(spec.adapter | {"pattern": ""})
         _refuse_unknown_names(f"{yaml}: adapter", texts, {*spec.properties, "rank"})
     _check_defaults(spec)
     filled_adapter(spec, default_config(spec, {}), Path("run_dir"), 0)

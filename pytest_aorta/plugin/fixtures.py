@@ -16,6 +16,7 @@ from pytest_aorta.common.files import slug
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import resolve_world
+from pytest_aorta.plugin.header import header
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.run import Run, record_of
 from pytest_aorta.session.baselines import drop_unfinished
@@ -64,17 +65,33 @@ class LaunchingTests:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.hiding: set[pytest.Item] = set()
+        self.hiding: pytest.Item | None = None
 
-    def collect(self, items: Sequence[pytest.Item], hiding: Sequence[pytest.Item]) -> None:
-        """Keep the node ids of collected tests, and those tests whose fixture ``workload`` hides that of this plugin.
+    def collect(self, items: Sequence[pytest.Item], hiding: pytest.Item | None) -> None:
+        """Keep the node ids of collected tests, and a test whose fixture ``workload`` hides that of this plugin.
 
         The node id is kept now, because xdist's loadgroup mode later appends the group to it.
         """
         for item in items:
             item.stash[NODE_ID] = _full_id(item)
             self.run.collected.add(item.stash[NODE_ID])
-        self.hiding |= set(hiding)
+        self.hiding = hiding
+
+    def pytest_report_header(self, config: pytest.Config) -> list[str]:
+        """Return the line about devices in a controller of xdist, which collects no tests."""
+        return self._header() if config.getoption("dist", "no") != "no" else []
+
+    def pytest_report_collectionfinish(self, config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+        """Return one line about devices, torch, platform and baselines if a test can launch."""
+        can_launch = any(FIXTURE in getattr(item, "fixturenames", ()) for item in items)
+        is_wanted = can_launch and config.option.verbose >= 0 and not config.option.collectonly
+        return self._header() if is_wanted else []
+
+    def _header(self) -> list[str]:
+        try:
+            return [header(self.run.options, self.run.devices)]
+        except AortaError as error:  # each test that needs devices fails with this error
+            return [f"aorta: {error}"]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Send the node ids that a worker of xdist has collected to the controller."""
@@ -91,7 +108,7 @@ class LaunchingTests:
         can_launch = FIXTURE in getattr(item, "fixturenames", ())
         if can_launch or TEST in item.stash:
             self._add_test(item, can_launch=can_launch)
-        if item in self.hiding:
+        if item is self.hiding:
             text = "a fixture named workload hides that of pytest-aorta: this test launches and compares nothing, "
             item.warn(pytest.PytestWarning(text + "and its markers are not checked; rename the fixture"))
 

@@ -1,4 +1,4 @@
-"""The line of pytest's header."""
+"""The line about a run's devices, which pytest shows below the number of collected tests."""
 
 from __future__ import annotations
 

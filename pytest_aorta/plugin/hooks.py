@@ -142,19 +142,6 @@ def _is_given(config: pytest.Config, names: Iterable[str]) -> bool:
     return any(config.getoption(name, False) for name in names)
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Return one line for pytest's header: devices, torch, platform, baselines; no line if tests are only collected."""
-    if config.option.collectonly:  # asking the driver takes longer than collecting a small suite
-        return []
-    from pytest_aorta.plugin.header import header
-
-    run = config.stash[RUN]
-    try:
-        return [header(run.options, run.devices)]
-    except AortaError as error:  # each test that needs devices fails with this error
-        return [f"aorta: {error}"]
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Send the command line to a worker of xdist, when the controller starts the worker."""
@@ -179,12 +166,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _is_given(config, _SHOWING):
         return
     names = [getattr(item, "fixturenames", ()) for item in items]
-    hides = [item for item, used in zip(items, names, strict=True) if "workload" in used and FIXTURE not in used]
-    hides = [item for item in hides if any(item.get_closest_marker(name) for name in MARKERS)]
-    if hides or any(FIXTURE in used for used in names):
+    hidden = [item for item, used in zip(items, names, strict=True) if "workload" in used and FIXTURE not in used]
+    hiding = next((item for item in hidden if any(item.get_closest_marker(name) for name in MARKERS)), None)
+    if hiding is not None or any(FIXTURE in used for used in names):
         _use(config)
     if TESTS in config.stash:
-        config.stash[TESTS].collect(items, hides[:1])
+        config.stash[TESTS].collect(items, hiding)
 
 
 def _use(config: pytest.Config) -> LaunchingTests:

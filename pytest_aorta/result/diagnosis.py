@@ -2,31 +2,93 @@
 
 from __future__ import annotations
 
-from pytest_aorta.common.text import counted
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum, auto
+
+from pytest_aorta.common.text import counted, is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.result.evidence import RankEvidence, flight_verdict, log_tail, read_evidence
-from pytest_aorta.result.folder import AGENT_LOG, PLAN_FILE
-from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from pytest_aorta.result.rank_failures import (
-    RANKS_SHOWN,
-    FailureKind,
-    LaunchFailure,
-    awaited_ranks,
-    collective_timeout,
-    ended_early,
-    exit_text,
-    first_failure,
-    gave_up,
-    hang,
-    log_lines,
-    names_of,
-    not_left,
-    not_started,
-    own_failure,
-    positions,
-    without_trace,
+from pytest_aorta.result.evidence import (
+    FlightVerdict,
+    Frame,
+    RankEvidence,
+    flight_verdict,
+    log_tail,
+    read_evidence,
+    traceback_frames,
 )
+from pytest_aorta.result.folder import AGENT_LOG, ERROR_FILE, OUTPUT_LOG, PLAN_FILE, RANKS_FOLDER
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
+
+_FRAMES_SHOWN = 3
+_RANKS_SHOWN = 4
+# A signal such as SIGTSTP suspends a process, too.
+_SUSPENDED = "suspended by a signal such as SIGSTOP"
+# Innermost functions of a rank that waits for its peers or for the device.
+_WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu"}
+_TRACEBACK_LINES = 24
+_MESSAGE_LINES = 12
+# Long enough for a message with several paths.
+_HEADLINE = 1000
+# Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even if its error is the earliest.
+_PEER_ERROR = re.compile(
+    r"connection (was )?(closed|reset|refused)|closed by peer|reset by peer|broken pipe|remote process exited"
+    r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET",
+    re.IGNORECASE,
+)
+# Errors of a rank whose peer did not answer in time. If this rank then ends, its peers lose their connections.
+_PEER_LATE = re.compile(r"timed out waiting \d+ ?ms for (recv|send)|wait timeout after \d+ ?ms, keys", re.IGNORECASE)
+_LOOK_INTO_DMESG = (
+    "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
+)
+_NUMBER = re.compile(r"\d+")
+
+
+class FailureKind(StrEnum):
+    """The kind of a failed launch, in words."""
+
+    RANK_EXCEPTION = "rank exception"
+    OUT_OF_MEMORY = "out of memory"
+    EXIT_CODE = "exit code"
+    SIGNAL = "signal"
+    HANG_IN_COLLECTIVE = "hang in collective"
+    HANG_ELSEWHERE = "hang elsewhere"
+    OUTPUT_CAP = "output cap"
+    RENDEZVOUS = "rendezvous"
+    RESULT_MISSING = "result missing"
+    PROCESS_LEFT = "process left"
+    RESULTS_DELETED = "results deleted"
+    INTERRUPTED = "interrupted"
+    GUARD_LOST = "guard lost"
+    NODE_LOST = "node lost"
+    NODE_LAUNCHER = "node launcher"
+    NODE_MISMATCH = "node mismatch"
+
+
+@dataclass(frozen=True)
+class LaunchFailure:
+    """The diagnosis of a failed launch.
+
+    Attributes:
+        kind: what happened.
+        headline: a line with the kind and the rank.
+        details: lines of evidence.
+        rank: the rank that failed first; None if no rank failed.
+    """
+
+    kind: FailureKind
+    headline: str
+    details: Sequence[str] = ()
+    rank: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the headline and the details."""
+        return "\n".join([self.headline, *self.details])
+
 
 _OTHER_FOLDER = "next: choose a folder of results that the script keeps (--aorta-results; aorta run: --results)"
 # Classes of failures whose headline names the class by itself, such as "rank 1 failed first: exit code 3".
@@ -43,101 +105,433 @@ _NODE_REASONS = {
 }
 
 
+class _Stage(IntEnum):
+    """Kinds of failures, in the order in which one follows from another."""
+
+    ENDED = auto()  # an exit code or a signal of the rank's own
+    ERROR = auto()
+    PEER_LATE = auto()
+    REACTION = auto()  # the rank was stopped, or aborted by a thread that reacted to another rank's end
+    PEER_LOST = auto()
+
+
+_VICTIM = (_Stage.PEER_LATE, _Stage.PEER_LOST)
+
+
+@dataclass(frozen=True, order=True)
+class _RankFailure:
+    """A rank's failure; the order is that in which one failure follows from another.
+
+    Attributes:
+        stage: The stage of the failure.
+        number: Time of the error, or the exit code; the lower comes first.
+        kind: The kind of failure.
+        message: The error or the exit status, in words.
+        evidence: What the rank left.
+    """
+
+    stage: _Stage
+    number: int
+    kind: FailureKind = field(compare=False)
+    message: str = field(compare=False)
+    evidence: RankEvidence = field(compare=False)
+
+    @property
+    def is_victim(self) -> bool:
+        """Return True if the failure follows from another rank's delay or end."""
+        return self.stage in _VICTIM
+
+    @property
+    def is_reaction(self) -> bool:
+        """Return True if the rank was stopped, or aborted by a thread that reacted to another rank's end."""
+        return self.stage == _Stage.REACTION
+
+
 def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
     """Return the diagnosis of a launch; None if every rank succeeded and left a result."""
     ranks = read_evidence(plan, outcome.stopped if outcome.reason in _AT_LIMIT else ())
     finished = all(rank.has_result for rank in ranks)
     if outcome.reason == EndReason.EXIT and outcome.agent_status == 0 and finished and not outcome.survivors:
         return None
-    found = _classify(plan, outcome, ranks)
+    # The plan is written first, so other files can't replace it.
+    has_folder = (plan.run_dir / PLAN_FILE).is_file()
+    found = _classify(plan, outcome, ranks) if has_folder else _deleted(plan, outcome)
     nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
-    damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:RANKS_SHOWN]
     headline = found.headline if found.kind in _NAMED_BY_HEADLINE else f"{found.kind}: {found.headline}"
     ranks_named = counted(plan.world.size, f"{plan.world.device} rank")
+    damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:_RANKS_SHOWN]
     lines = [*found.details, *damaged]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
-    lines.append(f"plan, logs and stacks: {plan.run_dir}" if _has_folder(plan) else _OTHER_FOLDER)
-    return LaunchFailure(found.kind, found.rank, f"{plan.title} on {ranks_named}{nodes}: {headline}", lines)
+    lines.append(f"plan, logs and stacks: {plan.run_dir}" if has_folder else _OTHER_FOLDER)
+    return replace(found, headline=f"{plan.title} on {ranks_named}{nodes}: {headline}", details=lines)
+
+
+def _deleted(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure:
+    headline = f"the launch's folder {plan.run_dir} was deleted during the launch, e.g. by the script"
+    return LaunchFailure(FailureKind.RESULTS_DELETED, f"{headline}; {_agent_end(outcome)}")
 
 
 def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]) -> LaunchFailure:
-    if not _has_folder(plan):
-        headline = f"the launch's folder {plan.run_dir} was deleted during the launch, e.g. by the script"
-        return LaunchFailure(FailureKind.RESULTS_DELETED, None, f"{headline}; {_agent_end(outcome)}", [])
+    is_limit = outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER)
+    agent_tail = [f"  | {line}" for line in log_tail(plan.run_dir / AGENT_LOG)] or [f"  {AGENT_LOG} is empty"]
     if outcome.reason == EndReason.PARENT_GONE:
-        return LaunchFailure(FailureKind.INTERRUPTED, None, "pytest ended before the launch did", [])
+        return LaunchFailure(FailureKind.INTERRUPTED, "pytest ended before the launch did")
     if outcome.reason == EndReason.GUARD_LOST:
-        return LaunchFailure(
-            FailureKind.GUARD_LOST,
-            None,
-            outcome.detail or "the process that watches the ranks was killed",
-            _agent_tail(plan),
-        )
+        headline = outcome.detail or "the process that watches the ranks was killed"
+        return LaunchFailure(FailureKind.GUARD_LOST, headline, agent_tail)
     if outcome.reason in _NODE_REASONS:
-        stacks = positions(rank for rank in ranks if rank.frames)
-        return LaunchFailure(_NODE_REASONS[outcome.reason], None, outcome.detail, [*stacks, *_agent_tail(plan)])
+        stacks = _positions(rank for rank in ranks if rank.frames)
+        return LaunchFailure(_NODE_REASONS[outcome.reason], outcome.detail, [*stacks, *agent_tail])
     if any(rank.timed_out for rank in ranks):
-        return collective_timeout(ranks, flight_verdict(plan.run_dir))
-    failures = sorted((failure for rank in ranks if (failure := own_failure(rank))), key=lambda item: item.order)
-    if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
+        return _collective_timeout(ranks, flight_verdict(plan.run_dir))
+    failures = sorted(failure for rank in ranks if (failure := _own_failure(rank)))
+    if is_limit:
         # A rank that was alive at the limit has left its stacks, and may have failed because it was stopped.
         failures = [failure for failure in failures if not failure.evidence.frames and not failure.is_reaction]
     if failures and outcome.reason in _AFTER_FAILURES:
-        if awaited := awaited_ranks(failures[0], ranks):
-            return gave_up(failures, ranks, awaited)
-        if failures[0].is_victim and not all(rank.left_anything for rank in ranks):
-            return not_started(ranks)
-        if failures[0].is_victim and without_trace(ranks):
-            return ended_early(ranks)
-        return first_failure(failures, ranks)
-    waiting = names_of([rank.rank for rank in ranks if not rank.has_result])
+        return _after_failures(failures, ranks)
+    unfinished = [rank for rank in ranks if not rank.has_result]
     if outcome.reason == EndReason.OUTPUT_CAP:
         largest = max(ranks, key=lambda rank: rank.log_bytes)
         headline = f"logs exceed {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
-        return LaunchFailure(
-            FailureKind.OUTPUT_CAP, largest.rank, f"{headline}; {waiting} left no result", log_lines(largest)[-2:]
-        )
+        headline += f"; {_names(unfinished)} left no result"
+        return LaunchFailure(FailureKind.OUTPUT_CAP, headline, _log_lines(largest)[-2:], largest.rank)
     if not any(rank.started for rank in ranks):
         # At the limit the guard ends the agent, so how the agent ended is not the cause.
         at_limit = outcome.reason == EndReason.TIME_LIMIT
-        cause = f"time limit of {plan.timeout_s:g} s reached" if at_limit else _agent_end(outcome)
-        return LaunchFailure(FailureKind.RENDEZVOUS, None, f"no rank started; {cause}", _agent_tail(plan))
-    if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
-        if all(rank.returned for rank in ranks):
-            return not_left(plan, outcome, ranks)
-        return hang(plan, outcome, ranks)
+        cause = _limit(plan, outcome) if at_limit else _agent_end(outcome)
+        return LaunchFailure(FailureKind.RENDEZVOUS, f"no rank started; {cause}", agent_tail)
+    if is_limit:
+        return (_not_left if all(rank.returned for rank in ranks) else _hang)(plan, outcome, ranks)
     if outcome.reason == EndReason.RANK_GONE:
-        return ended_early(ranks)
-    if outcome.agent_status == 0:
-        missing = next((rank for rank in ranks if not rank.has_result), None)
-        if missing is None:
-            return LaunchFailure(FailureKind.PROCESS_LEFT, None, "a process outlived the launch", [])
-        return LaunchFailure(
-            FailureKind.RESULT_MISSING,
-            missing.rank,
-            f"{waiting} exited with code 0 and left no result",
-            log_lines(missing),
-        )
-    return LaunchFailure(
-        FailureKind.RENDEZVOUS,
-        None,
-        f"{_agent_end(outcome)} before any rank failed; {waiting} left no result",
-        _agent_tail(plan),
-    )
+        return _ended_early(ranks)
+    if outcome.agent_status != 0:
+        headline = f"{_agent_end(outcome)} before any rank failed; {_names(unfinished)} left no result"
+        return LaunchFailure(FailureKind.RENDEZVOUS, headline, agent_tail)
+    if not unfinished:
+        return LaunchFailure(FailureKind.PROCESS_LEFT, "a process outlived the launch")
+    headline = f"{_names(unfinished)} exited with code 0 and left no result"
+    return LaunchFailure(FailureKind.RESULT_MISSING, headline, _log_lines(unfinished[0]), unfinished[0].rank)
 
 
-def _has_folder(plan: LaunchPlan) -> bool:
-    """Return whether the run folder still exists. Its plan is written first, so other files can't replace it."""
-    return (plan.run_dir / PLAN_FILE).is_file()
+def _after_failures(failures: list[_RankFailure], ranks: list[RankEvidence]) -> LaunchFailure:
+    """Diagnose a launch by its ``failures``, which are in order."""
+    if awaited := _awaited_ranks(failures[0], ranks):
+        return _gave_up(failures, ranks, awaited)
+    if failures[0].is_victim and (absent := [rank for rank in ranks if not rank.left_anything]):
+        others = [rank for rank in ranks if rank.left_anything]
+        headline = f"{_names(absent)} did not start, and {_names(others)} gave up waiting"
+        return LaunchFailure(FailureKind.RENDEZVOUS, headline, _others(others, absent[0].rank), absent[0].rank)
+    if failures[0].is_victim and _without_trace(ranks):
+        return _ended_early(ranks)
+    return _first_failure(failures[0], ranks)
 
 
 def _agent_end(outcome: LaunchOutcome) -> str:
     agent = "torchrun" if outcome.launcher == LauncherKind.TORCHRUN else "the fork server's agent"
     if outcome.agent_status is None:
         return f"{agent} was still running"
-    return f"{agent} ended with {exit_text(outcome.agent_status)}"
+    return f"{agent} ended with {_exit_text(outcome.agent_status)}"
 
 
-def _agent_tail(plan: LaunchPlan) -> list[str]:
-    return [f"  | {line}" for line in log_tail(plan.run_dir / AGENT_LOG)] or [f"  {AGENT_LOG} is empty"]
+def _own_failure(rank: RankEvidence) -> _RankFailure | None:
+    """Return a rank's own failure, or None."""
+    if (error := rank.error) is not None:
+        if error.type == "SystemExit":
+            return _RankFailure(_Stage.ERROR, error.time_ns, FailureKind.EXIT_CODE, _exit_message(error.message), rank)
+        kind = FailureKind.OUT_OF_MEMORY if "OutOfMemory" in error.type else FailureKind.RANK_EXCEPTION
+        message = f"{error.type}: {error.message}".removesuffix(": ")
+        stage = _Stage.PEER_LOST if _PEER_ERROR.search(error.message) else _Stage.ERROR
+        stage = _Stage.PEER_LATE if _PEER_LATE.search(error.message) else stage
+        return _RankFailure(stage, error.time_ns, kind, message, rank)
+    if (code := rank.exit_code) is None:
+        return None
+    # Threads of NCCL and gloo abort in reaction to a failure elsewhere, and SIGTERM is sent to ranks that are stopped.
+    # A handler of SIGTERM can choose any exit code.
+    is_reaction = code in (-signal.SIGABRT, -signal.SIGTERM) or (rank.was_running and code > 0)
+    kind = FailureKind.SIGNAL if code < 0 else FailureKind.EXIT_CODE
+    return _RankFailure(_Stage.REACTION if is_reaction else _Stage.ENDED, code, kind, _exit_text(code), rank)
+
+
+def _exit_message(given: str) -> str:
+    """Return the argument of ``sys.exit`` in words. For a text, the interpreter exits with code 1."""
+    if not re.fullmatch(r"-?\d{1,9}", given):
+        return f"{_exit_text(1)}: {given}"
+    # The kernel keeps the lowest byte, so that -1 becomes 255.
+    return _exit_text(int(given) if int(given) >= 0 else int(given) & 0xFF)
+
+
+def _first_failure(first: _RankFailure, ranks: Sequence[RankEvidence]) -> LaunchFailure:
+    """Diagnose a launch by its first failure."""
+    rank = first.evidence
+    others = [other for other in ranks if other is not rank]
+    headline, *message = first.message.splitlines() or [""]
+    shown = (line[:300] for line in message[:_MESSAGE_LINES])
+    details = [line if line.startswith("  ") else f"    {line}" for line in shown]
+    if len(message) > _MESSAGE_LINES:
+        details.append(f"    ... {len(message) - _MESSAGE_LINES} more lines in {_file_of(rank, ERROR_FILE)}")
+    details += _place(rank)
+    stopped = [other for other in others if not other.error and other.frames]
+    # If the rank itself shows no cause, the positions of its peers show the call that it was missing from.
+    if first.is_victim or first.is_reaction or not (rank.error or rank.frames):
+        located = [other for other in stopped if any(not is_library(frame.file) for frame in other.frames)]
+        silent = [other for other in ranks if _is_silent(other) and other.was_running]
+        details += _positions([*located, *silent, *_elsewhere(rank, others)])
+        stopped = [other for other in stopped if other not in located]
+    details += _others(others, rank.rank, first)
+    if first.is_victim and (done := [other for other in ranks if other.has_result and not other.error]):
+        details.append(f"  {_ended(done, ' had')}")
+    if first.is_victim and (left := [other for other in ranks if other.has_result and other.error]):
+        details.append(f"  {_names(left)} had left a result{_in_steps(left)}, and waited for the other ranks")
+    if stopped:
+        details.append(f"  then {_names(stopped)}: stopped{_in_steps(stopped)}")
+    return LaunchFailure(first.kind, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details, rank.rank)
+
+
+def _elsewhere(first: RankEvidence, others: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Return the peers that an error ended in another line than ``first``, e.g. in another collective."""
+    own = traceback_frames(first) or first.frames
+    # A rank with a result waited for the others in a barrier of the harness.
+    raised = [other for other in others if other.error and not other.has_result]
+    return [other for other in _where_raised(raised) if other.frames != own]
+
+
+def _where_raised(ranks: Iterable[RankEvidence]) -> list[RankEvidence]:
+    """Return ranks with the frames of their errors' tracebacks, without ranks whose traceback has no frame."""
+    found = (replace(rank, frames=traceback_frames(rank)) for rank in ranks)
+    return [rank for rank in found if rank.frames]
+
+
+def _place(rank: RankEvidence) -> list[str]:
+    """Return lines with the location of a rank's failure and the end of its output."""
+    if rank.error is None:
+        killed = [_LOOK_INTO_DMESG.format(rank.rank)] if rank.exit_code == -signal.SIGKILL else []
+        return [*killed, *(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
+    error_type, message = rank.error.type, rank.error.message
+    lines = traceback_lines(rank.error.traceback, error_type, message, _TRACEBACK_LINES, _file_of(rank, ERROR_FILE))
+    # Without frames, the harness itself raised the error, and the message of the error is complete.
+    has_log = error_type == "SystemExit" or (lines and rank.log_tail)
+    return [line[:300] for line in lines] + (_log_lines(rank) if has_log else [])
+
+
+def _others(ranks: Iterable[RankEvidence], origin: int | None, first: _RankFailure | None = None) -> list[str]:
+    """Return one line per way in which the other ranks failed; ``first`` is the failure that they followed."""
+    summaries: dict[str, list[RankEvidence]] = {}
+    errors: dict[str, list[RankEvidence]] = {}
+    for rank in ranks:
+        failure = _own_failure(rank)
+        if failure is None or (failure.is_reaction and rank.frames):
+            continue
+        if text := _consequence(failure, origin, first):
+            summaries.setdefault(text, []).append(rank)
+        else:
+            errors.setdefault(failure.message.partition("\n")[0][:300], []).append(rank)
+    rest = [rank for same in list(errors.values())[_RANKS_SHOWN:] for rank in same]
+    lines = [*summaries.items(), *list(errors.items())[:_RANKS_SHOWN], *([("other errors", rest)] if rest else [])]
+    lines.sort(key=lambda line: [rank.rank for rank in line[1]])
+    return [f"  then {_names(same)}: {text}" for text, same in lines]
+
+
+def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure | None) -> str:
+    """Return how a failure follows from the first failure; empty for an independent failure."""
+    if first is not None and first.evidence.error and failure.evidence.error:
+        if failure.message == first.message:
+            return "the same error"
+        if _NUMBER.sub("0", failure.message) == _NUMBER.sub("0", first.message):
+            return "the same error with other numbers"
+    if first is not None and first.is_victim:
+        return ""
+    if failure.is_victim:
+        is_late = failure.stage == _Stage.PEER_LATE
+        happened = "gave up waiting for a peer" if is_late else "connection to a peer lost"
+        return f"{happened} (follows from rank {origin})"
+    return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
+
+
+def _awaited_ranks(first: _RankFailure, ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Return the ranks that the rank of the first failure waited for: suspended ones, or else those that ran on."""
+    if not first.is_victim:
+        return []
+    suspended = [rank for rank in ranks if rank.suspended]
+    if suspended or first.stage != _Stage.PEER_LATE:
+        return suspended
+    running = [rank for rank in ranks if rank.was_running and not rank.error and not rank.has_result]
+    return [rank for rank in running if not _is_waiting(rank.frames)]
+
+
+def _gave_up(
+    failures: Sequence[_RankFailure], ranks: Sequence[RankEvidence], awaited: Sequence[RankEvidence]
+) -> LaunchFailure:
+    """Diagnose a launch in which ranks gave up waiting for the ``awaited`` ranks."""
+    first = min(awaited, key=lambda rank: rank.steps)
+    others = [rank for rank in ranks if rank not in awaited]
+    late = [failure.evidence for failure in failures if failure.stage == _Stage.PEER_LATE]
+    if first.suspended:
+        headline, details = f"{_names(awaited)} {_SUSPENDED}{_in_steps(awaited)}", []
+    else:
+        headline = f"{_names(late)} gave up waiting for {_names(awaited)}"
+        details = _positions((first, *(rank for rank in awaited if rank is not first)))
+    details += _others(others, first.rank)
+    details += _positions([*_where_raised(late), *(rank for rank in others if rank.frames and not rank.error)])
+    return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, headline, details, first.rank)
+
+
+def _ended_early(ranks: Sequence[RankEvidence]) -> LaunchFailure:
+    """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
+    unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
+    gone = _without_trace(ranks) or unfinished
+    headline = f"{_names(gone)} exited with code 0 and left no result while others ran, by os._exit(0) for example"
+    origin = gone[0].rank if gone else None
+    others = [rank for rank in unfinished if rank not in gone]
+    details = _log_lines(gone[0]) if gone else []
+    details += [*_others(others, origin), *_positions(rank for rank in others if not rank.error)]
+    return LaunchFailure(FailureKind.RESULT_MISSING, headline, details, origin)
+
+
+def _without_trace(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Return the ranks that ended by themselves and left neither a result nor an error nor a failing exit code."""
+    # Ranks that were still alive have written their stacks, unless they were suspended.
+    return [rank for rank in ranks if _is_silent(rank) and not rank.suspended and not rank.was_running]
+
+
+def _is_silent(rank: RankEvidence) -> bool:
+    has_ended = rank.has_result or rank.exit_code is not None or rank.error is not None
+    return rank.started and not has_ended and not rank.frames
+
+
+def _collective_timeout(ranks: Sequence[RankEvidence], flight: FlightVerdict | None) -> LaunchFailure:
+    """Diagnose a launch in which NCCL's watchdog ended ranks that waited in a collective."""
+    waiting = [rank for rank in ranks if rank.timed_out]
+    absent = [rank for rank in ranks if not rank.timed_out]
+    headline = f"{_names(waiting)} timed out in {waiting[0].timed_out}"
+    if flight is not None:
+        absent = [rank for rank in ranks if rank.rank in flight.missing_ranks]
+        headline += f"; {_names(absent)} missing from {flight.collective} number {flight.sequence}"
+    elif absent:
+        headline += f"; {_names(absent)} not in this collective"
+    first = absent[0] if absent else min(waiting, key=lambda rank: rank.steps)
+    return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, headline, _positions(ranks), first.rank)
+
+
+def _hang(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence]) -> LaunchFailure:
+    """Diagnose a launch in which ranks were still running at the limit."""
+    limit, unfinished = _limit(plan, outcome), [rank for rank in ranks if not rank.has_result]
+    if not unfinished:
+        return LaunchFailure(FailureKind.PROCESS_LEFT, f"{limit}; every rank left its result")
+    waiting = [rank for rank in unfinished if _is_waiting(rank.frames)]
+    absent = [rank for rank in unfinished if rank not in waiting]
+    done = [rank for rank in ranks if rank.has_result]
+    first = min(absent or waiting, key=lambda rank: (not rank.suspended, rank.steps))
+    kind, suspect = FailureKind.HANG_IN_COLLECTIVE, first
+    if waiting and (absent or done):
+        suspect = first if absent else done[0]
+        peers = _names(absent) if absent else _ended(done, ", which")
+        headline = f"{_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {peers}"
+    elif waiting:
+        headline = f"all wait in collectives, rank {first.rank} in the earliest step"
+    else:
+        kind, headline = FailureKind.HANG_ELSEWHERE, f"{_names(absent)} in no collective"
+        if not any(rank.steps for rank in unfinished):
+            headline += ", before the first measured step: a hang, or a start that takes longer than the limit"
+    details = _positions((first, *(rank for rank in unfinished if rank is not first)))
+    return LaunchFailure(kind, f"{limit}; {headline}", details, suspect.rank)
+
+
+def _not_left(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence]) -> LaunchFailure:
+    """Diagnose a launch in which every script has returned and some rank's process has not ended."""
+    # Only processes that were alive at the limit have left stacks.
+    alive = [rank for rank in ranks if rank.frames] or [rank for rank in ranks if not rank.has_result]
+    stuck = [rank for rank in alive if not _is_waiting(rank.frames)] or alive
+    if not stuck:
+        return LaunchFailure(FailureKind.PROCESS_LEFT, f"{_limit(plan, outcome)}; every rank left its result")
+    what = "script" if plan.program() else "run()"
+    steps = ", ".join(str(rank.steps) for rank in stuck[:_RANKS_SHOWN]) if any(rank.steps for rank in stuck) else ""
+    reached = f"having entered step {steps}" if steps else "and its steps were not counted"
+    headline = f"{_names(stuck)} did not leave after its {what} returned, {reached}"
+    details = _positions((*stuck, *(rank for rank in alive if rank not in stuck)))
+    return LaunchFailure(FailureKind.PROCESS_LEFT, f"{_limit(plan, outcome)}; {headline}", details, stuck[0].rank)
+
+
+def _limit(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
+    if outcome.reason == EndReason.STRAGGLER:
+        return f"a rank was done for {plan.limits.straggler_s:g} s and others were not"
+    return f"time limit of {plan.timeout_s:g} s reached"
+
+
+def _names(ranks: Iterable[RankEvidence]) -> str:
+    """Return the numbers of ranks as text, with three or more consecutive numbers as a range."""
+    runs: list[list[int]] = []
+    for rank in sorted(rank.rank for rank in ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    noun = "rank" if sum(map(len, runs)) == 1 else "ranks"
+    return f"{noun} {', '.join(parts[:8])}{', ...' if len(parts) > 8 else ''}" if runs else "no rank"
+
+
+def _ended(ranks: Sequence[RankEvidence], how: str) -> str:
+    """Return ranks that left a result, with their steps; ``how`` joins their names and the verb."""
+    return f"{_names(ranks)}{how} ended without an error{_in_steps(ranks)}"
+
+
+def _in_steps(ranks: Sequence[RankEvidence]) -> str:
+    """Return the steps that ranks had entered, such as " in step 5"; empty if no rank had entered a step."""
+    least, most = min(rank.steps for rank in ranks), max(rank.steps for rank in ranks)
+    if most == 0:
+        return ""
+    return f" in step {most}" if least == most else f" in steps {least} to {most}"
+
+
+def _positions(ranks: Iterable[RankEvidence]) -> list[str]:
+    """Return the positions of ranks, one line for all ranks at one position; the first rank's position comes first."""
+    places: dict[str, list[RankEvidence]] = {}
+    for rank in ranks:
+        places.setdefault(f"step {rank.steps}: {_position(rank)}", []).append(rank)
+    return [f"  {_names(same)}, {place}" for place, same in list(places.items())[:_RANKS_SHOWN]]
+
+
+def _position(rank: RankEvidence) -> str:
+    if rank.suspended:
+        return _SUSPENDED
+    shown = list(map(str, rank.frames[:_FRAMES_SHOWN]))
+    own = next((number for number, frame in enumerate(rank.frames) if not is_library(frame.file)), 0)
+    if own >= _FRAMES_SHOWN:
+        shown[-1] = f"... < {rank.frames[own]}"
+    position = " < ".join(shown)
+    if not position and rank.log_tail:
+        position = "no stack; the log ends with: " + " | ".join(rank.log_tail[-2:])
+    position = position or f"no stack, and {OUTPUT_LOG} is empty"
+    return f"in {rank.in_flight}, {position}" if rank.in_flight else position
+
+
+def _is_waiting(frames: Sequence[Frame]) -> bool:
+    """Return whether a stack is that of a rank that waits for its peers or for the device."""
+    shown = frames[:_FRAMES_SHOWN]
+    # A rank that imports torch.distributed is in no collective.
+    in_library = any("/torch/distributed/" in frame.file and frame.function != "<module>" for frame in shown)
+    return in_library or (bool(frames) and frames[0].function in _WAITING_FUNCTIONS)
+
+
+def _log_lines(rank: RankEvidence) -> list[str]:
+    """Return the end of a rank's output, or a line that says that it is empty."""
+    if not rank.log_bytes:
+        return [f"  {_file_of(rank, OUTPUT_LOG)} is empty"]
+    return [f"  | {line}" for line in rank.log_tail]
+
+
+def _file_of(rank: RankEvidence, name: str) -> str:
+    """Return the name of a rank's file in the run folder."""
+    return f"{RANKS_FOLDER}/{rank.rank}/{name}"
+
+
+def _exit_text(code: int) -> str:
+    """Return an exit status in words, negative for a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

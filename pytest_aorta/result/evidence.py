@@ -7,11 +7,10 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
@@ -19,8 +18,10 @@ from typing import Annotated, NoReturn, TypeVar
 from msgspec import Meta, field
 
 from pytest_aorta.common.documents import UnreadableFile, open_regular, read_bytes
+from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.model import Count, Model, read_model
+from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import brief, is_harness, without_harness
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
@@ -32,14 +33,10 @@ _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
 _FATAL = re.compile(r"(?m)^Fatal Python error: (.+)$")
-# Python's words for fatal signals.
+# The words of faulthandler for fatal signals are those of the C library.
 _FATAL_SIGNALS = {
-    "Segmentation fault": signal.SIGSEGV,
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Floating point exception": signal.SIGFPE,
-    "Floating-point exception": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
+    signal.strsignal(number): number
+    for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 }
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}),? in (?P<function>.*)$')
 
@@ -128,9 +125,9 @@ class RankEvidence:
     log_bytes: int
     in_flight: str | None
     timed_out: str | None
-    suspended: bool = False
-    was_running: bool = False
-    damaged: tuple[str, ...] = ()
+    suspended: bool
+    was_running: bool
+    damaged: tuple[str, ...]
 
     @property
     def left_anything(self) -> bool:
@@ -146,12 +143,11 @@ def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankE
     running = set(agent.running)
     if stopped:
         running |= {rank for rank, pid in names.rank_pids(plan.run_dir).items() if pid in stopped}
-    ranks = [
-        replace(_read_rank(plan, rank, exit_codes.get(rank)), was_running=rank in running)
+    # The torchrun agent's file describes all ranks, so the first rank's evidence reports damage to the file.
+    return [
+        _read_rank(plan, rank, exit_codes.get(rank), rank in running, [] if rank else damaged)
         for rank in range(plan.world.size)
     ]
-    # The torchrun agent's file describes all ranks, so the first rank's evidence reports damage to the file.
-    return [replace(ranks[0], damaged=(*damaged, *ranks[0].damaged)), *ranks[1:]]
 
 
 def log_tail(path: Path, known: Collection[str] = ()) -> tuple[str, ...]:
@@ -167,11 +163,13 @@ def traceback_frames(rank: RankEvidence) -> tuple[Frame, ...]:
     return _own_frames(_frames(reversed(traceback.splitlines())))
 
 
-def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEvidence:
+def _read_rank(
+    plan: LaunchPlan, rank: int, exit_code: int | None, was_running: bool, damaged: list[str]
+) -> RankEvidence:
     folder = names.rank_folder(plan.run_dir, rank)
     log = folder / names.OUTPUT_LOG
-    damaged: list[str] = []
     error, stacks = _read(folder / names.ERROR_FILE, _RankError, damaged), _text(folder / names.STACKS_FILE)
+    in_flight = (_read(folder / names.IN_FLIGHT_FILE, _InFlightReport, damaged) or _InFlightReport()).entries
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
@@ -183,10 +181,11 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
         frames=_main_frames(stacks),
         steps=names.steps_entered(folder),
         log_tail=log_tail(log, set(f"{error.traceback}\n{error.message}".splitlines()) if error else ()),
-        log_bytes=_size(log),
-        in_flight=_in_flight(_read(folder / names.IN_FLIGHT_FILE, _InFlightReport, damaged)),
-        timed_out=_timed_out(_text(log)),
+        log_bytes=log.stat().st_size if log.exists() else 0,
+        in_flight=f"{in_flight[0].profiling_name} number {in_flight[0].collective_seq_id}" if in_flight else None,
+        timed_out=f"{timeout[2]} number {timeout[1]}" if (timeout := _WATCHDOG.search(_text(log))) else None,
         suspended=(folder / names.SUSPENDED_FILE).exists(),
+        was_running=was_running,
         damaged=tuple(damaged),
     )
 
@@ -194,7 +193,7 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
 def _fatal_signal(stacks: str) -> int | None:
     """Return the exit code of the fatal signal that wrote the stacks; None if they were requested."""
     match = _FATAL.search(stacks)
-    number = _FATAL_SIGNALS.get(match[1].strip()) if match else None
+    number = _FATAL_SIGNALS.get(match[1].strip().replace("-", " ")) if match else None
     return None if number is None else -number
 
 
@@ -224,23 +223,6 @@ def _own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames without those that started the rank's code, imported it, or reported the stack."""
     inner = [frame for frame in frames if "/pytest_aorta/launch/" not in frame.file and not frame.file.startswith("<")]
     return tuple(reversed(list(dropwhile(lambda frame: is_harness(frame.file), reversed(inner)))))
-
-
-def _in_flight(report: _InFlightReport | None) -> str | None:
-    first = next(iter(report.entries if report else ()), None)
-    return None if first is None else f"{first.profiling_name} number {first.collective_seq_id}"
-
-
-def _timed_out(log: str) -> str | None:
-    match = _WATCHDOG.search(log)
-    return f"{match[2]} number {match[1]}" if match else None
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _text(path: Path) -> str:
@@ -275,9 +257,11 @@ MAX_DUMP_BYTES = 64 << 20
 _TORN = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, MemoryError)
 _MAX_REPORT = 1 << 20
 _DUMP = re.compile(rf"{FLIGHT_PREFIX}[0-9]{{1,6}}")
-_SEQUENCE = re.compile(r"Not all ranks joining collective, sequence number: (\d+)")
-_COLLECTIVE = re.compile(r"collective: (\S+)")
-_MISSING = re.compile(r"missing ranks: \{([\d, ]+)\}")
+_FINDING = re.compile(
+    r"Not all ranks joining collective, sequence number: (?P<sequence>\d+)"
+    r"(?=.*?collective: (?P<collective>\S+)).*?missing ranks: \{(?P<missing>[\d, ]+)\}",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -324,21 +308,14 @@ def _analyze(folder: str) -> str:
     # -P: a module in the working folder must not take the place of torch or of the standard library.
     command = [sys.executable, "-P", "-m", ANALYZER, folder, "--prefix", FLIGHT_PREFIX, "--allow-incomplete-ranks"]
     try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False, cwd=folder
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return "".join(run_program(command, os.environ, _LIMIT_S, cwd=Path(folder))[1:])
+    except SpecError as error:
         return f"{ANALYZER} did not finish: {error}"
-    return ended.stdout + ended.stderr
 
 
 def read_report(report: str) -> FlightVerdict | None:
     """Return the first finding in the analyzer's text; None without a finding."""
-    sequence = _SEQUENCE.search(report)
-    if sequence is None:
+    if (found := _FINDING.search(report)) is None:
         return None
-    collective, missing = (pattern.search(report, sequence.end()) for pattern in (_COLLECTIVE, _MISSING))
-    if collective is None or missing is None:
-        return None
-    ranks = tuple(sorted(int(rank) for rank in missing[1].split(",")))
-    return FlightVerdict(collective[1], int(sequence[1]), ranks)
+    missing = tuple(sorted(int(rank) for rank in found["missing"].split(",")))
+    return FlightVerdict(found["collective"], int(found["sequence"]), missing)

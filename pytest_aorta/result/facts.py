@@ -10,6 +10,7 @@ from itertools import combinations, pairwise
 from statistics import NormalDist, median
 from typing import Annotated, Any, TypeAlias
 
+import numpy as np
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import (
@@ -37,13 +38,13 @@ from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
+    CollectiveFacts,
     CollectiveKind,
-    FamilyTime,
     HeadStart,
     Kernels,
     StepOverlap,
+    collective_facts,
 )
-from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
 
 # Medians of at most 16 groups of values; fewer values or groups show no growth.
 _MAX_GROUPS = 16
@@ -96,7 +97,7 @@ CPU_ENVIRONMENT = ("cpu_capability", "cpu_kernels", "cpu_vendor")
 # Facts of the environment that bitwise numerics depend on, in addition to the world's size and device. Those that are
 # not named above belong to the machine or to what is installed on it.
 NUMERIC_ENVIRONMENT = (
-    "torch", "device", "device_name", "cuda", "hip", "nccl", "weight_hash_version",
+    "torch", "device", "device_name", "cuda", "hip", "nccl", "cudnn", "triton", "weight_hash_version",
     *CPU_ENVIRONMENT, *PROGRAM_ENVIRONMENT,
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
@@ -214,8 +215,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
     """Return the facts of a result. The time of a step is its maximum over ranks."""
-    import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
-
     steps = np.asarray(result.step_times_ms)
     rank_p50 = np.median(np.asarray(result.rank_step_times_ms), axis=1)
     tail = np.sort(steps)[-max(1, len(steps) // 20) :]
@@ -229,79 +228,51 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     stride = -(-len(steps) // SAMPLE_SIZE)
     measured = result.provenance
     broken_down = _breakdown(result, float(quantities["p50"]))
+    exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
     return LaunchFacts(
         recorded_at=measured.measured_at,
         block=measured.block,
         launcher=result.launcher,
         num_steps=len(steps),
-        step_time_ms={name: _short(value) for name, value in quantities.items()},
-        step_time_sample_ms=[_short(value) for value in steps[::stride]],
+        step_time_ms=_short(quantities),
+        step_time_sample_ms=_short(steps[::stride].tolist()),
         slowest_rank_p50_ms=_short(rank_p50.max()),
         fastest_rank_p50_ms=_short(rank_p50.min()),
         metrics={name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
-        rank_lag_ms=[_short(lag) for lag in rank_lags_ms(result.wait_ms)],
+        rank_lag_ms=_short(rank_lags_ms(result.wait_ms)),
         step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
-        memory_growth=_short(max(growth(used) for used in result.memory_bytes)) if result.memory_bytes else 0.0,
+        memory_growth=_short(max(map(growth, result.memory_bytes), default=0.0)),
         canary_ms=_canary(result),
         exposed_ms=_exposed(result.overlap),
-        most_exposed_rank=_most_exposed_rank(result.overlap),
-        breakdown_ms={part.value: _short(ms) for part, ms in broken_down.parts_ms.items()} if broken_down else {},
+        most_exposed_rank=exposed_ms.index(max(exposed_ms)) if exposed_ms else None,
+        breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
         critical_rank=broken_down.rank if broken_down and broken_down.num_ranks > 1 else None,
         commit=measured.commit,
         branch=measured.branch,
         dirty=measured.dirty,
         throttled="; ".join(throttled(result.platform_facts)),
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
-        profiler=_slowed_by(result),
+        profiler=str(result.profiler if result.profiler in WRAPPERS else result.environment.get(PYTHON_TRACER, "")),
         blocked_by=_blocking_call(result.head_start),
         late_steps=_late_steps(result),
         overlap_problem=result.overlap_problem,
-        kernels=_kernels(result),
-        collectives=_collectives(result),
+        kernels=_short(mean_over_ranks(result.kernels)),
+        collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         command=measured.command,
     )
-
-
-def _slowed_by(result: WorkloadResult) -> str:
-    return str(result.profiler if result.profiler in WRAPPERS else result.environment.get(PYTHON_TRACER, ""))
-
-
-def _kernels(result: WorkloadResult) -> dict[str, FamilyTime]:
-    means = mean_over_ranks(result.kernels)
-    return {family: FamilyTime(_short(time.ms), _short(time.calls)) for family, time in means.items()}
-
-
-def _collectives(result: WorkloadResult) -> dict[str, CollectiveFacts]:
-    num_steps = len(result.overlap[0]) if result.overlap else 0
-    found = collective_facts(result.collectives, num_steps) if num_steps else {}
-    return {
-        kind: CollectiveFacts(
-            _short(facts.calls),
-            _short(facts.bus_bytes),
-            _short(facts.transfer_ms),
-            [_short(wait) for wait in facts.wait_ms],
-            facts.straggler,
-        )
-        for kind, facts in found.items()
-    }
 
 
 def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:
     """Return exposed milliseconds per step by collective; a step that lacks a collective counts as 0."""
     steps = [step for rank in overlap for step in rank]
     kinds = sorted({kind for step in steps for kind in step.collectives})
-    exposed = {
+    exposed_ms = {
         kind: sum(step.collectives[kind].exposed_ms for step in steps if kind in step.collectives) for kind in kinds
     }
-    return {kind: _short(total / len(steps)) for kind, total in exposed.items()}
-
-
-def _most_exposed_rank(overlap: list[list[StepOverlap]]) -> int | None:
-    totals = [sum(step.exposed_comm_ms for step in rank) for rank in overlap]
-    return totals.index(max(totals)) if totals else None
+    return {kind: _short(total_ms / len(steps)) for kind, total_ms in exposed_ms.items()}
 
 
 def _blocking_call(head_starts: Sequence[HeadStart]) -> str:
@@ -351,10 +322,18 @@ def _over_ranks(name: str, values: Sequence[float]) -> float:
     return value if all(float(one).is_integer() for one in values) else _short(value)
 
 
-def _short(value: Any) -> float:
-    # Six digits resolve far less than the noise and keep diffs of baselines readable. Integers stay exact.
-    number = float(value)
-    return number if number.is_integer() else float(f"{number:.6g}")
+def _short(value: Any) -> Any:
+    """Return a number with six digits, or a list, dictionary or struct of such numbers; integers stay exact.
+
+    Six digits resolve far less than the noise and keep diffs of baselines readable.
+    """
+    if isinstance(value, float):
+        return float(value) if value.is_integer() else float(f"{value:.6g}")
+    if isinstance(value, list):
+        return list(map(_short, value))
+    if isinstance(value, Model):
+        return value.replace(**{name: _short(getattr(value, name)) for name in value.__struct_fields__})
+    return {str(key): _short(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
@@ -368,8 +347,6 @@ def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
     """
     if len(wait_ms) < 2 or not wait_ms[0]:
         return []
-    import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
-
     waits = np.asarray(wait_ms)
     num_ranks = len(waits)
     # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its

@@ -6,11 +6,11 @@ Results contain raw facts only; ``facts.py`` condenses them into statistics.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean, median, quantiles
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, field
 
@@ -34,7 +34,7 @@ from pytest_aorta.plan.accelerators import Capability, Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.provenance import Provenance
-from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, HeadStart, Kernels, Profile, StepOverlap, Timeline
+from pytest_aorta.result.trace.profiled_steps import Profile
 
 # Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
 PROTECTIVE = (
@@ -189,13 +189,6 @@ MIN_STEPS_P99 = 100
 _PEAK = "peak_"
 # The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
 PYTHON_TRACER = "python_tracer"
-# Properties of a result that its file contains beside the ranks' values, under AORTA's names or as one value of ranks
-# that agree.
-DERIVED = (
-    "passed", "failure_count", "first_failure_iteration", "failure_details", "configured_iterations",
-    "total_iterations", "executed_iterations", "main_work_started", "elapsed_sec", "step_times_ms", "metrics",
-    "weight_hashes", "loss", "grad_norm", "environment",
-)  # fmt: skip
 T = TypeVar("T")
 TensorKind: TypeAlias = Annotated[str, Meta(pattern="^(weights|gradients|optimizer)$")]
 BoundaryKind: TypeAlias = Annotated[str, Meta(pattern="^(forward|backward)$")]
@@ -232,15 +225,10 @@ class FailureDetail(Model, frozen=True):
 
     def __str__(self) -> str:
         """Return one line with the location, the number of wrong elements, the expected and the actual value."""
-        location = [f"iteration {self.iteration}"]
-        if self.layer is not None:
-            location.append(f"layer {self.layer}")
-        location.append(f"on rank {self.rank}")
-        if self.source_rank is not None:
-            location.append(f"from source rank {self.source_rank}")
-        text = f"{self.kind}: {', '.join(location)}: {self.count}"
-        if self.total is not None:
-            text += f" of {self.total}"
+        layer = "" if self.layer is None else f", layer {self.layer}"
+        source = "" if self.source_rank is None else f", from source rank {self.source_rank}"
+        of_all = "" if self.total is None else f" of {self.total}"
+        text = f"{self.kind}: iteration {self.iteration}{layer}, on rank {self.rank}{source}: {self.count}{of_all}"
         text += " elements wrong"
         if self.index is not None:
             text += f", first at index {self.index}"
@@ -350,12 +338,33 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         return None
 
 
+# What the file of a result contains beside the ranks' values, under AORTA's names or as one value of ranks that agree.
+DERIVED: Final[dict[str, Any]] = {
+    "passed": bool, "failure_count": int, "first_failure_iteration": int | None,
+    "failure_details": list[FailureDetail], "configured_iterations": int, "total_iterations": int,
+    "executed_iterations": int, "main_work_started": bool, "elapsed_sec": float, "step_times_ms": list[float],
+    "metrics": dict[str, float], "weight_hashes": dict[str, str], "loss": list[float], "grad_norm": list[float],
+    "environment": dict[str, Fact],
+}  # fmt: skip
+
+
+class _OfRanks(Generic[T]):
+    """A value that a result computes from its ranks whenever it is read."""
+
+    def __init__(self, value_of: Callable[[list[RankResult]], T]) -> None:
+        self.value_of = value_of
+
+    def __get__(self, result: WorkloadResult, _owner: type[WorkloadResult]) -> T:
+        """Return the value of one result."""
+        return self.value_of(result.ranks)
+
+
 class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=False):
     """The result of one launch over all ranks.
 
     Lists by rank contain one entry per rank, or the entry of rank 0 alone if an adapter reads a log that only rank 0
-    writes. Properties are computed from ``ranks``; the result's file also contains the properties that are named in
-    ``DERIVED``.
+    writes. The attributes from ``passed`` on are computed from ``ranks``; the result's file also contains those that
+    are named in ``DERIVED``.
 
     Attributes:
         schema_version: version of this schema.
@@ -373,6 +382,31 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         wait_ms: time in collectives in each of the last steps, ``wait_ms[rank][step]``: measured by the ranks, or on
             CPU ranks computed from their arrivals at collectives.
         ranks: the measurements of each rank.
+        passed: whether the workload's own checks held on all ranks.
+        failure_count: number of failed checks of all ranks.
+        failure_details: the first failures of all ranks, at most 100, by iteration, layer and rank.
+        first_failure_iteration: the iteration of the first of ``failure_details``; None without failures.
+        configured_iterations: measured steps that were requested.
+        total_iterations: measured steps that were done.
+        main_work_started: whether every rank entered the measured loop.
+        elapsed_sec: the largest of the ranks' wall times of the measured loop, in seconds.
+        weight_hashes: step -> hash of the logical weights, on which all ranks agree.
+        loss: the loss of each measured step, on which all ranks agree; empty if nothing was trained.
+        grad_norm: the norm of each measured step's gradients before clipping, on which all ranks agree.
+        tensor_hashes: the hashes of logical tensors, on which all ranks agree.
+        boundary_hashes: ``boundary_hashes[rank]``; empty if no rank has any.
+        rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
+        rank_metrics: ``rank_metrics[name][rank]``; the unit is part of the name.
+        memory_bytes: ``memory_bytes[rank]``: memory in use before every tenth step.
+        canary_before: ``canary_before[name][rank]`` in ms; empty if there was no process group before the steps.
+        canary_after: the same after the steps.
+        overlap: ``overlap[rank][profiled step]``; empty if no step was profiled.
+        overlap_as_run: ``overlap_as_run[rank][profiled step]``, without a head start; empty on CPU ranks.
+        head_start: the lead of each host that has one.
+        timeline: ``timeline[rank]`` of the last profiled step; empty if no step was profiled.
+        kernels: ``kernels[rank][family]``; empty if no step was profiled.
+        collectives: ``collectives[rank]``: the calls in the profiled steps; empty if there were none.
+        overlap_problem: the reason why steps were profiled without a result; empty if there is none.
     """
 
     schema_version: Literal[4]
@@ -390,66 +424,43 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     wait_ms: list[list[Milliseconds]] = field(default_factory=list)
     ranks: Annotated[list[RankResult], Meta(min_length=1)]
 
-    @property
-    def passed(self) -> bool:
-        """Return whether the workload's own checks held on all ranks."""
-        return all(rank.passed for rank in self.ranks)
-
-    @property
-    def failure_count(self) -> int:
-        """Return the number of failed checks of all ranks."""
-        return sum(rank.failure_count for rank in self.ranks)
-
-    @property
-    def failure_details(self) -> list[FailureDetail]:
-        """Return the first failures of all ranks, at most 100, by iteration, layer and rank."""
-        found = [detail for rank in self.ranks for detail in rank.failures]
-        return sorted(found, key=_location)[:MAX_FAILURE_DETAILS]
-
-    @property
-    def first_failure_iteration(self) -> int | None:
-        """Return the iteration of the first of ``failure_details``; None without failures."""
-        return next((detail.iteration for detail in self.failure_details), None)
-
-    @property
-    def configured_iterations(self) -> int:
-        """Return the number of measured steps that were requested."""
-        return self.ranks[0].configured_iterations
-
-    @property
-    def total_iterations(self) -> int:
-        """Return the number of measured steps that were done."""
-        return self.ranks[0].total_iterations
+    passed = _OfRanks(lambda ranks: all(rank.passed for rank in ranks))
+    failure_count = _OfRanks(lambda ranks: sum(rank.failure_count for rank in ranks))
+    failure_details = _OfRanks(lambda ranks: _first_failures(ranks))
+    first_failure_iteration = _OfRanks(
+        lambda ranks: next((detail.iteration for detail in _first_failures(ranks)), None)
+    )
+    configured_iterations = _OfRanks(lambda ranks: ranks[0].configured_iterations)
+    total_iterations = _OfRanks(lambda ranks: ranks[0].total_iterations)
+    main_work_started = _OfRanks(lambda ranks: all(rank.main_work_started for rank in ranks))
+    elapsed_sec = _OfRanks(lambda ranks: max(rank.elapsed_sec for rank in ranks))
+    weight_hashes = _OfRanks(lambda ranks: ranks[0].weight_hashes)
+    loss = _OfRanks(lambda ranks: ranks[0].loss)
+    grad_norm = _OfRanks(lambda ranks: ranks[0].grad_norm)
+    tensor_hashes = _OfRanks(lambda ranks: ranks[0].tensor_hashes)
+    boundary_hashes = _OfRanks(lambda ranks: _unless_all_empty([rank.boundary_hashes for rank in ranks]))
+    rank_step_times_ms = _OfRanks(lambda ranks: [rank.step_times_ms for rank in ranks])
+    rank_metrics = _OfRanks(lambda ranks: _by_name([rank.metrics for rank in ranks]))
+    memory_bytes = _OfRanks(lambda ranks: [rank.memory_bytes for rank in ranks])
+    canary_before = _OfRanks(lambda ranks: _by_name([rank.canary_before for rank in ranks]))
+    canary_after = _OfRanks(lambda ranks: _by_name([rank.canary_after for rank in ranks]))
+    overlap = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.steps for rank in ranks]))
+    overlap_as_run = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.as_run for rank in ranks]))
+    head_start = _OfRanks(lambda ranks: [rank.profile.head_start for rank in ranks if rank.profile.head_start])
+    timeline = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.timeline for rank in ranks]))
+    kernels = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.kernels for rank in ranks]))
+    collectives = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.collectives for rank in ranks]))
+    overlap_problem = _OfRanks(lambda ranks: ranks[0].profile.problem)
 
     @property
     def executed_iterations(self) -> int:
         """Return ``total_iterations``, under the name that AORTA gives it."""
         return self.total_iterations
 
-    @property
-    def main_work_started(self) -> bool:
-        """Return whether every rank entered the measured loop."""
-        return all(rank.main_work_started for rank in self.ranks)
-
-    @property
-    def elapsed_sec(self) -> float:
-        """Return the largest of the ranks' wall times of the measured loop, in seconds."""
-        return max(rank.elapsed_sec for rank in self.ranks)
-
-    @property
-    def rank_step_times_ms(self) -> list[list[float]]:
-        """Return ``rank_step_times_ms[rank][step]``, in milliseconds."""
-        return [rank.step_times_ms for rank in self.ranks]
-
     @cached_property
     def step_times_ms(self) -> list[float]:
         """Return the time of each step in milliseconds, its maximum over ranks."""
         return list(map(max, zip(*self.rank_step_times_ms, strict=True)))
-
-    @property
-    def rank_metrics(self) -> dict[str, list[float]]:
-        """Return ``rank_metrics[name][rank]``; the unit is part of the name."""
-        return {name: [rank.metrics[name] for rank in self.ranks] for name in self.ranks[0].metrics}
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -468,21 +479,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         return found
 
     @property
-    def weight_hashes(self) -> dict[str, str]:
-        """Return step -> hash of the logical weights, on which all ranks agree."""
-        return self.ranks[0].weight_hashes
-
-    @property
-    def loss(self) -> list[float]:
-        """Return the loss of each measured step, on which all ranks agree; empty if nothing was trained."""
-        return self.ranks[0].loss
-
-    @property
-    def grad_norm(self) -> list[float]:
-        """Return the norm of each measured step's gradients before clipping, on which all ranks agree."""
-        return self.ranks[0].grad_norm
-
-    @property
     def environment(self) -> dict[str, Fact]:
         """Return the versions and devices of rank 0, and the Python tracer of the first rank that ran under one."""
         found = dict(self.ranks[0].environment)
@@ -490,66 +486,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
             if PYTHON_TRACER not in found and rank.environment.get(PYTHON_TRACER):
                 found[PYTHON_TRACER] = rank.environment[PYTHON_TRACER]
         return found
-
-    @property
-    def tensor_hashes(self) -> dict[str, TensorHashes]:
-        """Return the hashes of logical tensors, on which all ranks agree."""
-        return self.ranks[0].tensor_hashes
-
-    @property
-    def boundary_hashes(self) -> list[dict[str, TensorHashes]]:
-        """Return ``boundary_hashes[rank]``; empty if no rank has any."""
-        return _unless_all_empty([rank.boundary_hashes for rank in self.ranks])
-
-    @property
-    def memory_bytes(self) -> list[list[int]]:
-        """Return ``memory_bytes[rank]``: memory in use before every tenth step."""
-        return [rank.memory_bytes for rank in self.ranks]
-
-    @property
-    def canary_before(self) -> dict[str, list[float]]:
-        """Return ``canary_before[name][rank]`` in ms; empty if there was no process group before the steps."""
-        return {name: [rank.canary_before[name] for rank in self.ranks] for name in self.ranks[0].canary_before}
-
-    @property
-    def canary_after(self) -> dict[str, list[float]]:
-        """Return the same after the steps."""
-        return {name: [rank.canary_after[name] for rank in self.ranks] for name in self.ranks[0].canary_after}
-
-    @property
-    def overlap(self) -> list[list[StepOverlap]]:
-        """Return ``overlap[rank][profiled step]``; empty if no step was profiled."""
-        return _unless_all_empty([rank.profile.steps for rank in self.ranks])
-
-    @property
-    def overlap_as_run(self) -> list[list[StepOverlap]]:
-        """Return ``overlap_as_run[rank][profiled step]``, without a head start; empty on CPU ranks."""
-        return _unless_all_empty([rank.profile.as_run for rank in self.ranks])
-
-    @property
-    def head_start(self) -> list[HeadStart]:
-        """Return the lead of each host that has one."""
-        return [rank.profile.head_start for rank in self.ranks if rank.profile.head_start]
-
-    @property
-    def timeline(self) -> list[Timeline]:
-        """Return ``timeline[rank]`` of the last profiled step; empty if no step was profiled."""
-        return _unless_all_empty([rank.profile.timeline for rank in self.ranks])
-
-    @property
-    def kernels(self) -> list[Kernels]:
-        """Return ``kernels[rank][family]``; empty if no step was profiled."""
-        return _unless_all_empty([rank.profile.kernels for rank in self.ranks])
-
-    @property
-    def collectives(self) -> list[list[CollectiveCalls]]:
-        """Return ``collectives[rank]``: the calls in the profiled steps; empty if there were none."""
-        return _unless_all_empty([rank.profile.collectives for rank in self.ranks])
-
-    @property
-    def overlap_problem(self) -> str:
-        """Return the reason why steps were profiled without a result; empty if there is none."""
-        return self.ranks[0].profile.problem
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of the result's file, which contains the properties in ``DERIVED`` too."""
@@ -560,8 +496,14 @@ def _unless_all_empty(values: list[T]) -> list[T]:
     return values if any(values) else []
 
 
-def _location(detail: FailureDetail) -> tuple[int, int, int]:
-    return detail.iteration, -1 if detail.layer is None else detail.layer, detail.rank
+def _by_name(ranks: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+    return {name: [rank[name] for rank in ranks] for name in ranks[0]}
+
+
+def _first_failures(ranks: Sequence[RankResult]) -> list[FailureDetail]:
+    found = [detail for rank in ranks for detail in rank.failures]
+    found.sort(key=lambda detail: (detail.iteration, -1 if detail.layer is None else detail.layer, detail.rank))
+    return found[:MAX_FAILURE_DETAILS]
 
 
 def over_ranks(name: str, values: Sequence[float]) -> float:

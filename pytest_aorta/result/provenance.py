@@ -68,7 +68,10 @@ def provenance(folder: Path, command: Sequence[str] = (), reference: AnyReferenc
     known commit.
     """
     now = time.strftime(UTC_FORMAT, time.gmtime())
-    version = code_version(folder) if reference is None else _version_of(reference)
+    if reference is None:
+        version = code_version(folder)
+    else:
+        version = reference.commit, None, None if reference.commit is None else False
     return Provenance(now, socket.gethostname(), block_id(), *version, stored_command(command))
 
 
@@ -87,11 +90,6 @@ def version_text(commit: str | None, dirty: bool | None) -> str:
     return f"{commit[:12]}{' and changes' if dirty else ''}" if commit else ""
 
 
-def _version_of(reference: AnyReference) -> Version:
-    commit = reference.commit
-    return commit, None, None if commit is None else False
-
-
 @functools.cache
 def code_version(folder: Path) -> Version:
     """Return commit, branch and ``dirty`` of the code in ``folder``, asking git once per process.
@@ -99,17 +97,9 @@ def code_version(folder: Path) -> Version:
     Git only reads: it takes no lock and does not refresh the index. A launch does not fail if git is missing or slow:
     every field is then None.
     """
+    options = ("--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no")
     try:
-        status = git(
-            folder,
-            "--no-optional-locks",
-            "status",
-            "--porcelain=v2",
-            "--branch",
-            "--no-ahead-behind",
-            "--untracked-files=no",
-            limit_s=_GIT_S,
-        )
+        status = git(folder, "--no-optional-locks", "status", *options, limit_s=_GIT_S)
     except (SpecError, OSError):
         return None, None, None
     return parse_status(status)

@@ -58,11 +58,11 @@ def collect_result(
         ResultError: A file is missing, is unreadable or doesn't fit the schema; the ranks contradict each other; or the
             result can't be written.
     """
-    folders = _measured_folders(plan)
+    folders, adapter = rank_folders(plan.run_dir, plan.world.size), plan.adapter(0)
+    # Only rank 0 has step times if only rank 0 logs.
+    folders = folders[:1] if adapter and adapter.ranks == FIRST else folders
     ranks = [_read_rank(folder / RESULT_FILE) for folder in folders]
-    _refuse(
-        plan.run_dir, _disagreement(ranks, adapted=plan.adapter(0) is not None) or _impossible(ranks, plan.world.size)
-    )
+    _refuse(plan.run_dir, _disagreement(ranks, adapted=adapter is not None) or _impossible(ranks, plan.world.size))
     result = WorkloadResult(
         schema_version=SCHEMA_VERSION,
         workload=plan.name,
@@ -159,10 +159,3 @@ def _waits_ms(plan: LaunchPlan, folders: Sequence[Path], ranks: Sequence[RankRes
         if found is not None and len(found.began_ns) == len(rank.step_times_ms)
     ]
     return waits_of_ranks_ms(known) if len(known) == len(ranks) else measured
-
-
-def _measured_folders(plan: LaunchPlan) -> list[Path]:
-    """Return the folders of the ranks that have step times: all ranks, or rank 0 if only rank 0 logs."""
-    folders = rank_folders(plan.run_dir, plan.world.size)
-    adapter = plan.adapter(0)
-    return folders[:1] if adapter and adapter.ranks == FIRST else folders

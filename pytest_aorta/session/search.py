@@ -13,7 +13,7 @@ from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.model import Commit, Model, Text, decode, to_json
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.reference import CommitReference, References, Setup
+from pytest_aorta.plan.reference import CommitReference, References
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.comparison import PairedComparison
@@ -179,8 +179,7 @@ class Bisection:
         """Prepare the search that ``log`` requests, for a pytest run in ``rootdir``."""
         self.log = log
         self.commits = log.request.commits
-        setup = Setup(log.request.setup, Path(log.request.environments))
-        self._references = References(None, rootdir, setup)
+        self._references = References(None, rootdir, log.request.setup, Path(log.request.environments))
 
     def commit(self, number: int) -> CommitReference:
         """Return a commit as a version to launch, counted from the good commit, which is number 0.

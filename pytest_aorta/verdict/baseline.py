@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -128,11 +128,7 @@ def read_baseline_file(path: Path) -> Baseline:
     Raises:
         BaselineError: The file is invalid. The message names the file, the JSON path, the value and the allowed values.
     """
-    try:
-        document = read_json(path, max_bytes=MAX_BYTES)
-    except UnreadableFile as error:
-        raise BaselineError(str(error)) from None
-    return _from_document(document, str(path))
+    return _parsed(lambda: read_json(path, max_bytes=MAX_BYTES), str(path))
 
 
 def parse_baseline(text: str, name: str) -> Baseline:
@@ -143,13 +139,14 @@ def parse_baseline(text: str, name: str) -> Baseline:
     Raises:
         BaselineError: The text is invalid, as in :func:`read_baseline_file`.
     """
+    return _parsed(lambda: parse_json(text, name), name)
+
+
+def _parsed(parse: Callable[[], Any], name: str) -> Baseline:
     try:
-        return _from_document(parse_json(text, name), name)
+        document = parse()
     except UnreadableFile as error:
         raise BaselineError(str(error)) from None
-
-
-def _from_document(document: Any, name: str) -> Baseline:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BaselineError(
@@ -218,10 +215,8 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
             raise ValueError(f"the new baseline is larger than the {MAX_BYTES:,} bytes allowed; measure fewer steps")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    except OSError as error:
-        raise BaselineError(f"{path}: not written: {error.strerror or error}") from None
-    except ValueError as error:
-        raise BaselineError(f"{path}: not written: {error}") from None
+    except (OSError, ValueError) as error:
+        raise BaselineError(f"{path}: not written: {getattr(error, 'strerror', None) or error}") from None
     return path
 
 
@@ -273,29 +268,19 @@ def orphans(
         except BaselineError as error:
             found.append(str(error))
             continue
-        file = baseline.test.split("::", 1)[0]
-        gone = file in collected_files and baseline.test not in collected
-        if gone or not _has_test_file(baseline, rootdir):
+        test, file = baseline.test, baseline.test.split("::", 1)[0]
+        is_gone = file in collected_files and test not in collected
+        # False for text that is no path
+        if is_gone or not os.path.exists(rootdir / file):  # noqa: PTH110
             found.append(
-                f"{path}: unused: the test {baseline.test} does not exist; delete the file, or if the test was "
-                f"moved, run aorta baselines move"
+                f"{path}: unused: the test {test} does not exist; delete the file, or if the test was moved, run "
+                f"aorta baselines move"
             )
-        elif _is_no_longer_compared(baseline, used_cases, platforms):
-            found.append(f"{path}: unused: the test {baseline.test} does not compare this case; delete the file")
+        # A test may compare other cases on another platform.
+        elif platforms.get(test, baseline.platform) == baseline.platform and baseline.case not in used_cases.get(
+            test, {baseline.case}
+        ):
+            found.append(f"{path}: unused: the test {test} does not compare this case; delete the file")
         elif path != baseline_path(folder, baseline.platform, baseline.case):
             found.append(f"{path}: the file name is not that of its case {baseline.case!r}; delete or rename the file")
     return found
-
-
-def _is_no_longer_compared(
-    baseline: Baseline, used_cases: Mapping[str, Collection[str]], platforms: Mapping[str, str]
-) -> bool:
-    # A test may compare other cases on another platform.
-    ran_on = platforms.get(baseline.test, baseline.platform)
-    cases = used_cases.get(baseline.test, {baseline.case})
-    return ran_on == baseline.platform and baseline.case not in cases
-
-
-def _has_test_file(baseline: Baseline, rootdir: Path) -> bool:
-    """Return True if the file of the baseline's test exists."""
-    return os.path.exists(rootdir / baseline.test.split("::", 1)[0])  # noqa: PTH110 - False for text that is no path

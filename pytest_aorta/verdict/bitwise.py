@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import brief, counted
@@ -183,7 +183,7 @@ def locate_first(
     lines = [f"first difference: step {step}, {difference.metric}"]
     can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
     can_capture = HASH_OPERATORS_STEP in config_keys
-    is_hashed = _has_hashes(candidate, step) and _has_hashes(reference, step)
+    is_hashed = all(_has_hashes(result, step) for result in (candidate, reference))
     if again is None or not can_hash or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
         if not found and can_hash:
@@ -248,14 +248,13 @@ def _other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Compared:
+class _Compared(NamedTuple):
     """The tensors that both sides hashed in a step.
 
     Attributes:
         names: Names in the reference's order.
-        different: Names with different hashes.
-        shapes: Shape of each tensor, by name.
+        different: Names with different hashes or shapes.
+        shapes: Shape of each tensor in the reference, by name.
         alone: Names that only one side hashed.
     """
 
@@ -268,16 +267,14 @@ class _Compared:
 def _compared(here: TensorHashes | None, there: TensorHashes | None, step: int) -> _Compared | None:
     if here is None or there is None or str(step) not in here.steps or str(step) not in there.steps:
         return None
-    mine, other = _by_name(here, step), _by_name(there, step)
+    mine, other = (
+        {name: (shape, value) for name, shape, value in zip(of.names, of.shapes, of.steps[str(step)], strict=True)}
+        for of in (here, there)
+    )
     names = [name for name in there.names if name in mine]
     different = [name for name in names if mine[name] != other[name]]
-    shapes = dict(zip(there.names, there.shapes, strict=True))
+    shapes = {name: shape for name, (shape, _) in other.items()}
     return _Compared(names, different, shapes, sorted(mine.keys() ^ other.keys()))
-
-
-def _by_name(hashes: TensorHashes, step: int) -> dict[str, Any]:
-    rows = zip(hashes.names, hashes.shapes, hashes.steps[str(step)], strict=True)
-    return {name: (shape, value) for name, shape, value in rows}
 
 
 def _locate_tensor(
@@ -304,14 +301,13 @@ def _locate_module(
     if not (different := [rank for rank, found in enumerate(ranks) if found.different]):
         return f"all {len(ranks[0].names)} {what} are the same on all {len(ranks)} ranks"
     # Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
-    rank = min(different, key=lambda rank: ranks[rank].names.index(ranks[rank].different[0]))
+    position, rank = min((ranks[rank].names.index(ranks[rank].different[0]), rank) for rank in different)
     found = ranks[rank]
-    position = found.names.index(found.different[0])
     first = found.different[0]
-    explained = (_in_forward if kind == "forward" else _in_backward)(first, found.names[:position])
     return (
         f"{len(found.different)} of {len(found.names)} {what} differ on rank {rank}, first {_boundary(kind, first)} "
-        f"{found.shapes[first]}: {explained} (some differ on {len(different)} of {len(ranks)} ranks)"
+        f"{found.shapes[first]}: {_origin(kind, first, found.names[:position])} "
+        f"(some differ on {len(different)} of {len(ranks)} ranks)"
     )
 
 
@@ -321,21 +317,18 @@ def _boundary(kind: str, name: str) -> str:
     return shown if kind == "forward" else f"the gradient of {shown}"
 
 
-def _in_forward(name: str, before: list[str]) -> str:
+def _origin(kind: str, name: str, before: Sequence[str]) -> str:
+    """Return where the first value that differs was computed, given the values ``before`` that are the same."""
     module, _, part = name.partition(":")
+    if kind == "backward":
+        made = "made by backward between it and"
+        return f"{made} {_boundary(kind, before[-1])}, which is the same" if before else "it comes from the loss"
     if part.startswith("output"):
         return f"what {module or 'the model'} was given is the same, so that it is computed there"
     if not before:
         return "the model is given other data"
     parent = module.rpartition(".")[0] or "the model"
-    return f"computed outside of modules, in what {parent} does after {_boundary('forward', before[-1])}"
-
-
-def _in_backward(name: str, before: list[str]) -> str:
-    del name
-    if not before:
-        return "it comes from the loss"
-    return f"made by backward between it and {_boundary('backward', before[-1])}, which is the same"
+    return f"computed outside of modules, in what {parent} does after {_boundary(kind, before[-1])}"
 
 
 class Evidence(IntEnum):
@@ -367,61 +360,63 @@ class FirstOperator:
     evidence: Evidence
     position: int
 
+    @property
+    def explanation(self) -> str:
+        """Return how the call differs, as text."""
+        call, number = self.call, self.position
+        if self.evidence is Evidence.COMPUTED:
+            output = "output" if len(call.outputs) == 1 else f"output {number + 1} of {len(call.outputs)}"
+            return f"the same inputs gave another {dict(call.parameters).get(number, output)}"
+        if self.evidence is Evidence.CHANGED:
+            return (
+                f"its input {number + 1} of {len(call.inputs)} is not in the reference, and no captured operator "
+                f"before wrote it"
+            )
+        if self.evidence is Evidence.OTHER:
+            return "the reference does not run this operator on these inputs"
+        return "every rank gave the same, and this rank received another output"
+
 
 def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> str | None:
     """Return a line on the first operator that differs, given each side's calls by rank; None without common ranks."""
     ranks = sorted(candidate.keys() & reference.keys())
     if not ranks:
         return None
-    firsts = _firsts(candidate, reference)
-    if not firsts and all(alone := _run_alone(candidate[ranks[0]], reference[ranks[0]])):
+    if firsts := first_operators(candidate, reference):
+        shared = f"some operators differ on {len(firsts)} of {counted(len(ranks), 'rank')}"
+        return f"first {_placed(firsts[0].call)} on rank {firsts[0].rank}: {firsts[0].explanation} ({shared})"
+    sides = candidate[ranks[0]], reference[ranks[0]]
+    if not _is_one_program(*sides):
+        here, there = _run_alone(*sides), _run_alone(*reversed(sides))
         return (
             f"none named, because no operator gave another output for the same inputs, and the variants run different "
-            f"operators: the candidate alone {_several(alone[0])}, the reference alone {_several(alone[1])}"
+            f"operators: the candidate alone {here}, the reference alone {there}"
         )
-    if not firsts:
-        count = sum(len(candidate[rank]) for rank in ranks)
-        is_cut = any(len(calls) >= MAX_CALLS for side in (candidate, reference) for calls in side.values())
-        partly = f"; only the first {MAX_CALLS:,} of a rank are captured" if is_cut else ""
-        return f"all {count:,} outputs of operators are the same on all {counted(len(ranks), 'rank')}{partly}"
-    first = _strongest(firsts)
-    shared = f"some operators differ on {len(firsts)} of {counted(len(ranks), 'rank')}"
-    return f"first {_placed(first.call)} on rank {first.rank}: {_explained(first)} ({shared})"
+    count = sum(len(candidate[rank]) for rank in ranks)
+    is_cut = any(len(calls) >= MAX_CALLS for side in (candidate, reference) for calls in side.values())
+    partly = f"; only the first {MAX_CALLS:,} of a rank are captured" if is_cut else ""
+    return f"all {count:,} outputs of operators are the same on all {counted(len(ranks), 'rank')}{partly}"
 
 
-def first_of_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> FirstOperator | None:
-    """Return the first differing operator of the rank with the strongest evidence; None without a difference."""
-    firsts = _firsts(candidate, reference)
-    return _strongest(firsts) if firsts else None
+def first_operators(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[FirstOperator]:
+    """Return the first differing operator of each rank that both sides captured, the strongest evidence first."""
+    ranks = candidate.keys() & reference.keys()
+    firsts = [found for rank in ranks if (found := first_operator(rank, candidate[rank], reference[rank]))]
+    return sorted(firsts, key=lambda found: (found.evidence, found.rank))
 
 
-def _run_alone(candidate: Calls, reference: Calls) -> tuple[list[OperatorCall], list[OperatorCall]]:
-    """Return the first call of each operator that only the candidate runs, and of each that only the reference runs."""
-    return _only_in(candidate, reference), _only_in(reference, candidate)
+def _is_one_program(candidate: Calls, reference: Calls) -> bool:
+    """Return False if each side runs an operator that the other one does not run."""
+    here, there = ({call.name for call in side} for side in (candidate, reference))
+    return here <= there or there <= here
 
 
-def _only_in(calls: Calls, others: Calls) -> list[OperatorCall]:
-    known, firsts = {call.name for call in others}, dict[str, OperatorCall]()
-    for call in calls:
-        if call.name not in known:
-            firsts.setdefault(call.name, call)
-    return list(firsts.values())
-
-
-def _several(calls: Calls) -> str:
-    """Return the first of some calls with its place, and the number of the others."""
-    others = f" and {counted(len(calls) - 1, 'other')}" if len(calls) > 1 else ""
-    return _placed(calls[0]) + others
-
-
-def _firsts(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[FirstOperator]:
-    """Return the first operator that differs on each rank that both sides captured and that differs."""
-    ranks = sorted(candidate.keys() & reference.keys())
-    return [found for rank in ranks if (found := first_operator(rank, candidate[rank], reference[rank]))]
-
-
-def _strongest(firsts: Sequence[FirstOperator]) -> FirstOperator:
-    return min(firsts, key=lambda found: (found.evidence, found.rank))
+def _run_alone(calls: Calls, others: Calls) -> str:
+    """Return the first call of an operator that the ``others`` do not run, and the number of further operators."""
+    known = {call.name for call in others}
+    alone = [call for call in calls if call.name not in known]
+    further = len({call.name for call in alone}) - 1
+    return _placed(alone[0]) + (f" and {counted(further, 'other')}" if further else "")
 
 
 def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperator | None:
@@ -430,7 +425,7 @@ def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperat
     If each variant runs operators that the other lacks, each also has values that the other lacks. Then the only
     evidence is a different output for the same inputs.
     """
-    is_one_program = not all(_run_alone(candidate, reference))
+    is_one_program = _is_one_program(candidate, reference)
     outputs: dict[tuple[str, str, tuple[str, ...]], set[tuple[str, ...]]] = defaultdict(set)
     known: set[str] = set()
     for call in reference:
@@ -447,10 +442,8 @@ def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperat
             continue
         if not is_one_program:
             continue
-        changed = next((number for number, value in enumerate(call.inputs) if value not in known), None)
-        if changed is not None:
-            return FirstOperator(rank, call, Evidence.CHANGED, changed)
-        return FirstOperator(rank, call, Evidence.OTHER, 0)
+        changed = [number for number, value in enumerate(call.inputs) if value not in known]
+        return FirstOperator(rank, call, *((Evidence.CHANGED, changed[0]) if changed else (Evidence.OTHER, 0)))
     return None
 
 
@@ -462,19 +455,3 @@ def _placed(call: OperatorCall) -> str:
     place = f" of {call.module}" if call.module else ""
     source = f" ({call.source})" if call.source else ""
     return f"{call.name} in {call.phase}{place}{source}"
-
-
-def _explained(first: FirstOperator) -> str:
-    call, number = first.call, first.position
-    if first.evidence is Evidence.COMPUTED:
-        parameter = dict(call.parameters).get(number)
-        output = parameter or ("output" if len(call.outputs) == 1 else f"output {number + 1} of {len(call.outputs)}")
-        return f"the same inputs gave another {output}"
-    if first.evidence is Evidence.CHANGED:
-        return (
-            f"its input {number + 1} of {len(call.inputs)} is not in the reference, and no captured operator "
-            f"before wrote it"
-        )
-    if first.evidence is Evidence.OTHER:
-        return "the reference does not run this operator on these inputs"
-    return "every rank gave the same, and this rank received another output"

@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median, mode
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
-from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.applicability import changed_choice
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -84,30 +84,32 @@ def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
     itself has to exceed the same threshold, because a rank whose peers became as slow is not waited for. A rank that
     was as far ahead of its peers in another launch is not the straggler either: ranks are late in turns.
     """
-    lags, usual = _lags(launches), _lags(reference)
-    if not lags:
+    import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
+
+    lags, usual = (np.array(_lags(side)) for side in (launches, reference))
+    if not lags.size:
         return None
-    known = bool(usual) and len(usual[0]) == len(lags[0])
-    now = _medians(lags)
-    before = _medians(usual) if known else [0.0] * len(now)
-    shifts = [lag - earlier for lag, earlier in zip(now, before, strict=True)]
+    known = usual.size > 0 and usual.shape[1] == lags.shape[1]
+    now = np.median(lags, axis=0)
+    before = np.median(usual, axis=0) if known else np.zeros_like(now)
+    shifts = now - before
     p50_ms, device = _p50_ms(launches), launches[0].device
     needed = STRAGGLER_FRACTION[device] * p50_ms
     if known and len(usual) >= _MIN_REFERENCE:
-        noise = _NOISES * _lag_deviation(usual) * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
+        # The standard deviation of a rank's lag between launches, over all ranks, in ms.
+        deviation = math.sqrt(((usual - before) ** 2).sum() / (usual.size - len(now)))
+        noise = _NOISES * deviation * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
         needed = max(_SHIFT_FRACTION[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
-    late = [rank for rank, lag in enumerate(now) if lag > needed and _least_lag(lags, rank) > -needed]
-    last = max(late, key=lambda rank: shifts[rank], default=None)
-    if last is None or shifts[last] <= needed:
+    # The least lag of each rank in any launch, without the outliers that are allowed.
+    least = np.sort(lags, axis=0)[len(lags) // _LAUNCHES_PER_OUTLIER]
+    late = np.flatnonzero((now > needed) & (least > -needed))
+    last = int(max(late, key=lambda rank: shifts[rank], default=-1))
+    if last < 0 or shifts[last] <= needed:
         return None
+    lag_ms, increase_ms = float(now[last]), float(shifts[last])
     if not known:
-        return Straggler(last, now[last])
-    return Straggler(last, now[last], shifts[last], _late_hosts_ms(launches, reference, shifts[last]))
-
-
-def _least_lag(lags: Sequence[Sequence[float]], rank: int) -> float:
-    """Return the least lag of a rank in any launch, without the outliers that are allowed."""
-    return sorted(launch[rank] for launch in lags)[len(lags) // _LAUNCHES_PER_OUTLIER]
+        return Straggler(last, lag_ms)
+    return Straggler(last, lag_ms, increase_ms, _late_hosts_ms(launches, reference, increase_ms))
 
 
 def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], lag_ms: float) -> float | None:
@@ -116,21 +118,16 @@ def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFa
     Hosts that are late by themselves drift apart, and one of them is the last. The devices of all ranks are then idle
     in the profiled steps, which all hosts begin together.
     """
-    now, before = ([idle for side in part if (idle := _idle_ms(side)) is not None] for part in (launches, reference))
+    now, before = (
+        [idle for launch in side if (idle := launch.metrics.get("device_idle_ms")) is not None]
+        for side in (launches, reference)
+    )
     if not now or not before or not _clearly_above(now, before):
         return None
     increase_ms = median(now) - median(before)
-    compute_ms = _extra_compute_ms(launches) - _extra_compute_ms(reference)
+    compute_ms = _median_ms(launches, Part.STRAGGLER) - _median_ms(reference, Part.STRAGGLER)
     is_explained = increase_ms >= _IDLE_OF_LAG * lag_ms and compute_ms < _COMPUTE_OF_LAG * lag_ms
     return increase_ms if is_explained else None
-
-
-def _idle_ms(launch: LaunchFacts) -> float | None:
-    return launch.metrics.get("device_idle_ms")
-
-
-def _extra_compute_ms(launches: Sequence[LaunchFacts]) -> float:
-    return median(launch.breakdown_ms.get(Part.STRAGGLER, 0.0) for launch in launches)
 
 
 def notes_on(
@@ -147,12 +144,15 @@ def notes_on(
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
-    found = []
+    found, device = [], launches[0].device
     if slow := straggler(launches, reference):
         found.append(slow.note(side))
-    elif not any(launch.rank_lag_ms for launch in launches) and any(map(_has_several_ranks, launches)):
-        found.append("straggler unknown: no collective waits recorded")
-    device = launches[0].device
+    # Medians of measured times are equal only if they are of one rank.
+    elif not any(launch.rank_lag_ms for launch in launches) and any(
+        launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms for launch in launches
+    ):
+        remedy = "" if device == "cpu" else "; NCCL times collectives with TORCH_NCCL_ENABLE_TIMING=1"
+        found.append(f"straggler unknown: no collective waits recorded{remedy}")
     steps = median(launch.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
         found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")
@@ -170,11 +170,6 @@ def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFac
         if key := changed_choice(launch, other):
             return [f"{key} is {launch.environment.get(key)!r}, the {side}'s {other.environment.get(key)!r}"]
     return []
-
-
-def _has_several_ranks(launch: LaunchFacts) -> bool:
-    # Medians of measured times are equal only if they are of one rank.
-    return launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms
 
 
 def _launch_notes(texts: Sequence[str]) -> list[str]:
@@ -220,16 +215,6 @@ def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
     return known if len({len(lags) for lags in known}) == 1 else []
 
 
-def _medians(lags: Sequence[Sequence[float]]) -> list[float]:
-    return [median(values) for values in zip(*lags, strict=True)]
-
-
-def _lag_deviation(lags: Sequence[Sequence[float]]) -> float:
-    """Return the standard deviation of a rank's lag between launches, over all ranks, in ms."""
-    off = [value - middle for values in lags for value, middle in zip(values, _medians(lags), strict=True)]
-    return math.sqrt(sum(value**2 for value in off) / (len(off) - len(lags[0])))
-
-
 def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
     return median(launch.step_time_ms["p50"] for launch in launches)
 
@@ -242,24 +227,18 @@ _BY_KERNELS = (*_BY_EXPOSURE, "step_time_p50", "step_time_p99", "step_time_mean"
 
 def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
-    causes = [
-        _exposure(launches, others) if metric in _BY_EXPOSURE else "",
-        moved(launches, others) if metric in _BY_KERNELS else "",
-        _bottleneck(launches, others) if metric == "device_idle_ms" else "",
-    ]
+    causes = []
+    if metric in _BY_EXPOSURE:
+        causes.append(_exposure(launches, others))
+    if metric in _BY_KERNELS:
+        causes.append(moved(launches, others))
+    if metric == "device_idle_ms":  # every launch has it, since the metric was compared
+        now, before = (median(launch.metrics[metric] for launch in side) for side in (launches, others))
+        causes.append(
+            f"the host is the bottleneck: no stream is busy for {now:.3g} ms/step, was {before:.3g}; look for slower "
+            "Python code, smaller kernels, waits for the device, or other load on the host"
+        )
     return "; ".join(filter(None, causes))
-
-
-def _bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """Return text that names the host as the bottleneck, with the idle time of ``launches`` and ``others``.
-
-    Every launch must have an idle time.
-    """
-    now, before = (median(launch.metrics["device_idle_ms"] for launch in side) for side in (launches, others))
-    return (
-        f"the host is the bottleneck: no stream is busy for {now:.3g} ms/step, was {before:.3g}; look for slower "
-        "Python code, smaller kernels, waits for the device, or other load on the host"
-    )
 
 
 def _exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
@@ -268,20 +247,18 @@ def _exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) ->
     For each collective, the median over launches counts. The worst rank is the one that is worst in most launches. The
     text is empty if no launch has exposed times.
     """
-    now, before = _median_exposed_ms(launches), _median_exposed_ms(others)
-    if not now:
+    here, there = ([launch.exposed_ms for launch in side if launch.exposed_ms] for side in (launches, others))
+    if not here:
         return ""
+    now, before = (
+        {kind: median(exposed.get(kind, 0.0) for exposed in side) for kind in sorted({*chain(*side)})}
+        for side in (here, there)
+    )
     kind = max(now, key=lambda name: now[name] - before.get(name, 0.0))
     was = f", was {before.get(kind, 0.0):.3g}" if before else ""
     ranks = [launch.most_exposed_rank for launch in launches if launch.most_exposed_rank is not None]
     worst = f"; rank {max(ranks, key=ranks.count)} worst" if ranks else ""
     return f"{kind} exposed {now[kind]:.3g} ms/step{was}{worst}"
-
-
-def _median_exposed_ms(launches: Sequence[LaunchFacts]) -> dict[str, float]:
-    known = [launch.exposed_ms for launch in launches if launch.exposed_ms]
-    kinds = {kind for exposed in known for kind in exposed}
-    return {kind: median(exposed.get(kind, 0.0) for exposed in known) for kind in sorted(kinds)}
 
 
 # The least change that is named, as a fraction of the step, of the largest change, and of the change of the step.
@@ -439,8 +416,6 @@ _NAMES = {
     Part.EXPOSED: "exposed communication",
     Part.IDLE: "device idle (host)",
 }
-_REST = "rest"
-_COPIES = "copies"
 
 
 @dataclass(frozen=True)
@@ -473,7 +448,7 @@ class Split:
         rest = round(total - sum(shown.values()), digits)
         copies = round(self.parts_ms[Part.COPY], digits)
         parts = [f"{name} {value:+.{digits}f}" for name, value in shown.items() if value]
-        parts.append(f"{_REST} {rest:+.{digits}f}" + (f" ({_COPIES} {copies:+.{digits}f})" if copies else ""))
+        parts.append(f"rest {rest:+.{digits}f}" + (f" (copies {copies:+.{digits}f})" if copies else ""))
         is_shown = abs(self.rest_ms - self.parts_ms[Part.COPY]) <= abs(self.total_ms) / 2
         where = "" if self.rank is None or not is_shown else f" on rank {self.rank}, the critical rank"
         return f"split of {total:+.{digits}f} ms{where}: {', '.join(parts)}"
@@ -497,7 +472,8 @@ def _split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others
 
     The list is empty without such a regression, or if no launch was profiled.
     """
-    row = next((row for name in SPLIT for row in rows if _regressed(row, name)), None)
+    regressed = {row.metric: row for row in rows if row.outcome is Outcome.REGRESSION and row.delta is not None}
+    row = next((regressed[name] for name in SPLIT if name in regressed), None)
     if row is None or not _with_breakdown([*launches, *others]):
         return []
     value, baseline = row.value, row.baseline
@@ -509,10 +485,6 @@ def _split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others
         return [f"{row.metric}: the change can't be split, since the launches under test profiled no step"]
     again = "" if row.is_by_ab else "; record it again with --update-baselines --aorta-record=replace"
     return [f"{row.metric}: the change can't be split, since the {row.reference} has no breakdown of a step{again}"]
-
-
-def _regressed(row: Verdict, name: str) -> bool:
-    return row.metric == name and row.outcome is Outcome.REGRESSION and row.delta is not None
 
 
 def _with_breakdown(launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:

@@ -145,20 +145,16 @@ class SearchEnd(Model, frozen=True, tag_field="kind", tag="end"):
 
 @dataclass(frozen=True)
 class _Aim:
-    """The metric that is searched, because it differs between the ends in ``row``."""
+    """The metric that is searched, because it differs between the ends in ``row``.
+
+    Attributes:
+        metric: The metric; of kernel families, the time of the worst one, since their sum can be unchanged.
+        is_exact: Whether the metric is searched without noise.
+    """
 
     row: Verdict
-
-    @property
-    def metric(self) -> Metric:
-        """Return the metric: of kernel families, the time of the worst one, since their sum can be unchanged."""
-        metric = METRICS[self.row.metric]
-        return of_family(metric, self.row.part) if self.row.part else metric
-
-    @property
-    def is_exact(self) -> bool:
-        """Return whether the metric is searched without noise."""
-        return _is_exact(self.row)
+    metric: Metric
+    is_exact: bool
 
     @property
     def least_change(self) -> float:
@@ -209,7 +205,10 @@ def _aim_of(rows: Sequence[Verdict]) -> _Aim | None:
     """Return the metric to search: one without noise if there is one, else the metric with the clearest change."""
     exact = next(filter(_is_exact, rows), None)
     row = exact or max((row for row in rows if row.delta is not None), key=_clearness, default=None)
-    return _Aim(row) if row else None
+    if row is None:
+        return None
+    metric = METRICS[row.metric]
+    return _Aim(row, of_family(metric, row.part) if row.part else metric, exact is not None)
 
 
 def _clearness(row: Verdict) -> float:
@@ -237,7 +236,11 @@ class CommitSearch:
         is_of_ends = self._needs_ends
         self._probes.append(probe)
         if is_of_ends:
-            self._judge_ends()
+            candidates = [probe.candidate for probe in self._probes]
+            references = [probe.reference for probe in self._probes if probe.reference is not None]
+            self._num_end_pairs = len(self._probes)
+            self._ends = self._comparison.judge(candidates, references, self._ends.decided if self._ends else None)
+            self._aim = None if self._needs_ends else _aim_of(self._changed())
         elif self._aim is not None:
             for commit, reason in self._incomparable(self._aim, probe):
                 self.skip(commit, reason)
@@ -264,21 +267,14 @@ class CommitSearch:
     def _changed(self) -> list[Verdict]:
         """Return the metrics that got worse or were lost between the ends, or else those that got better."""
         assert self._ends is not None
-        worse = [row for row in self._ends.failing({Outcome.MISSING}) if self._is_at_an_end(row)]
-        return worse or [row for row in self._ends.rows if row.outcome is Outcome.IMPROVED]
-
-    def _is_at_an_end(self, row: Verdict) -> bool:
         first = self._probes[0]
         sides = [launch for launch in (first.candidate, first.reference) if launch is not None]
-        return any(METRICS[row.metric].measure(side) is not None for side in sides)
-
-    def _judge_ends(self) -> None:
-        references = [probe.reference for probe in self._probes if probe.reference is not None]
-        candidates = [probe.candidate for probe in self._probes]
-        self._num_end_pairs = len(self._probes)
-        self._ends = self._comparison.judge(candidates, references, self._ends.decided if self._ends else None)
-        if not self._needs_ends:
-            self._aim = _aim_of(self._changed())
+        worse = [
+            row
+            for row in self._ends.failing({Outcome.MISSING})
+            if any(METRICS[row.metric].measure(side) is not None for side in sides)
+        ]
+        return worse or [row for row in self._ends.rows if row.outcome is Outcome.IMPROVED]
 
     def _incomparable(self, aim: _Aim, probe: Probe) -> Iterator[tuple[int, str]]:
         """Yield each commit of a probe whose launch can't be compared, and the reason.

@@ -35,8 +35,7 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import STALE, Row
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
-from pytest_aorta.verdict.statistics.pairs import decide_pairs
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
@@ -161,25 +160,27 @@ class StoredComparison(_Comparison):
 
     def variance(self, metric: Metric) -> VarianceComponents:
         """Return the variance of a metric in the baseline, or the prior if the baseline has no estimate."""
-        return self.estimate(metric).variance if self.has_estimate(metric) else self.priors(metric)
+        stored = self.estimate(metric)
+        return self.priors(metric) if stored is None else stored.variance
 
-    def has_estimate(self, metric: Metric) -> bool:
-        """Return True if all center launches but those with a late host have a value on the metric's scale."""
+    def estimate(self, metric: Metric) -> Estimate | None:
+        """Return the baseline estimate of a metric.
+
+        It is None unless all center launches but those with a late host have a value on the metric's scale.
+        """
         known = profiled(metric, self._center)
-        return bool(known) and None not in transformed_values(metric, known, self._center)
-
-    def estimate(self, metric: Metric) -> Estimate:
-        """Return the baseline estimate of a metric, which the baseline must have (:meth:`has_estimate`)."""
-        assert self.baseline is not None
+        if self.baseline is None or not known or None in transformed_values(metric, known, self._center):
+            return None
         center_values = transformed_by_block(metric, self._center, self._center)
         return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))
 
     def undecidable(self, metric: Metric, tolerance: Tolerance) -> str | None:
-        """Return why unchanged code may fail to pass, with the remedy; None if unchanged code mostly passes.
+        """Return why unchanged code may fail to pass, with the remedy; None if it mostly passes or has no estimate.
 
-        ``tolerance`` is the tolerance before widening. The baseline must exist and contain the metric.
+        ``tolerance`` is the tolerance before widening.
         """
-        stored = self.estimate(metric)
+        if (stored := self.estimate(metric)) is None:
+            return None
         if problem := too_noisy(metric, tolerance, stored):
             return f"{problem}; record the baseline again with {RESET}, or set a tolerance"
         block = next_block(metric, self._center)
@@ -213,9 +214,9 @@ class StoredComparison(_Comparison):
     def _decide(self, row: Row) -> _Decided | None:
         metric, tolerance = row.metric, row.tolerance
         values = [value for value in transformed_values(metric, row.launches, row.others) if value is not None]
-        if len(values) < len(row.launches) or not self.has_estimate(metric):
-            return None
         stored = self.estimate(metric)
+        if len(values) < len(row.launches) or stored is None:
+            return None
         allowed = allowed_tolerance(metric, tolerance, stored)
         decision = decide_stored(
             values,
@@ -224,7 +225,7 @@ class StoredComparison(_Comparison):
             allowed.value or 0.0,
             max_launches=self.max_launches,
             worse=metric.worse,
-            relative=metric.scale is Scale.RELATIVE,
+            scale=metric.scale,
             may_pass=too_noisy(metric, tolerance, stored) is None,
         )
         center = metric.scale.from_transformed(stored.center, reference_step_ms(row.others))
@@ -310,6 +311,6 @@ class PairedComparison(_Comparison):
             row.tolerance.value or 0.0,
             max_pairs=self.max_pairs,
             worse=metric.worse,
-            relative=metric.scale is Scale.RELATIVE,
+            scale=metric.scale,
         )
         return _Decided(decision, middle(metric, row.others), row.tolerance)

@@ -31,8 +31,7 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
 )
 from pytest_aorta.verdict.rows import Row
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
-from pytest_aorta.verdict.statistics.pairs import PAIR_FALSE_ALARM_RATE, decide_pairs
+from pytest_aorta.verdict.statistics.decision import PAIR_FALSE_ALARM_RATE, Decision, Outcome, Scale, decide_pairs
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, RESOLVED_BY, decide_stored, detectable
 from pytest_aorta.verdict.statistics.variance import (
     Estimate,
@@ -87,6 +86,10 @@ class _Judged:
     def excess(self) -> float:
         """Return the change as a multiple of the allowed one."""
         return self.decision.effect / self.allowed
+
+    def __str__(self) -> str:
+        """Return the name of the part with its change."""
+        return f"{self.part.name} {format_change(self.decision.effect, Scale.OF_STEP)}"
 
 
 # Decides on a part at the part's false-alarm rate.
@@ -174,7 +177,7 @@ def judged_stored(
         stored, allowed = limits[part.name]
         values, most = _values(part, launches, center), max_launches
         return decide_stored(
-            values, block, stored, allowed, max_launches=most, worse=1, relative=False, false_alarm_rate=rate
+            values, block, stored, allowed, max_launches=most, worse=1, scale=Scale.OF_STEP, false_alarm_rate=rate
         )
 
     return _judged(parts, {name: allowed for name, (_, allowed) in limits.items()}, FALSE_ALARM_RATE, decide)
@@ -196,7 +199,7 @@ def judged_pairs(
     def decide(part: Part, rate: float) -> Decision:
         here, there = (_values(part, side, others) for side in (launches, others))
         # A part that the reference does not run has no variance of its own.
-        variance = Variance(within.value * max(part.fraction, MIN_FRACTION) ** 2, within.df)
+        variance = within.times(max(part.fraction, MIN_FRACTION) ** 2)
         differences = [value - other for value, other in zip(here, there, strict=True)]
         return decide_pairs(
             differences,
@@ -204,7 +207,7 @@ def judged_pairs(
             allowed[part.name],
             max_pairs=max_pairs,
             worse=1,
-            relative=False,
+            scale=Scale.OF_STEP,
             false_alarm_rate=rate,
         )
 
@@ -237,7 +240,7 @@ def detectable_of_step(
             num_launches,
             tolerance=allowed,
             max_launches=max_launches,
-            relative=False,
+            scale=Scale.OF_STEP,
             false_alarm_rate=FALSE_ALARM_RATE / len(parts),
         )
         for stored, allowed in _limits(parts, baseline, tolerance, block).values()
@@ -276,11 +279,9 @@ def _limits(
     revisions = {part.name: transformed_by_revision(part.metric, baseline) for part in parts}
     prior = _relative_prior(parts, [observed(revisions[part.name]) for part in parts], center[-1].device)
     for part in parts:
-        stored = baseline_estimate(
-            transformed_by_block(part.metric, center, center),
-            revisions[part.name],
-            _times(prior, max(part.fraction, MIN_FRACTION) ** 2),
-        )
+        factor = max(part.fraction, MIN_FRACTION) ** 2
+        own_prior = VarianceComponents(*(side.times(factor) for side in (prior.slower, prior.faster, prior.between)))
+        stored = baseline_estimate(transformed_by_block(part.metric, center, center), revisions[part.name], own_prior)
         deviation = math.sqrt(stored.error(block, 1, stored.variance.within).value)
         found[part.name] = stored, allowed_change(part, tolerance, deviation)
     return found
@@ -289,18 +290,14 @@ def _limits(
 def _relative_prior(parts: Sequence[Part], variances: Sequence[VarianceComponents], device: str) -> VarianceComponents:
     default = default_variance(replace(parts[0].metric, scale=Scale.RELATIVE), device)
     known = [
-        _times(variance, part.fraction**-2)
+        (variance.slower.times(part.fraction**-2), variance.faster.times(part.fraction**-2))
         for part, variance in zip(parts, variances, strict=True)
         if part.fraction >= MIN_FRACTION and variance.slower.df > 0
     ]
-    within = [VarianceComponents(one.slower, one.faster, one.slower) for one in known]
-    shared = typical(within, _FAMILIES_DF) if len(within) >= _MIN_FAMILIES else None
-    return default if shared is None else replace(shared, between=default.between)
-
-
-def _times(variance: VarianceComponents, factor: float) -> VarianceComponents:
-    sides = (variance.slower, variance.faster, variance.between)
-    return VarianceComponents(*(Variance(side.value * factor, side.df) for side in sides))
+    if len(known) < _MIN_FAMILIES:
+        return default
+    slower, faster = (typical(sides, _FAMILIES_DF) for sides in zip(*known, strict=True))
+    return VarianceComponents(slower, faster, default.between)
 
 
 def verdict_of(row: Row, judged: Sequence[_Judged], stale: str = "") -> Verdict:
@@ -314,10 +311,10 @@ def verdict_of(row: Row, judged: Sequence[_Judged], stale: str = "") -> Verdict:
     deciding = [one for one in judged if one.decision.outcome is outcome]
     worst = max(deciding, key=lambda one: one.excess if outcome is Outcome.REGRESSION else abs(one.excess))
     part, decision = worst.part, worst.decision
-    details = [f"{_changed(worst)}, {format_change(worst.allowed, Scale.OF_STEP).lstrip('+')} allowed"]
+    details = [f"{worst}, {format_change(worst.allowed, Scale.OF_STEP).lstrip('+')} allowed"]
     if outcome is Outcome.REGRESSION:
         further = sorted((one for one in deciding if one is not worst), key=lambda one: -one.excess)
-        details += [f"also {', '.join(map(_changed, further[:_MOST_NAMED]))}"] if further else []
+        details += [f"also {', '.join(map(str, further[:_MOST_NAMED]))}"] if further else []
         details.append(moved(row.launches, row.others))
     elif outcome is Outcome.IMPROVED:
         details.append(stale)
@@ -332,7 +329,3 @@ def verdict_of(row: Row, judged: Sequence[_Judged], stale: str = "") -> Verdict:
         part=part.name,
         **dict(zip(("delta", "low", "high"), (end / part.fraction for end in ends), strict=False)),
     )
-
-
-def _changed(judged: _Judged) -> str:
-    return f"{judged.part.name} {format_change(judged.decision.effect, Scale.OF_STEP)}"

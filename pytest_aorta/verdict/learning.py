@@ -38,7 +38,7 @@ from pytest_aorta.verdict.noise import (
 )
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
-from pytest_aorta.verdict.statistics.variance import baseline_estimate, observed
+from pytest_aorta.verdict.statistics.variance import Estimate, baseline_estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
 # If the smallest detected change is at least this, a doubling, the summary says that smaller changes are missed.
@@ -179,7 +179,12 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
             continue
         name = metric.name
         times_count = times_count or metric.kind is MetricKind.TIMING
-        found += [f"{name}: {problem}" for problem in _late_hosts(metric, launches)]
+        # A host that was late in this launch may not be late in another.
+        found += [
+            f"{name}: launch {number} has no value: {detail}"
+            for number, launch in enumerate(launches, 1)
+            if (detail := not_profiled(metric, launch)) and not is_not_profiled_again(launch)
+        ]
         if metric.by_family:
             found += [f"{name}: {problem}" for problem in noisy_parts(metric, launches, tolerance.value)]
             continue
@@ -187,21 +192,16 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
         problems = []
         if name in marked and len(values) >= MIN_LAUNCHES:
             problems = _noise_problems(values, given, tolerance.value, metric.scale)
-        elif values and (problem := _too_noisy_for_default(metric, tolerance, launches, priors)):
-            problems = [f"{problem}; measure more steps, or set a tolerance"]
+        elif values:
+            # A default tolerance is widened to the noise, but only up to a limit.
+            by_block = transformed_by_block(metric, launches, launches)
+            stored = baseline_estimate(by_block, [list(by_block.values())], priors(metric))
+            problem = too_noisy(metric, tolerance, stored)
+            problems = [f"{problem}; measure more steps, or set a tolerance"] if problem else []
         found += [f"{name}: {problem}" for problem in problems]
         times_vary = times_vary or (metric.kind is MetricKind.TIMING and bool(problems))
     hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
     return found + (_idle(launches) if times_vary else []) + _growing(launches) + (hot if times_count else [])
-
-
-def _late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> list[str]:
-    """Return a line for each launch that lacks a metric because the host was late, which another may not be."""
-    return [
-        f"launch {number} has no value: {detail}"
-        for number, launch in enumerate(launches, 1)
-        if (detail := not_profiled(metric, launch)) and not is_not_profiled_again(launch)
-    ]
 
 
 def _idle(launches: Sequence[LaunchFacts]) -> list[str]:
@@ -218,15 +218,6 @@ def _idle(launches: Sequence[LaunchFacts]) -> list[str]:
         f"device_idle_ms: no stream is busy for {least:.3g} to {most:.3g} ms/step, so a late host can be the cause; "
         f"give the device larger steps (batch, sequence, model), or reduce other load on the host"
     ]
-
-
-def _too_noisy_for_default(
-    metric: Metric, tolerance: Tolerance, launches: Sequence[LaunchFacts], priors: Priors
-) -> str | None:
-    # A default tolerance is widened to the noise, but only up to a limit.
-    center_values = transformed_by_block(metric, launches, launches)
-    stored = baseline_estimate(center_values, [list(center_values.values())], priors(metric))
-    return too_noisy(metric, tolerance, stored)
 
 
 def _noise_problems(values: Sequence[float], given: Tolerance, tolerance: float, scale: Scale) -> list[str]:
@@ -278,7 +269,8 @@ def detection_lines(
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     center, lines, few = baseline.center_launches, [], []
     for metric, given, tolerance in applicable(marked, center[-1]):
-        if given.value is None or not comparison.has_estimate(metric):
+        stored = comparison.estimate(metric)
+        if given.value is None or stored is None:
             continue
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):
             lines.append(f"  {metric.name}: unchanged code may be inconclusive: {problem}")
@@ -286,31 +278,27 @@ def detection_lines(
             shown = counted(len(center), "launch")
             few = [f"  {shown} in the center: detectable changes are reported from {MIN_LAUNCHES} on"]
         else:
-            allowed = allowed_tolerance(metric, tolerance, comparison.estimate(metric))
-            lines.append(_detection_line(comparison, baseline, metric, allowed, looks))
+            allowed = allowed_tolerance(metric, tolerance, stored)
+            lines.append(_detection_line(metric, baseline, stored, allowed, looks, max_launches))
     return lines + few
 
 
 def _detection_line(
-    comparison: StoredComparison, baseline: Baseline, metric: Metric, allowed: Tolerance, looks: Sequence[int]
+    metric: Metric, baseline: Baseline, stored: Estimate, allowed: Tolerance, looks: Sequence[int], most: int
 ) -> str:
     block, note = next_block(metric, baseline.center_launches), ""
-    tolerance, most = allowed.value or 0.0, comparison.max_launches
+    tolerance, scale = allowed.value or 0.0, Scale.OF_STEP if metric.by_family else metric.scale
     if metric.by_family:
-        scale, note = Scale.OF_STEP, " in any family"
+        note = " in any family"
         changes = [
             detectable_of_step(metric, baseline, block, look, tolerance=tolerance, max_launches=most) for look in looks
         ]
     else:
-        scale, stored = metric.scale, comparison.estimate(metric)
-        relative = scale is Scale.RELATIVE
-        least = [
-            detectable(stored, block, look, tolerance=tolerance, max_launches=most, relative=relative) for look in looks
-        ]
+        least = [detectable(stored, block, look, tolerance=tolerance, max_launches=most, scale=scale) for look in looks]
         changes = [scale.change(metric.worse * scale.difference(change)) for change in least]
         if allowed.origin is Origin.WIDENED:
             note = f"; the tolerance is widened to {allowed}"
-        if relative and min(least) >= _TOOTHLESS:
+        if scale is Scale.RELATIVE and min(least) >= _TOOTHLESS:
             note += f"; this test cannot detect changes below {1 + min(least):.1f}x"
     parts = [f"{format_change(change, scale)} with {look}" for look, change in zip(looks, changes, strict=True)]
     return f"  {metric.name}: detects from {', '.join(parts)} launches{note}"

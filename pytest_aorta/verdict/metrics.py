@@ -217,6 +217,14 @@ _ROWS = (
     ),
     _recorded("samples_per_s", "1/s", _TIME, _HIGHER, None, "samples per second of one rank"),
     _recorded("tokens_per_s", "1/s", _TIME, _HIGHER, None, "tokens per second of one rank"),
+    _recorded(
+        "model_tflops", "TFLOP/s", _TIME, _HIGHER, None,
+        "operations of one rank that the model needs, without those that checkpointing repeats",
+    ),
+    _recorded(
+        "mfu", "", _TIME, _HIGHER, None,
+        "`model_tflops` as a fraction of the device's peak for bfloat16, where the peak is known", _POINTS,
+    ),
     _recorded("peak_memory_bytes", "B", _MEMORY, _LOWER, 2, "largest peak of device memory over ranks"),
     _recorded(
         "all_gather_bytes_per_step", "B", _COUNT, _EXACT, None,

@@ -99,13 +99,13 @@ def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> 
     measured = [variance for variance in variances if variance.slower.df > 0]
     if len(measured) < MIN_CASES:
         return default
-    within = typical([VarianceComponents(part.slower, part.faster, part.slower) for part in measured], CASES_DF)
     between = [variance.between for variance in variances if variance.between.df > 0]
-    shared = None
-    if len(between) >= MIN_CASES:
-        shared = typical([VarianceComponents(part, part, part) for part in between], 2 * CASES_DF)
-    sides = within or default
-    return VarianceComponents(sides.slower, sides.faster, (shared or default).between, otherwise=default)
+    return VarianceComponents(
+        typical([variance.slower for variance in measured], CASES_DF),
+        typical([variance.faster for variance in measured], CASES_DF),
+        typical(between, 2 * CASES_DF) if len(between) >= MIN_CASES else default.between,
+        otherwise=default,
+    )
 
 
 def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision]:
@@ -246,9 +246,7 @@ def unresolved(
     allowed = tolerance.value or 0.0
 
     def needed(count: int) -> float:
-        return least_tolerance(
-            stored.with_launches(count), block, max_launches=max_launches, relative=scale is Scale.RELATIVE
-        )
+        return least_tolerance(stored.with_launches(count), block, max_launches=max_launches, scale=scale)
 
     if needed(have) <= allowed:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -162,21 +162,20 @@ class Row:
     def judge_exact(self) -> Verdict:
         """Return the verdict on values that must be equal: the last ones, and those of every earlier step."""
         metric = self.metric
-        expected = {metric.measure(other) for other in self.others}
         for launch in self.launches:
             value = metric.measure(launch)
-            if different := sorted(expected - {value}, key=str):
-                other = next(other for other in self.others if metric.measure(other) == different[0])
-                details = [_first_difference(metric, launch, other), _settings(metric, launch, self.others[-1])]
-                return self._other_bits(value, different[0], details)
+            if unequal := [other for other in self.others if metric.measure(other) != value]:
+                other = min(unequal, key=lambda other: str(metric.measure(other)))
+                where = _first_difference(metric, launch, other)
+                return self._other_bits(value, metric.measure(other), launch, self.others[-1], where)
         if metric.by_step is None:
             return self.verdict(Outcome.PASS, baseline=self.value)
         for launch, other in itertools.product(self.launches, self.others):
             here, there = metric.by_step(launch), metric.by_step(other)
-            first = next((step for step in sorted(here.keys() & there.keys()) if here[step] != there[step]), None)
-            if first is not None:
+            if different := _different_steps(here, there):
+                first = different[0]
                 detail = f"after step {first}; after the last step, {max(here)}, the weights are equal"
-                return self._other_bits(here[first], there[first], [detail, _settings(metric, launch, other)])
+                return self._other_bits(here[first], there[first], launch, other, detail)
         for launch in () if self.reference.is_variant else self.launches:  # variants of a test may hash different steps
             if lost := sorted(metric.by_step(self.others[-1]).keys() - metric.by_step(launch).keys()):
                 steps = f"{counted(len(lost), 'step')} for which the {self.reference} has one"
@@ -184,8 +183,13 @@ class Row:
                 return self.missing(Missing.CANDIDATE_VALUE, detail, baseline=self.value)
         return self.verdict(Outcome.PASS, baseline=self.value)
 
-    def _other_bits(self, value: Value, other: Value, details: Sequence[str]) -> Verdict:
-        return self.verdict(Outcome.REGRESSION, value=value, baseline=other, detail="; ".join(filter(None, details)))
+    def _other_bits(
+        self, value: Value, expected: Value, launch: LaunchFacts, other: LaunchFacts, where: str
+    ) -> Verdict:
+        """Return the regression of other bits, with the numeric settings that the code changed."""
+        settings = other_settings(launch, other) if self.metric.kind is MetricKind.NUMERIC else ""
+        detail = "; ".join(filter(None, [where, settings]))
+        return self.verdict(Outcome.REGRESSION, value=value, baseline=expected, detail=detail)
 
     def judge_ranges(self, max_launches: int) -> Verdict:
         """Return the verdict on the ranges of values, because values of zero or below have no logarithm.
@@ -219,16 +223,15 @@ def _other_device(launches: Sequence[LaunchFacts], other: LaunchFacts, side: str
     The code has left the devices of its world, e.g. because torch finds no GPU and a script then takes the CPU.
     """
     there = other.environment.get("device")
-    for launch in launches:
-        here = launch.environment.get("device")
+    for here in (launch.environment.get("device") for launch in launches):
         if None not in (here, there) and here != there:
             return f"the ranks computed on {here}, those of the {side} on {there}"
     return None
 
 
-def _settings(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
-    """Return the numeric settings that the code changed, which may explain other bits."""
-    return other_settings(launch, other) if metric.kind is MetricKind.NUMERIC else ""
+def _different_steps(here: Mapping[int, str], there: Mapping[int, str]) -> list[int]:
+    """Return the steps, in order, for which both sides have a value and the values differ."""
+    return [step for step in sorted(here.keys() & there.keys()) if here[step] != there[step]]
 
 
 def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
@@ -236,10 +239,9 @@ def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -
     if metric.by_step is None:
         return ""
     here, there = metric.by_step(launch), metric.by_step(other)
-    common = sorted(here.keys() & there.keys())
-    first = next((step for step in common if here[step] != there[step]), None)
-    if len(common) < 2 or first is None:
+    different, common = _different_steps(here, there), sorted(here.keys() & there.keys())
+    if len(common) < 2 or not different:
         return ""
-    equal = max((step for step in common if step < first), default=None)
-    before = "" if equal is None else f", and are equal after step {equal}"
-    return f"the weights first differ after step {first}{before}"
+    position = common.index(different[0])
+    before = f", and are equal after step {common[position - 1]}" if position else ""
+    return f"the weights first differ after step {different[0]}{before}"

@@ -11,6 +11,8 @@ import gc
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -119,10 +121,21 @@ def device_facts(device: torch.device) -> dict[str, str | int | float | bool | N
             "cuda": torch.version.cuda,
             "hip": torch.version.hip,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            # On ROCm the number is MIOpen's.
+            "cudnn": torch.backends.cudnn.version(),
+            "triton": _triton_version(),
             # allow_tf32 raises an error if the code has set the precision by this newer name.
             "tf32_matmul": torch.backends.cuda.matmul.fp32_precision == "tf32",
         }
     return facts
+
+
+def _triton_version() -> str | None:
+    """Return the version of the installed Triton, which generates the kernels of compiled code; None without Triton."""
+    for distribution in ("triton", "pytorch-triton-rocm", "triton-rocm"):
+        with suppress(PackageNotFoundError):
+            return version(distribution)
+    return None
 
 
 def has_graphs() -> bool:

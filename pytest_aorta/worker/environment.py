@@ -12,6 +12,9 @@ from pytest_aorta.plan.workloads import CPU_KERNELS, cpu_field, is_allowed
 from pytest_aorta.worker import weight_hash
 from pytest_aorta.worker.accelerator import device_facts
 
+# The backends on which a second launch is known to compute the same bits: always, or if every algorithm is
+# deterministic. On HIP nobody has compared launches.
+_REPRODUCIBLE, _REPRODUCIBLE_IF_DETERMINISTIC = frozenset({"cpu"}), frozenset({"cuda"})
 # Tool ids of sys.monitoring, which exists from Python 3.12 on.
 _TOOLS = range(6)
 
@@ -39,8 +42,9 @@ def environment_facts(
 
     Args:
         device: Device that the steps run on.
-        bitwise_reproducible: Whether a second launch computes the same bits; None assumes so on CPU, and on other
-            devices only under ``torch.use_deterministic_algorithms``.
+        bitwise_reproducible: Whether a second launch computes the same bits; None reports what is known: the same bits
+            on CPU, and on CUDA under ``torch.use_deterministic_algorithms``, unless it only warns. Nothing is known of
+            HIP.
         any_cpu: Whether CPU ranks compute the same bits on CPUs of every vendor if the launch pins their kernels.
             If not, or if no kernels are pinned, the facts of a CPU rank include the CPU's vendor. Pinned kernels of
             ATen, MKL and oneDNN compute the same bits, except square roots of whole tensors, as in unfused optimizers:
@@ -48,7 +52,7 @@ def environment_facts(
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     if bitwise_reproducible is None:
-        bitwise_reproducible = deterministic or device.type == "cpu"
+        bitwise_reproducible = _is_reproducible(device)
     facts: dict[str, str | int | float | bool | None] = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -70,3 +74,11 @@ def environment_facts(
     given = (name for name in sorted(os.environ) if is_allowed(name) and name != "TORCHINDUCTOR_CACHE_DIR")
     facts |= {name: os.environ[name] for name in given}
     return facts
+
+
+def _is_reproducible(device: torch.device) -> bool:
+    backend = "hip" if device.type == "cuda" and torch.version.hip else device.type
+    is_strict = (
+        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
+    return backend in _REPRODUCIBLE or (is_strict and backend in _REPRODUCIBLE_IF_DETERMINISTIC)

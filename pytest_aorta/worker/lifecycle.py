@@ -56,7 +56,6 @@ def run_rank(run_dir: Path, folder: Path) -> None:
             refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device)
-        _keep_process_groups()
         _leave_process_groups()
         return
     if plan.spec is None:
@@ -78,7 +77,6 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     refuse_parameters(workload.named_parameters(), int(os.environ["RANK"]), "at the end of the run")
     workload.telemetry().write(folder, result)
     _finish(folder, result.replace(canary_before=before), device)
-    _keep_process_groups()
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
     workload.cleanup()
@@ -122,14 +120,6 @@ def _run_script(script: str, args: list[str]) -> None:
             raise
 
 
-def _keep_process_groups() -> None:
-    """Keep this rank's process groups alive after the rank leaves them; the process exits without destroying them."""
-    if dist.is_initialized():
-        # Only this private table lists every group. Without the table, only the default group is kept.
-        groups = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None})
-        _kept.extend(groups)
-
-
 def _leave_process_groups() -> None:
     """Destroy the process groups of a script, unless a CUDA graph exists.
 
@@ -163,6 +153,8 @@ def _refuse_leaks(reference: AnyReference | None) -> None:
 def _finish(folder: Path, result: RankResult | None, device: torch.device) -> None:
     """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
+    This rank's process groups stay alive after the rank leaves them; the process exits without destroying them.
+
     The canary after the steps runs last, when all ranks have written their results. The canary is a collective, and a
     rank that arrives at it late must be distinguished from a lost rank. If the rank has no result, the file contains
     only ``"measured": false``, which shows that the rank ended normally. The canary runs on ``device``.
@@ -178,6 +170,8 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device) -> No
         if result is not None and result.canary_before:
             _write_result(folder, result.replace(canary_after=run_canary(device)))
             dist.barrier()
+        # Only this private table lists every group. Without the table, only the default group is kept.
+        _kept.extend(getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None}))
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
@@ -226,7 +220,7 @@ def _adapted_result(adapter: Adapter, rank_folder: Path) -> RankResult | None:
     found = adapted(adapter, *read_records(adapter, rank_folder / OUTPUT_LOG))
     steps = len(found.step_times_ms)
     # The script has no step timer. If this rank does not exit, the report shows this number of steps.
-    Progress.of_this_rank().advance(steps)
+    Progress().advance(steps)
     return RankResult(
         passed=True,
         failure_count=0,

@@ -11,15 +11,18 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch._library.utils import zip_schema
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -57,20 +60,6 @@ class _Place(NamedTuple):
     source: str
 
 
-@dataclass
-class _Pending:
-    """A call whose hashes are still on the device."""
-
-    name: str
-    phase: str
-    place: _Place
-    is_collective: bool
-    arguments: str
-    inputs: list[_Sums]
-    outputs: list[_Sums]
-    parameters: tuple[tuple[int, str], ...]
-
-
 class _Sums(NamedTuple):
     """The sums of one tensor, int64 ``[2]`` on the tensor's device, with its dtype and shape."""
 
@@ -96,7 +85,8 @@ class OperatorCapture(TorchDispatchMode):
         self._modules = {id(module): name for name, module in model.named_modules()}
         self._model = model
         self._parameters: dict[int, str] = {}
-        self._calls: list[_Pending] = []
+        # Calls without the hashes of their inputs and outputs, which are still sums on the device.
+        self._calls: list[tuple[OperatorCall, list[_Sums], list[_Sums]]] = []
         # Autograd's sequence number -> the place in forward where the node was made.
         self._forward_places: dict[int, _Place] = {}
         # A graph that ran in this step -> the places of its nodes.
@@ -113,7 +103,8 @@ class OperatorCapture(TorchDispatchMode):
         self._calls.clear()
         self._forward_places.clear()
         self._graph_places.clear()
-        self._parameters = {local.data_ptr(): name for name, local in _local_parameters(self._model) if local.numel()}
+        parts = ((name, local_part(parameter).detach()) for name, parameter in self._model.named_parameters())
+        self._parameters = {local.data_ptr(): name for name, local in parts if local.numel()}
         self._step = step
         self.__enter__()  # type: ignore[no-untyped-call]
 
@@ -138,7 +129,11 @@ class OperatorCapture(TorchDispatchMode):
         if _is_untracked(func) or any(isinstance(leaf, FakeTensor) for leaf in leaves):
             return func(*args, **kwargs)
         if func._schema.name.split("::")[1] in _UNINITIALIZED:
-            return _zeroed(func(*args, **kwargs))
+            result = func(*args, **kwargs)
+            with _disable_current_modes():
+                for tensor in _tensors(result):
+                    tensor.zero_()
+            return result
         if len(self._calls) >= MAX_CALLS:
             return func(*args, **kwargs)
         with _disable_current_modes():
@@ -150,38 +145,34 @@ class OperatorCapture(TorchDispatchMode):
             if is_collective:
                 _wait(result, written)
             outputs = [_sums(tensor) for tensor in written]
-        phase, place = self._place()
-        names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))
-        parameters = tuple((number, name) for number, name in names if name is not None)
-        arguments = "" if is_collective else _arguments(func, args, kwargs)
-        name = str(func)[:_MAX_TEXT]
-        if not inputs and not outputs:
-            return result
-        self._calls.append(_Pending(name, phase, place, is_collective, arguments, inputs, outputs, parameters))
+        if inputs or outputs:
+            phase, place = self._place()
+            names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))
+            call = OperatorCall(
+                name=str(func)[:_MAX_TEXT],
+                phase=phase,
+                module=place.module,
+                source=place.source,
+                is_collective=is_collective,
+                arguments="" if is_collective else _arguments(func, args, kwargs),
+                inputs=(),
+                outputs=(),
+                parameters=tuple((number, name) for number, name in names if name is not None),
+            )
+            self._calls.append((call, inputs, outputs))
         return result
 
     def calls(self) -> list[OperatorCall]:
         """Return the captured calls, in order."""
-        every = [sums for call in self._calls for sums in (*call.inputs, *call.outputs)]
-        texts = iter(_digests(every))
+        texts = iter(_digests([sums for _, inputs, outputs in self._calls for sums in (*inputs, *outputs)]))
         return [
-            OperatorCall(
-                call.name,
-                call.phase,
-                call.place.module,
-                call.place.source,
-                call.is_collective,
-                call.arguments,
-                tuple(next(texts) for _ in call.inputs),
-                tuple(next(texts) for _ in call.outputs),
-                call.parameters,
-            )
-            for call in self._calls
+            call.replace(inputs=tuple(islice(texts, len(inputs))), outputs=tuple(islice(texts, len(outputs))))
+            for call, inputs, outputs in self._calls
         ]
 
     def _place(self) -> tuple[str, _Place]:
         node = torch._C._current_autograd_node()
-        frames = list(_frames(sys._getframe(2)))
+        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
         is_backward = node is not None or any(frame.f_code.co_name == _RUN_BACKWARD for frame in frames)
         if any(isinstance(frame.f_locals.get("self"), torch.optim.Optimizer) for frame in frames):
             return "optimizer", _Place("", _source(frames))
@@ -205,21 +196,21 @@ class OperatorCapture(TorchDispatchMode):
             module = frame.f_locals.get("self")
             if isinstance(module, fx.GraphModule) and frame.f_code.co_filename.startswith("<eval_with_key>"):
                 if module not in self._graph_places:
-                    self._graph_places[module] = _places_of(module.graph)
+                    self._graph_places[module] = {node.name: _place_of_node(node) for node in module.graph.nodes}
                 line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
                 return self._graph_places[module].get(line.partition("=")[0].strip(), _Place("", ""))
         return None
 
     def _place_in_forward(self, node: Any) -> _Place:
         """Return the place of the forward operator that an autograd node differentiates."""
+        nowhere = _Place("", "")
         if node is None:
-            return _Place("", "")
-        variable = getattr(node, "variable", None)
-        if variable is not None:
+            return nowhere
+        if (variable := getattr(node, "variable", None)) is not None:
             name = self._parameters.get(local_part(variable).data_ptr(), "")
             return _Place(name.rpartition(".")[0], "")
         number = node._sequence_nr()
-        return self._forward_places.get(number, _Place("", "")) if number < _NO_SEQUENCE_NUMBER else _Place("", "")
+        return self._forward_places.get(number, nowhere) if number < _NO_SEQUENCE_NUMBER else nowhere
 
     def _module(self, frames: Sequence[FrameType]) -> str:
         """Return the path of the innermost module that is called; empty for the root and outside of modules."""
@@ -235,16 +226,9 @@ def _sequence_number() -> int:
     return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
 
 
-def _local_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in model.named_parameters():
-        yield name, local_part(parameter).detach()
-
-
 def _is_untracked(func: Any) -> bool:
     """Return True for operators that change no bits, or that have random outputs."""
-    if func._schema.name in (_OBSERVE, *_PARTLY_WRITING):
-        return True
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    if func._schema.name in (_OBSERVE, *_PARTLY_WRITING) or torch.Tag.nondeterministic_seeded in func.tags:
         return True
     if func.namespace in _COLLECTIVE_NAMESPACES:
         return "wait" in func._schema.name or "barrier" in func._schema.name
@@ -253,32 +237,21 @@ def _is_untracked(func: Any) -> bool:
     return all(value.alias_info is not None for value in func._schema.returns)
 
 
-def _read_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def _read_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator reads; a tensor that is only overwritten is left out."""
-    for argument, value in _given(func, args, kwargs):
+    for argument, value in zip_schema(func._schema, args, kwargs):
         if not _is_overwritten(func, argument):
             yield from _tensors(value)
 
 
-def _written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Iterator[torch.Tensor]:
+def _written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator returns and those that it writes in place, each once."""
-    written = [value for argument, value in _given(func, args, kwargs) if _is_written(argument)]
+    written = [value for argument, value in zip_schema(func._schema, args, kwargs) if _is_written(argument)]
     # Schemas of c10d name no tensor as written.
     if func.namespace == "c10d":
-        written = [value for _, value in _given(func, args, kwargs)]
-    seen: set[int] = set()
-    for tensor in (*_tensors(written), *_tensors(result)):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield tensor
-
-
-def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    for position, argument in enumerate(func._schema.arguments):
-        if position < len(args) and not argument.kwarg_only:
-            yield argument, args[position]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
+        written = [value for _, value in zip_schema(func._schema, args, kwargs)]
+    tensors = (*_tensors(written), *_tensors(result))
+    yield from {id(tensor): tensor for tensor in tensors}.values()
 
 
 def _is_written(argument: Any) -> bool:
@@ -312,13 +285,6 @@ def _wait(result: Any, written: Sequence[torch.Tensor]) -> None:
             leaf.wait()
 
 
-def _zeroed(result: Any) -> Any:
-    with _disable_current_modes():
-        for tensor in _tensors(result):
-            tensor.zero_()
-    return result
-
-
 def _sums(tensor: torch.Tensor) -> _Sums:
     plain = tensor.detach().resolve_conj().resolve_neg()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
@@ -328,9 +294,9 @@ def _sums(tensor: torch.Tensor) -> _Sums:
 
 def _digests(every: Sequence[_Sums]) -> list[str]:
     """Return 32 hex digits for each tensor, with one transfer from each device."""
-    by_device: dict[torch.device, list[int]] = {}
+    by_device: dict[torch.device, list[int]] = defaultdict(list)
     for number, (sums, _) in enumerate(every):
-        by_device.setdefault(sums.device, []).append(number)
+        by_device[sums.device].append(number)
     values: dict[int, list[int]] = {}
     for numbers in by_device.values():
         rows = torch.stack([every[number].sums for number in numbers]).tolist()
@@ -339,19 +305,12 @@ def _digests(every: Sequence[_Sums]) -> list[str]:
     return [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
 
 
-def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return the plain arguments as text, with defaults, since callers differ in the arguments that they pass."""
-    given = {argument.name: value for argument, value in _given(func, args, kwargs)}
+    given = {argument.name: value for argument, value in zip_schema(func._schema, args, kwargs)}
     values = [given.get(argument.name, argument.default_value) for argument in func._schema.arguments]
     plain = (leaf for leaf in tree_leaves(values) if isinstance(leaf, bool | int | float | str | torch.dtype))
     return repr(list(plain))[:_MAX_TEXT]
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield frames from the innermost one."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _source(frames: Iterable[FrameType]) -> str:
@@ -368,11 +327,6 @@ def _short(file: str) -> str:
     return "/".join(Path(file).parts[-3:])
 
 
-def _places_of(graph: fx.Graph) -> dict[str, _Place]:
-    """Return the place of each node of a graph, by the node's name."""
-    return {node.name: _place_of_node(node) for node in graph.nodes}
-
-
 def _place_of_node(node: fx.Node) -> _Place:
     """Return the place that the tracer stored in a node."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
@@ -385,5 +339,4 @@ def _place_of_node(node: fx.Node) -> _Place:
 
 def _plain(path: str) -> str:
     """Return a module's path as ``named_modules`` writes it, from dynamo's ``L['self'].layers[0].norm``."""
-    words = re.split(r"[\[\].']+", _TRACED_NAME.sub("", path))
-    return ".".join(word for word in words if word and word != "_modules")
+    return ".".join(word for word in re.findall(r"[^\[\].']+", _TRACED_NAME.sub("", path)) if word != "_modules")

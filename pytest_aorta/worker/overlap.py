@@ -16,7 +16,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -47,8 +47,14 @@ from pytest_aorta.result.trace.kineto_events import (
 )
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import PartAhead, is_too_late, joined_ahead
-from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, CollectiveCalls, HeadStart, Profile, StepOverlap
-from pytest_aorta.result.trace.transfers import waits_ms
+from pytest_aorta.result.trace.profiled_steps import (
+    ANOTHER_RANK,
+    CollectiveCalls,
+    HeadStart,
+    Profile,
+    StepOverlap,
+    waits_ms,
+)
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
 
 # Steps of a trace that the launch asks for if the config asks for none.
@@ -99,11 +105,11 @@ def capture_overlap(
     if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
         problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
         return Profile(problem=problem)
-    asked, schedule = _asked_trace_path(), _asked_schedule()
-    if trace_path is not None or asked is None or schedule is None:
+    asked, schedule = _asked_trace_path(), os.environ.get(variables.PROFILER_SCHEDULE)
+    if trace_path is not None or asked is None or not schedule:
         return _capture(step, num_steps, device, trace_path or asked, timed_ms)
     capture = _capture(step, num_steps, device, None, timed_ms)
-    _keep_by_schedule(schedule, step, num_steps, device, asked.parent)
+    _keep_by_schedule(ProfilerSchedule.parse(schedule), step, num_steps, device, asked.parent)
     return capture
 
 
@@ -152,7 +158,8 @@ def _capture_ahead(
     # Each capture runs one further step.
     each_ms = _largest_over_ranks([passed.host_ms], device)[0] / (num_steps + 1)
     parts: list[PartAhead] = []
-    for size in _parts_of(num_steps):
+    for begin in range(0, num_steps, MAX_STEPS):
+        size = min(MAX_STEPS, num_steps - begin)
         parts.append(
             _part_ahead(functools.partial(attempt, size), (size + 1) * each_ms, device, timed_ms, blocking_call)
         )
@@ -169,17 +176,16 @@ def _part_ahead(
     blocking_call: str | None,
 ) -> PartAhead:
     """Capture one part of the steps with the host ahead; retry until it was ahead on all ranks, or blocked twice."""
-    lead_ms = _first_lead_ms(host_ms)
-    attempts, num_blocked, has_failed = 0, 0, True
-    while has_failed and num_blocked < BLOCKED_ATTEMPTS and attempts < MAX_ATTEMPTS:
-        attempts += 1
-        lead_ms = _next_lead_ms(lead_ms) if attempts > 1 else lead_ms
+    num_blocked = 0
+    for attempts, lead_ms in enumerate(_leads_ms(host_ms), 1):
         capture, passed = attempt(lead_ms)
-        own = _judge(capture.steps, passed, lead_ms, timed_ms, blocking_call)
+        own = _judge(capture.steps, passed, lead_ms, timed_ms, blocking_call).replace(attempts=attempts)
         has_failed, is_blocked = map(bool, _largest_over_ranks([not own.succeeded, own.blocked_by is not None], device))
         num_blocked += is_blocked
+        if not has_failed or num_blocked == BLOCKED_ATTEMPTS:
+            break
     blocked_by = (own.blocked_by or ANOTHER_RANK) if num_blocked == BLOCKED_ATTEMPTS else None
-    return PartAhead(capture, own.replace(attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by))
+    return PartAhead(capture, own.replace(succeeded=not has_failed, blocked_by=blocked_by))
 
 
 def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, device: torch.device) -> Profile:
@@ -194,11 +200,6 @@ def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, 
 def _asked_trace_path() -> Path | None:
     folder = os.environ.get(variables.RANK_FOLDER)
     return Path(folder) / TRACE_FILE if folder and os.environ.get(variables.PROFILER) == TORCH else None
-
-
-def _asked_schedule() -> ProfilerSchedule | None:
-    text = os.environ.get(variables.PROFILER_SCHEDULE)
-    return ProfilerSchedule.parse(text) if text else None
 
 
 def _keep_by_schedule(
@@ -372,20 +373,11 @@ class _Pass:
     host_ms: float
 
 
-def _first_lead_ms(host_ms: float) -> float:
-    """Return the first lead to try for steps that the host enqueued in ``host_ms`` without a lead."""
-    return min(max(MARGIN * host_ms, MIN_LEAD_MS), MAX_LEAD_MS)
-
-
-def _next_lead_ms(lead_ms: float) -> float:
-    """Return the lead to try after ``lead_ms`` was too short; equal to ``lead_ms`` at the cap."""
-    return min(2 * lead_ms, MAX_LEAD_MS)
-
-
-def _parts_of(num_steps: int) -> list[int]:
-    """Return the numbers of steps, at most :data:`MAX_STEPS` each, that get head starts of their own."""
-    whole, rest = divmod(num_steps, MAX_STEPS)
-    return [MAX_STEPS] * whole + [rest] * (rest > 0)
+def _leads_ms(host_ms: float) -> Iterator[float]:
+    """Yield the leads to try for steps that the host enqueued in ``host_ms`` without a lead."""
+    lead_ms = max(MARGIN * host_ms, MIN_LEAD_MS)
+    for attempt in range(MAX_ATTEMPTS):
+        yield min(lead_ms * 2**attempt, MAX_LEAD_MS)
 
 
 def _judge(

@@ -16,7 +16,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -143,7 +143,8 @@ class Recorder:
             )
         steps = len(self._timer.step_times_ms()) if self._timer else 0
         rank = int(os.environ.get("RANK", "0"))
-        model = _without_ddp(model)
+        inner = getattr(model, "_orig_mod", model)
+        model = inner.module if isinstance(inner, DistributedDataParallel) else model
         self._model = weakref.ref(model)
         # A loss is NaN before the weights are, so the loss shows the first bad step.
         _refuse_series("loss", [float(value) for value in self._loss], rank, steps)
@@ -214,7 +215,7 @@ class Recorder:
                 "step after record_optimizer_steps(), as the script does that `aorta init SCRIPT` writes; and run more "
                 "steps than the warm-up has"
             )
-        environment: Mapping[str, str | int | float | bool | None] = environment_facts(self._device)
+        throughput = {"tokens_per_s": 1000 * self._tokens / sum(times)} if self._tokens else {}
         result = RankResult(
             passed=not self._failures,
             failure_count=len(self._failures),
@@ -223,11 +224,11 @@ class Recorder:
             total_iterations=len(times),
             step_times_ms=times,
             elapsed_sec=time.perf_counter() - self._began_s,
-            metrics=self._throughput(times) | self._metrics,
+            metrics=throughput | self._metrics,
             weight_hashes=self._weight_hashes,
             loss=self._of_steps(self._loss, len(times)),
             grad_norm=self._of_steps(self._grad_norm, len(times)),
-            environment=dict(environment),
+            environment=environment_facts(self._device),
             wait_ms=self._timer.wait_ms(),
             memory_bytes=self._timer.memory_bytes(),
             canary_before=self._canary_before,
@@ -240,15 +241,6 @@ class Recorder:
         # If steps end at an optimizer's step, a value recorded after it falls into the step that has begun. Then the
         # first value is that of the last warm-up step.
         return values[1:] if self._is_in_step and len(values) == num_steps + 1 else values
-
-    def _throughput(self, times_ms: list[float]) -> dict[str, float]:
-        return {"tokens_per_s": 1000 * self._tokens / sum(times_ms)} if self._tokens else {}
-
-
-def _without_ddp(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model that DDP wraps, compiled or not, or ``model`` itself."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner.module if isinstance(inner, DistributedDataParallel) else model
 
 
 recorder = Recorder()
@@ -295,21 +287,19 @@ class _Follower:
         else:
             self._step.__exit__(None, None, None)
             self._num_steps += 1
-            self._record_hash(self._num_steps - self._warmup)
+            measured = self._num_steps - self._warmup
+            # Hashes at powers of two cost little in a long run, and equal runs have hashes of the same steps.
+            if self._hash_weights and measured > 0 and measured.bit_count() == 1:
+                groups = enumerate(optimizer.param_groups)
+                named = [
+                    (f"{number}.{place}", part)
+                    for number, group in groups
+                    for place, part in enumerate(group["params"])
+                ]
+                self._recorder.weight_hash(measured, hash_parameters(named).hex)
         # After the optimizer's last step, this step stays open, so that the end of the script is not measured.
         self._step = self._recorder.step()
         self._step.__enter__()
-
-    def _record_hash(self, measured: int) -> None:
-        # Hashes at powers of two cost little in a long run, and equal runs have hashes of the same steps.
-        if self._hash_weights and measured > 0 and measured.bit_count() == 1:
-            self._recorder.weight_hash(measured, hash_parameters(self._parameters()).hex)
-
-    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        assert self._followed is not None
-        for number, group in enumerate(self._followed.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                yield f"{number}.{place}", parameter
 
 
 # torch.isfinite supports these types on every device.
@@ -337,17 +327,6 @@ def _refuse_series(name: str, values: Sequence[float], rank: int, num_steps: int
             )
 
 
-def _refuse_metrics(metrics: Mapping[str, float], rank: int) -> None:
-    """Check the metrics of a rank.
-
-    Raises:
-        NotFinite: A metric is NaN or infinite.
-    """
-    for name, value in metrics.items():
-        if not math.isfinite(value):
-            raise NotFinite(f"metric {name} of rank {rank} is {value}; record a finite number, or no such metric")
-
-
 def refuse_non_finite(result: RankResult) -> None:
     """Check the numbers that a workload or script computed.
 
@@ -357,7 +336,9 @@ def refuse_non_finite(result: RankResult) -> None:
     rank, num_steps = int(os.environ["RANK"]), len(result.step_times_ms)
     _refuse_series("loss", result.loss, rank, num_steps)
     _refuse_series("gradient norm", result.grad_norm, rank, num_steps)
-    _refuse_metrics(result.metrics, rank)
+    for name, value in result.metrics.items():
+        if not math.isfinite(value):
+            raise NotFinite(f"metric {name} of rank {rank} is {value}; record a finite number, or no such metric")
 
 
 def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when: str) -> None:
@@ -366,7 +347,8 @@ def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when
     Raises:
         NotFinite: An element is NaN or infinite.
     """
-    parts = [(name, local_part(tensor.detach())) for name, tensor in named if _has_data(tensor)]
+    have_data = ((name, tensor) for name, tensor in named if not (tensor.is_meta or is_lazy(tensor)))
+    parts = [(name, local_part(tensor.detach())) for name, tensor in have_data]
     checked = [
         (name, part) for name, part in parts if part.dtype in (*_CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel()
     ]
@@ -386,7 +368,3 @@ def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when
 
 def _is_finite(part: torch.Tensor) -> torch.Tensor:
     return (part.to(torch.bfloat16) if part.dtype in _CHECKED_AS_BFLOAT16 else part).isfinite()
-
-
-def _has_data(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_meta or is_lazy(tensor))

@@ -51,21 +51,15 @@ class Progress:
     system call.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """Map the file at ``path``; without a path, map anonymous memory that nobody reads."""
+    def __init__(self) -> None:
+        """Map the file that the launch names; without a launch, map anonymous memory that nobody reads."""
         self._count = 0
         self._bytes = mmap.mmap(-1, 8)
-        if path is not None:
-            with path.open("wb+") as file:
+        if path := os.environ.get(variables.PROGRESS_FILE):
+            with Path(path).open("wb+") as file:
                 file.write(bytes(8))
                 file.flush()
                 self._bytes = mmap.mmap(file.fileno(), 8)
-
-    @classmethod
-    def of_this_rank(cls) -> Progress:
-        """Return a count in the file that the launch names, or in memory if the launch names none."""
-        name = os.environ.get(variables.PROGRESS_FILE)
-        return cls(Path(name) if name else None)
 
     def advance(self, steps: int = 1) -> None:
         """Count more entered steps."""
@@ -83,7 +77,7 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._progress = Progress.of_this_rank()
+        self._progress = Progress()
         self._moments: list[tuple[Moment, Moment]] = []
         self._times_ms: list[float] = []
         self._began_ns: list[int] = []
@@ -167,11 +161,9 @@ def _waits_of_steps_ms(
 def _leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
     """Write this rank's steps and its arrivals at collectives into the rank's folder, if the launch names one."""
     folder = os.environ.get(variables.RANK_FOLDER)
-    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
-    if not folder or dump is None:
+    entries = _flight_records("_dump_fr_trace_json")
+    if not folder or entries is None:
         return
-    entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
     # The record is a ring: its first entry has the number 0 until a later entry replaces the first entry.
     is_whole = any(entry["record_id"] == 0 for entry in entries)
     last_ns = max(ended_ns, default=0)
@@ -185,35 +177,36 @@ def _leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
 
 
 def _name(entry: dict[str, Any]) -> str:
-    """Return a name of a collective that is the same on every rank."""
-    return f"{entry['process_group'][0]}/{entry['collective_seq_id']}/{entry['profiling_name']}"
+    """Return a name of a collective that is the same on every rank, with the name and description of its group."""
+    return f"{' '.join(entry['process_group'])}/{entry['collective_seq_id']}/{entry['profiling_name']}"
+
+
+def _flight_records(dump: str) -> list[dict[str, Any]] | None:
+    """Return the entries of a flight recorder of torch; None where this rank has not loaded the recorder."""
+    found = getattr(sys.modules.get("torch._C._distributed_c10d"), dump, None)
+    return None if found is None else json.loads(found(includeCollectives=True, onlyActive=False)).get("entries", [])
 
 
 def _recorded_collectives() -> list[dict[str, Any]]:
     """Return NCCL's record of this rank once the watchdog has retired every collective; empty if torch has no NCCL."""
-    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(c10d, "_dump_nccl_trace_json", None)
-    if dump is None:
-        return []
     deadline_s = time.monotonic() + _RETIRED_WITHIN_S
-    while True:
-        entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
+    while entries := _flight_records("_dump_nccl_trace_json"):
         if all(entry.get("retired") for entry in _without_parts(entries)) or time.monotonic() > deadline_s:
             return entries
         time.sleep(0.02)
+    return []
 
 
-def _without_parts(entries: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def _without_parts(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out the sends and receives of batches, which never retire and never get a duration.
 
     Only the batch does, as ``nccl:coalesced`` (https://github.com/pytorch/pytorch/issues/137969).
     """
-    if not any(entry.get("profiling_name") == _BATCH for entry in entries):
-        return entries
+    has_batches = any(entry.get("profiling_name") == _BATCH for entry in entries)
     return [
         entry
         for entry in entries
-        if not entry.get("is_p2p") or entry.get("retired") or entry["profiling_name"] == _BATCH
+        if not (has_batches and entry.get("is_p2p")) or entry.get("retired") or entry["profiling_name"] == _BATCH
     ]
 
 

@@ -3,12 +3,12 @@
 **A tensor's sums.** A tensor's elements are taken in row-major order. Each has ``b`` = 8, 16 or 32 bits; an element of
 8 bytes counts as two, the low half first. Each element is mixed on its own. The mixed elements are packed into 32-bit
 words, ``32 / b`` to a word, the first element in the lowest bits. A tensor has two sums, of the lanes ``l`` = 0 and 1.
-Word ``w``, read as _signed, at index ``i`` adds to the sum of lane ``l``, modulo 2**64::
+Word ``w``, read as signed, at index ``i`` adds to the sum of lane ``l``, modulo 2**64::
 
     row(l, i // 1024) * column(l, i % 1024) * w
 
 The mix is a bijection of ``b`` bits that maps 0 to 0: the first round of Wellons' lowbias32 and of his hash16
-("Prospecting for hash functions", 2018), and a mix of the same form for bytes. ``row`` is an odd _signed 32-bit key,
+("Prospecting for hash functions", 2018), and a mix of the same form for bytes. ``row`` is an odd signed 32-bit key,
 lowbias32 of ``2 * (i // 1024) + l`` modulo 2**32, so that rows 2**31 apart (2**41 words) have the same key.
 ``column`` is an odd 64-bit key from SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 
@@ -31,7 +31,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -131,18 +130,13 @@ def _state_tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor
         for index, part in enumerate(value):
             yield from _state_tensors(f"{name}.{index}", part)
     elif value is not None:
-        yield name, _state_tensor(name, value)
-
-
-def _state_tensor(name: str, value: object) -> torch.Tensor:
-    # Without a dtype, torch rounds numbers of Python to the default dtype.
-    dtype = torch.float64 if isinstance(value, float) else None
-    try:
-        return torch.as_tensor(value, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(
-            f"{name} is {brief(repr(value))}; tensors, numbers, and lists and dicts of them can be hashed"
-        ) from None
+        try:
+            # Without a dtype, torch rounds numbers of Python to the default dtype.
+            yield name, torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"{name} is {brief(repr(value))}; tensors, numbers, and lists and dicts of them can be hashed"
+            ) from None
 
 
 def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHash:
@@ -348,61 +342,49 @@ def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
     if size == 8 and values.stride(0) != 1:
         # The halves of an element have to lie side by side.
         values = values.clone(memory_format=torch.contiguous_format)
-    return _sums(values.view(_ELEMENT_DTYPES[size]), grid.repeated(2) if size == 8 else grid)
+    elements, grid = values.view(_ELEMENT_DTYPES[size]), grid.repeated(2) if size == 8 else grid
+    return _sums_of_parts(elements, grid) if grid.run is None else _sums_of_run(elements, grid.run)
 
 
-def _sums(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _sums_of_run(elements: torch.Tensor, run: range) -> torch.Tensor:
     """Sum chunks of whole rows, by a matrix product: float64 multiplies and adds several times as fast as int64."""
     device, width = elements.device, COLUMNS * 4 // elements.element_size()
+    first, last = run.start // width, -(-run.stop // width)
     num_rows = _CPU_ROWS if device.type == "cpu" else _DEVICE_ROWS
-    if grid.run is not None:
-        needed = -(-grid.run.stop // width) - grid.run.start // width
-        num_rows = min(num_rows, max(1, needed) if needed <= _EXACT_ROWS else -(-needed // _EXACT_ROWS) * _EXACT_ROWS)
+    num_rows = min(num_rows, -(-max(1, last - first) // _EXACT_ROWS) * _EXACT_ROWS)
     block, spare = elements.new_empty(2, num_rows, width)
     factors = torch.empty(num_rows, COLUMNS, dtype=torch.float64, device=device)
     totals = torch.zeros(2 * LANES, COLUMNS, dtype=torch.int64, device=device)
-    for keys in _filled(block, elements, grid):
+    # Make all keys at once: making the keys of each chunk would cost as many calls as hashing the chunk's words.
+    keys = _halves(torch.arange(first, last + num_rows, device=device))
+    for row in range(first, last, num_rows):
+        begin, end = max(row * width, run.start), min((row + num_rows) * width, run.stop)
+        if end - begin < block.numel():
+            block.zero_()  # elements that the run does not hold add nothing
+        block.view(-1)[begin - row * width : end - row * width] = elements[begin - run.start : end - run.start]
         factors.copy_(_mix(block, spare).view(torch.int32))
-        if num_rows <= _EXACT_ROWS:
-            totals += torch.mm(keys, factors).to(torch.int64)
-        else:
-            batches = keys.unflatten(1, (-1, _EXACT_ROWS)).transpose(0, 1)
-            totals += torch.bmm(batches, factors.view(-1, _EXACT_ROWS, COLUMNS)).to(torch.int64).sum(0)
+        batches = keys[:, row - first : row - first + num_rows].unflatten(1, (-1, _EXACT_ROWS)).transpose(0, 1)
+        totals += torch.bmm(batches, factors.view(-1, _EXACT_ROWS, COLUMNS)).to(torch.int64).sum(0)
     lanes: torch.Tensor = totals[:LANES] + (totals[LANES:] << 16)
     return (lanes * _column_keys(torch.arange(COLUMNS, device=device))).sum(1)
 
 
-def _filled(block: torch.Tensor, elements: torch.Tensor, grid: Grid) -> Iterator[torch.Tensor]:
-    """Fill ``block`` with the elements of the next rows, and yield the rows' keys, until every row was yielded.
-
-    Elements that the grid does not hold are zero, so that they add nothing.
-    """
-    most, width = block.shape
-    run = grid.run
-    if run is not None:
-        first, last = run.start // width, -(-run.stop // width)
-        # Make all keys at once: making the keys of each chunk would cost as many calls as hashing the chunk's words.
-        keys = _halves(torch.arange(first, last + most, device=block.device))
-        for row in range(first, last, most):
-            begin, end = max(row * width, run.start), min((row + most) * width, run.stop)
-            if end - begin < block.numel():
-                block.zero_()
-            block.view(-1)[begin - row * width : end - row * width] = elements[begin - run.start : end - run.start]
-            yield keys[:, row - first : row - first + most]
-        return
-    chunk = most * COLUMNS
-    for begin in range(0, len(elements), chunk):
-        part = elements[begin : begin + chunk]
-        index = grid.flat_index(begin, begin + len(part), block.device)
-        # The indices ascend, and so do their rows.
-        rows, place = torch.unique_consecutive(index // width, return_inverse=True)
-        index = place * width + index % width
-        keys = _halves(torch.cat([rows, rows.new_zeros(-len(rows) % most)]))
-        bounds = torch.searchsorted(place, torch.arange(0, keys.shape[1] + 1, most, device=block.device)).tolist()
-        for number, (first, end) in enumerate(pairwise(bounds)):
-            block.zero_()
-            block.view(-1)[index[first:end] - number * block.numel()] = part[first:end]
-            yield keys[:, number * most : (number + 1) * most]
+def _sums_of_parts(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Sum the terms of single elements, for a grid with gaps: rows of such a grid may hold few elements each."""
+    device, bits = elements.device, 8 * elements.element_size()
+    per_word = 32 // bits
+    columns = _column_keys(torch.arange(COLUMNS, device=device)).repeat_interleave(per_word, 1)
+    shifts = bits * torch.arange(per_word, dtype=torch.int32, device=device).repeat(COLUMNS)
+    size = COLUMNS * (_EXACT_ROWS if device.type == "cpu" else _DEVICE_ROWS)
+    sums = columns.new_zeros(LANES)
+    for begin in range(0, len(elements), size):
+        part = elements[begin : begin + size].clone()
+        index = grid.flat_index(begin, begin + len(part), device)
+        words, place = _mix(part, torch.empty_like(part)).to(torch.int32), index % columns.shape[1]
+        if per_word > 1:
+            words = (words & (2**bits - 1)) << shifts[place]
+        sums += (_row_keys(index // columns.shape[1]) * columns[:, place] * words).sum(1)
+    return sums
 
 
 def _halves(rows: torch.Tensor) -> torch.Tensor:
@@ -412,7 +394,7 @@ def _halves(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(elements: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
-    """_Mix elements in place; ``spare`` is a buffer of the same size."""
+    """Mix elements in place; ``spare`` is a buffer of the same size."""
     mix = MIXES[8 * elements.element_size()]
     _xor_shift(elements, mix.fold, spare).mul_(_signed(mix.factor, 8 * elements.element_size()))
     return _xor_shift(elements, mix.shift, spare)
@@ -464,12 +446,12 @@ def _rounds(values: torch.Tensor, rounds: tuple[tuple[int, int], ...], last_shif
 
 def _xor_shift(values: torch.Tensor, shift: int, spare: torch.Tensor) -> torch.Tensor:
     """Xor integers in place with themselves shifted right as unsigned; ``spare`` is a buffer of the same shape."""
-    # A _signed shift copies the sign down; the mask makes it the unsigned shift of the published mixes.
+    # A signed shift copies the sign down; the mask makes it the unsigned shift of the published mixes.
     width = 8 * values.element_size()
     torch.bitwise_right_shift(values, shift, out=spare).bitwise_and_((1 << (width - shift)) - 1)
     return values.bitwise_xor_(spare)
 
 
 def _signed(value: int, bits: int) -> int:
-    """Return the _signed integer of the same bits; _signed arithmetic wraps modulo 2**bits too."""
+    """Return the signed integer of the same bits; signed arithmetic wraps modulo 2**bits too."""
     return value - 2**bits if value >= 2 ** (bits - 1) else value

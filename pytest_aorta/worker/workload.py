@@ -20,7 +20,7 @@ from pytest_aorta.common.files import write_text
 from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
 from pytest_aorta.result.folder import TELEMETRY_FILE
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import device_kind, on_accelerator
 
 
@@ -220,16 +220,11 @@ def _lines(
 def _of_capture(capture: Profile) -> dict[str, Any]:
     (step,) = capture.steps
     return {
-        "stream_ms": _stream_ms(step),
+        "stream_ms": {"compute": step.compute_ms, "copy": step.copy_ms}
+        | {kind: time.total_ms for kind, time in step.collectives.items()},
         "utilisation": round(step.compute_ms / step.step_ms, 4),
         "hidden_comm_ms": step.hidden_comm_ms,
         "exposed_comm_ms": round(step.exposed_comm_ms, 6),
         "hidden_ms": {kind: time.hidden_ms for kind, time in step.collectives.items()},
         "segments": {name: rows[:MAX_SEGMENTS] for name, rows in capture.timeline.items()},
-    }
-
-
-def _stream_ms(step: StepOverlap) -> dict[str, float]:
-    return {"compute": step.compute_ms, "copy": step.copy_ms} | {
-        kind: time.total_ms for kind, time in step.collectives.items()
     }

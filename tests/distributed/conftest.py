@@ -80,40 +80,31 @@ COPY = {
 }
 
 
-@pytest.fixture
-def fsdp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of `fsdp` that takes a second or two of steps on the world's device."""
-    return dict(FSDP[distributed_world.device])
+CONFIGS = {"fsdp": FSDP, "llama": LLAMA, "ranking": RANKING, "ddp": DDP, "varying": VARYING, "copy": COPY}
 
 
 @pytest.fixture
-def llama_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of the Llama workloads that takes a second or two of steps on the world's device."""
-    return dict(LLAMA[distributed_world.device])
+def config_of(distributed_world: DistributedWorld) -> Callable[[str], dict[str, Any]]:
+    """A function for the config of a kind of workload that takes a second or two of steps on the world's device."""
+    return lambda kind: dict(CONFIGS[kind][distributed_world.device])
 
 
 @pytest.fixture
-def varying_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of workloads whose exposed communication varies from step to step on the world's device."""
-    return dict(VARYING[distributed_world.device])
+def inner(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+    """A function that runs pytest, in a process of its own, on the source of a test file."""
+
+    def run(source: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(test_inner=source)
+        pytester.makeini("[pytest]\n")
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+
+    return run
 
 
 @pytest.fixture
-def ranking_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of `ranking` that takes a second or two of steps on the world's device."""
-    return dict(RANKING[distributed_world.device])
-
-
-@pytest.fixture
-def ddp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of `ddp_overlap` that takes a second or two of steps on the world's device."""
-    return dict(DDP[distributed_world.device])
-
-
-@pytest.fixture
-def copy_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of `copy_compute` that takes a second or two of steps on the world's device."""
-    return dict(COPY[distributed_world.device])
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide all GPUs from the runs of a test."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ docs/parallelism.md from the same declarations.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -45,6 +47,8 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "inductor": {"backend": "inductor"},
 }
 REFERENCE = "llama_fsdp2"
+# The collectives of a step, by layout and workload.
+COLLECTIVES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("collectives.json").read_text())
 TRAINING: dict[str, Any] = {
     "size": "debug",
     "n_kv_heads": 4,
@@ -57,6 +61,8 @@ TRAINING: dict[str, Any] = {
 
 _ROUNDS = "fused kernels round differently"
 _NOT_RUN = {"inductor": None}
+# Ring all-reduces add an element in the order that its place in the buffer determines; two addends have one sum.
+_ONE_BY_ONE = dict.fromkeys(["eager", "aot_eager, none"], "gradients are summed over replicas one by one")
 _BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
 _EXPERTS = {"num_experts": 4}
 _OF_TWO = {"expert_parallel_degree": 2}
@@ -73,6 +79,7 @@ LAYOUTS = (
     Layout("FSDP 2, AC full", 2, _FULL, {"inductor": _ROUNDS}),
     Layout("FSDP 2, 2 micro-batches", 2, _BF16 | {"gradient_accumulation": 2}, _NOT_RUN),
     Layout("replicas 2", 2, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
+    Layout("replicas 3", 3, _BF16 | {"data_parallel_replicate_degree": 3}, _ONE_BY_ONE | _NOT_RUN),
     Layout("TP 2", 2, _BF16 | _TP, _NOT_RUN),
     Layout("CP 2", 2, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
     Layout("PP 2", 2, _BF16 | _PP, _NOT_RUN),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 # Each step is hashed, the first one too.
 TRAINING: dict[str, Any] = {
     "size": "debug",
@@ -29,3 +31,23 @@ THREE_BLOCKS: dict[str, Any] = {
     "seq_len": 256,
     "param_dtype": "bfloat16",
 }
+
+
+def trains_alike(workload, training, layouts, *, unchanged, rel_loss, rel_norm, saved=None):
+    """Launch a model in several layouts: they begin with the same weights and train alike; return the results.
+
+    Under the config ``unchanged``, AdamW changes no bit of a weight, so the hash is that of the first weights. Its
+    checkpoints are kept in folders of ``saved``, by layout.
+    """
+    initial = {}
+    for name, layout in layouts.items():
+        kept = {} if saved is None else {"save_checkpoint": str(saved / name)}
+        initial[name] = workload.run("llama_fsdp2", **training | layout | unchanged | kept).weight_hashes["1"]
+    assert len(set(initial.values())) == 1, initial
+    trained = {name: workload.run("llama_fsdp2", **training | layout) for name, layout in layouts.items()}
+    reference = next(iter(trained.values()))
+    assert list(reference.weight_hashes.values())[-1] not in initial.values()
+    for name, result in trained.items():
+        assert result.loss == pytest.approx(reference.loss, rel=rel_loss), name
+        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=rel_norm), name
+    return trained

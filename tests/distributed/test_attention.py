@@ -12,6 +12,7 @@ pytestmark = [
     pytest.mark.launch_timeout(180),
 ]
 
+FOUR_RANKS = pytest.mark.world(size=4, device="cpu", warm=True)
 TRAINING = {"size": "debug", "steps": 3, "warmup": 0, "hash_every": 1}
 FLEX = TRAINING | {"attention": "flex"}
 LAYOUTS = {
@@ -19,33 +20,24 @@ LAYOUTS = {
     "bfloat16": {"param_dtype": "bfloat16"},
     "tp": {"tensor_parallel_degree": 2, "n_kv_heads": 4},
     "cp": {"context_parallel_degree": 2},
-    "cp, selective": {"context_parallel_degree": 2, "activation_checkpointing": "selective"},
+    "replicas": {"data_parallel_replicate_degree": 2},
 }
 
 
 @pytest.mark.parametrize(
-    "layout", ["cp", *(pytest.param(name, marks=pytest.mark.extended) for name in ("plain", "bfloat16", "tp"))]
+    ("kernel", "layout"),
+    [
+        ("flex", "cp"),
+        *(pytest.param("flex", name, marks=pytest.mark.extended) for name in ("plain", "bfloat16", "tp")),
+        pytest.param("flash", "cp", marks=pytest.mark.extended),
+        pytest.param("flex", "replicas", marks=[pytest.mark.extended, FOUR_RANKS]),
+    ],
 )
-def test_aot_eager_has_every_bit_of_fsdp2_with_flex(workload, layout):
-    eager, traced = (workload.run(name, **FLEX | LAYOUTS[layout]) for name in ("llama_fsdp2", "llama_simple_fsdp"))
-    assert eager.environment["attention"] == traced.environment["attention"] == "flex"
-    assert (traced.weight_hashes, traced.loss) == (eager.weight_hashes, eager.loss)
-
-
-@pytest.mark.extended
-def test_aot_eager_has_every_bit_of_fsdp2_with_flash_and_context_parallelism(workload):
-    training = TRAINING | LAYOUTS["cp"]
+def test_aot_eager_has_every_bit_of_fsdp2(workload, kernel, layout):
+    training = TRAINING | {"attention": kernel} | LAYOUTS[layout]
     eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
-    assert eager.environment["attention"] == traced.environment["attention"] == "flash"
+    assert eager.environment["attention"] == traced.environment["attention"] == kernel
     assert (traced.weight_hashes, traced.loss) == (eager.weight_hashes, eager.loss)
-
-
-@pytest.mark.extended
-@pytest.mark.world(size=4, device="cpu", warm=True)
-def test_aot_eager_has_every_bit_of_fsdp2_with_flex_and_replicas(workload):
-    training = FLEX | {"data_parallel_replicate_degree": 2}
-    eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
-    assert traced.weight_hashes == eager.weight_hashes
 
 
 @pytest.mark.extended
@@ -62,12 +54,6 @@ def test_the_kernel_that_ran_is_a_fact_and_trains_nearly_alike(workload):
     assert [result.environment["attention"] for result in results.values()] == ["flash", "math", "flex"]
     for result in results.values():
         assert result.loss == pytest.approx(results["auto"].loss, rel=1e-5)
-
-
-def test_a_kernel_that_can_not_run_is_refused_by_name(workload):
-    message = r"attention is 'cudnn', which can't run on cpu .+ Allowed here are auto, flash, math, flex"
-    with pytest.raises(LaunchError, match=message):
-        workload.run("llama_fsdp2", attention="cudnn", **TRAINING)
 
 
 FILLED = TRAINING | {"deterministic": True, "fill_uninitialized_memory": True}

@@ -46,9 +46,5 @@ def test_unsuitable_folders_are_refused(workload, given, message):
 
 
 @pytest.mark.extended
-def test_a_checkpoint_of_four_ranks_goes_on_in_two(pytester, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver")
-    result.assert_outcomes(passed=6)
+def test_a_checkpoint_of_four_ranks_goes_on_in_two(inner, on_cpu):
+    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=6)

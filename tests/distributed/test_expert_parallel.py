@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.small_llama import trains_alike
+
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=4, device="cpu", warm=True),
@@ -60,27 +62,20 @@ def calls(result, kinds):
 def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_alike(
     workload, tmp_path, model, block, last
 ):
-    initial, trained = {}, {}
-    for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "fsdp 2, tp 2", "ep 2, tp 2", last):
-        training = model | LAYOUTS[layout]
-        folder = str(tmp_path / layout)
-        initial[layout] = workload.run("llama_fsdp2", save_checkpoint=folder, **training | UNCHANGED).weight_hashes["1"]
-        trained[layout] = workload.run("llama_fsdp2", **training)
-    assert len(set(initial.values())) == 1, initial
-
-    reference = trained["fsdp 4"]
-    assert reference.weight_hashes["5"] != initial["fsdp 4"]
-    for layout, result in trained.items():
-        assert result.loss == pytest.approx(reference.loss, rel=1e-5), layout
-        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
+    names = ("fsdp 4", "ep 2", "hsdp 2, ep 2", "fsdp 2, tp 2", "ep 2, tp 2", last)
+    layouts = {name: LAYOUTS[name] for name in names}
+    trains_alike(workload, model, layouts, unchanged=UNCHANGED, rel_loss=1e-5, rel_norm=1e-4, saved=tmp_path)
+    for name in names:
         # AdamW hides a wrong factor of all gradients, and the norm hides a wrong factor of a small gradient.
-        apart = differences(str(tmp_path / "fsdp 4"), str(tmp_path / layout))
+        apart = differences(str(tmp_path / "fsdp 4"), str(tmp_path / name))
         assert f"optimizer.layers.{block}.feed_forward.experts.w1.exp_avg" in apart
         assert max(apart.values()) < 1e-4, apart
 
-    loading = UNCHANGED | {"load_checkpoint": str(tmp_path / "hsdp 2, ep 2")}
-    loaded = workload.run("llama_fsdp2", **model | LAYOUTS[last] | loading)
-    assert loaded.weight_hashes["1"] == initial["fsdp 4"]
+    first, loaded = (
+        workload.run("llama_fsdp2", **model | LAYOUTS[layout] | UNCHANGED | given).weight_hashes["1"]
+        for layout, given in (("fsdp 4", {}), (last, {"load_checkpoint": str(tmp_path / "hsdp 2, ep 2")}))
+    )
+    assert loaded == first
 
 
 def test_a_rank_to_which_no_token_goes_takes_part(workload):

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import holders
@@ -25,17 +23,25 @@ from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import find_workload, resolve_config
-from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
+from tests.distributed.processes import (
+    START_S,
+    await_true,
+    is_alive,
+    mentioning,
+    parent_of,
+    rank_pids,
+    ranks_left,
+    refused_namespaces,
+)
+from tests.unit import builders
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
 SHORT = Limits(error_grace_s=2, output_cap_bytes=32 << 20)
-# Upper limit of the time to start two ranks on two busy cores.
-START_S = 150.0
 
 # kind -> class, first failing rank, a part of the text
 MATRIX = {
@@ -74,37 +80,18 @@ HANG_LIMITS_S = (12.0, 24.0, 48.0, 96.0)
 def make_plan(folder: Path, kind: str, timeout_s: float = START_S) -> LaunchPlan:
     folder.mkdir(exist_ok=True)
     spec = find_workload("faulty", [WORKLOADS])
-    return LaunchPlan(
+    # Only a rank that hangs may be late: on busy cores, a rank can end seconds after another.
+    limits = replace(SHORT, straggler_s=3) if kind == "done_alone" else SHORT
+    return builders.make_plan(
+        folder / "run",
         name="faulty",
         spec=spec,
         config=resolve_config(spec, {"kind": kind}),
         script=None,
-        args=(),
-        world=World(2, "cpu"),
         timeout_s=timeout_s,
-        run_dir=folder / "run",
         cwd=folder,
-        # Only a rank that hangs may be late: on busy cores, a rank can end seconds after another.
-        limits=replace(SHORT, straggler_s=3) if kind == "done_alone" else SHORT,
+        limits=limits,
     )
-
-
-def mentioning(text: str) -> list[int]:
-    """Return ids of other processes whose command line or environment contains ``text``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                known = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if text.encode() in known:
-                found.append(int(entry.name))
-    return found
-
-
-def are_there(pids: list[int]) -> bool:
-    return any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def failed(plan: LaunchPlan, bound_s: float, start: Callable[[LaunchPlan], LaunchOutcome] = launch):
@@ -113,9 +100,7 @@ def failed(plan: LaunchPlan, bound_s: float, start: Callable[[LaunchPlan], Launc
     took_s = time.monotonic() - began_s
     assert outcome.launcher == plan.launcher
     assert outcome.survivors == ()
-    assert mentioning(str(plan.run_dir)) == []
-    # A rank that a fork server started has the server's command line and environment.
-    assert not are_there([int(path.read_text()) for path in plan.run_dir.glob("ranks/*/pid")])
+    assert ranks_left(plan.run_dir) == []
     assert took_s < bound_s
     failure = launch_failure(plan, outcome)
     assert failure is not None
@@ -187,107 +172,60 @@ def test_taken_port_and_variables_of_another_launch_change_nothing(tmp_path, mon
     assert collect_result(plan, outcome).world_size == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "empty"),
-        ('{"passed": true', "not valid JSON"),
-        ('{"passed": NaN}', "NaN is not a finite number"),
-        ("[1]", "Expected `object`"),
-    ],
-)
-def test_invalid_result_file_is_refused_with_its_path(tmp_path, content, message):
-    plan = make_plan(tmp_path, "none")
-    for rank in range(2):
-        (plan.run_dir / "ranks" / str(rank)).mkdir(parents=True)
-        (plan.run_dir / "ranks" / str(rank) / "result.json").write_text(content)
-    outcome = LaunchOutcome("exit", 0, (), (), 1.0)
-    with pytest.raises(ResultError, match=message) as caught:
-        collect_result(plan, outcome)
-    assert "ranks/0/result.json" in str(caught.value)
-
-
 INNER = """
+import os, pathlib
+
 def test_hang(workload):
-    print("pid", flush=True)
+    pathlib.Path("tested").write_text(str(os.getpid()))
     workload.run("faulty", kind="absent")
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_ended_pytest_leaves_no_rank_and_no_lease(tmp_path, monkeypatch, number):
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ()),
+        (signal.SIGKILL, ()),
+        (signal.SIGKILL, ("--aorta-launcher=forkserver",)),
+        pytest.param(signal.SIGINT, ("--aorta-launcher=forkserver",), marks=pytest.mark.extended),
+        (signal.SIGKILL, ("-n1", "--max-worker-restart=0")),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGKILL", "SIGKILL, warm", "SIGINT, warm", "SIGKILL of a worker of xdist"],
+)
+def test_ended_pytest_leaves_no_rank_and_no_lease(tmp_path, monkeypatch, number, options):
     monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))
     (tmp_path / "test_inner.py").write_text(INNER)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naorta_workloads = {WORKLOADS}\n")
     results = tmp_path / "results"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"aorta_workloads={WORKLOADS}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--aorta-results={results}"]
     process = subprocess.Popen(
-        [*command, f"--aorta-results={results}", "--aorta-gpus=0"],
+        [*command, "--aorta-gpus=0", *options],
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    await_true(lambda: len(list(results.glob("*/*/ranks/*/pid"))) == 2)
+    await_true(lambda: len(rank_pids(results)) == 2)
     assert len(holders()) == 1
-    process.send_signal(number)
+    started = [*rank_pids(results), *(parent_of(pid) for pid in rank_pids(results))]
+    os.kill(int((tmp_path / "tested").read_text()), number)
     process.communicate(timeout=START_S)
     assert process.returncode != 0
-    await_true(lambda: mentioning(str(results)) == [], limit_s=60)
+    await_true(lambda: ranks_left(results) == [] and not any(map(is_alive, started)), limit_s=60)
     # A process that ends shows no environment any more before its lease is free.
     await_true(lambda: holders() == [], limit_s=60)
 
 
-def test_killed_xdist_worker_leaves_no_rank_and_no_lease(tmp_path, monkeypatch):
-    monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))
-    (tmp_path / "test_inner.py").write_text(
-        textwrap.dedent(
-            """
-            import os, pathlib
-
-            def test_hang(workload):
-                pathlib.Path("worker").write_text(str(os.getpid()))
-                workload.run("faulty", kind="absent")
-            """
-        )
-    )
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    results = tmp_path / "results"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--max-worker-restart=0", "-p", "no:cacheprovider"]
-    process = subprocess.Popen(
-        [*command, "-o", f"aorta_workloads={WORKLOADS}", f"--aorta-results={results}", "--aorta-gpus=0"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    await_true(lambda: len(list(results.glob("*/*/ranks/*/pid"))) == 2)
-    os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
-    output = process.communicate(timeout=START_S)[0].decode()
-    assert "crashed" in output
-    await_true(lambda: mentioning(str(results)) == [], limit_s=60)
-    await_true(lambda: holders() == [], limit_s=60)
-
-
-def await_true(condition, limit_s: float = START_S) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
-
-
-@pytest.mark.extended
-def test_closed_stdin_changes_nothing(tmp_path):
-    script = "import os, sys; os.close(0); import tests.distributed.test_faults as t; "
-    script += (
-        "from pathlib import Path; plan = t.make_plan(Path(sys.argv[1]), 'none'); "
-        "outcome = t.launch(plan); assert t.launch_failure(plan, outcome) is None"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-
-
+PROGRAM = """
+import os, sys
+from pathlib import Path
+{before}
+import tests.distributed.test_faults as t
+plan = t.make_plan(Path(sys.argv[1]), "none", {limit_s})
+failure = t.launch_failure(plan, t.launch(plan))
+print(failure and f"{{failure.kind}}: {{failure.text}}")
+"""
 OWN_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
 # Sets loopback up, and takes the single free port.
 ONE_TAKEN_PORT = """
@@ -299,22 +237,21 @@ taken = [socket.create_server(("", 40000)), socket.create_server(("::", 40000), 
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("network", ["", ONE_TAKEN_PORT], ids=["no network", "no free port"])
-def test_host_without_a_usable_port_is_a_failed_rendezvous(tmp_path, network):
-    if subprocess.run([*OWN_NETWORK, "ip", "link"], capture_output=True, check=False).returncode:
-        pytest.skip("needs user and network namespaces, and ip")
-    script = network + textwrap.dedent(
-        """
-        import sys
-        from pathlib import Path
-        import tests.distributed.test_faults as t
-        plan = t.make_plan(Path(sys.argv[1]), "none", 15.0)
-        failure = t.launch_failure(plan, t.launch(plan))
-        print(failure.kind)
-        print(failure.text)
-        """
-    )
-    command = [*OWN_NETWORK, sys.executable, "-c", script, str(tmp_path)]
+@pytest.mark.parametrize(
+    ("namespace", "before", "limit_s", "end"),
+    [
+        ([], "os.close(0)", START_S, "None"),
+        (OWN_NETWORK, "", 15.0, "rendezvous: "),
+        (OWN_NETWORK, ONE_TAKEN_PORT, 15.0, "rendezvous: "),
+    ],
+    ids=["closed stdin", "no network", "no free port"],
+)
+def test_host_without_a_usable_port_is_a_failed_rendezvous_and_closed_stdin_changes_nothing(
+    tmp_path, namespace, before, limit_s, end
+):
+    if reason := refused_namespaces(namespace, ["unshare", "ip"], "ip link"):
+        pytest.skip(reason)
+    command = [*namespace, sys.executable, "-c", PROGRAM.format(before=before, limit_s=limit_s), str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=START_S)
-    assert ended.stdout.startswith("rendezvous\n"), ended.stdout + ended.stderr
+    assert ended.stdout.startswith(end), ended.stdout + ended.stderr
     assert mentioning(str(tmp_path / "run")) == []

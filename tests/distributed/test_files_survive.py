@@ -17,17 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.common.errors import BaselineError, LaunchError, ResultError
+from pytest_aorta.common.errors import BaselineError, ResultError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import launch, prepare_folder
-from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
-from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, orphans, read_baseline, write_baseline
+from pytest_aorta.verdict.baseline import Baseline, baseline_path, orphans, read_baseline, write_baseline
+from tests.unit.builders import make_facts, make_plan
+from tests.unit.builders import stored as stored_launches
 
 PLATFORM = "cpu-x2-gloo"
 CASE = "tests/test_a.py::test_x::fsdp"
@@ -47,25 +46,12 @@ MAY_NOTHING = ("unshare", "--user")
 
 def make_baseline(seed: int = 0, num_steps: int = NUM_STEPS) -> Baseline:
     """Return a baseline whose numbers all depend on the seed."""
-    facts = LaunchFacts(
-        recorded_at="2026-01-02T03:04:05Z",
-        block="0123456789ab",
-        launcher="torchrun",
-        num_steps=num_steps,
+    facts = make_facts(
         step_time_ms=dict.fromkeys(("mean", "p50", "p99", "tail5", "max"), float(1 + seed)),
-        step_time_sample_ms=[float(1 + seed)],
-        slowest_rank_p50_ms=float(1 + seed),
-        fastest_rank_p50_ms=float(1 + seed),
-        metrics={},
         weight_hashes={str(step): f"{seed:016x}" for step in range(num_steps)},
         final_loss=float(1 + seed),
-        environment={"torch": "2.11.0", "device": "cpu"},
-        rank_lag_ms=[],
-        step_time_growth=0.0,
-        memory_growth=0.0,
-        canary_ms={},
     )
-    return Baseline(CASE, CASE.rpartition("::")[0], PLATFORM, "fsdp", {"seed": seed}, (StoredLaunch(facts),))
+    return Baseline(CASE, CASE.rpartition("::")[0], PLATFORM, "fsdp", {"seed": seed}, stored_launches(facts))
 
 
 def rewrite(folder: Path, seeds: range, times: int) -> None:
@@ -91,10 +77,6 @@ def assert_whole(folder: Path, seeds: range) -> None:
     assert baseline.config["seed"] in seeds
 
 
-def taken_for_baselines(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*/*.json"))
-
-
 def files_below(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if not path.is_dir())
 
@@ -107,21 +89,6 @@ def refusal(folder: Path, baseline: Baseline) -> str:
     return str(caught.value)
 
 
-def make_plan(folder: Path) -> LaunchPlan:
-    """Return the plan of a script that does not exist, to test whether the launch is started at all."""
-    return LaunchPlan(
-        name="absent.py",
-        spec=None,
-        config={},
-        script=str(folder / "absent.py"),
-        args=(),
-        world=World(2, "cpu"),
-        timeout_s=20.0,
-        run_dir=folder / "results" / "run",
-        cwd=folder,
-    )
-
-
 def in_namespace(namespace: tuple[str, ...], call: str) -> None:
     """Call a function of this file in a separate process in ``namespace``."""
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
@@ -129,17 +96,6 @@ def in_namespace(namespace: tuple[str, ...], call: str) -> None:
     command = [*namespace, sys.executable, "-c", PROGRAM.format(call=call)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-def mount_small(folder: Path) -> None:
-    folder.mkdir()
-    options = f"size={SMALL_BYTES}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, timeout=60)
-
-
-def fill(folder: Path) -> None:
-    with pytest.raises(OSError, match="No space left"):
-        (folder / "filler").write_bytes(b"x" * (SMALL_BYTES + 1))
 
 
 def test_baseline_is_whole_whenever_its_writer_is_killed(tmp_path):
@@ -153,11 +109,9 @@ def test_baseline_is_whole_whenever_its_writer_is_killed(tmp_path):
         process.kill()
         process.join()
         assert_whole(tmp_path, range(3))
-    assert taken_for_baselines(tmp_path) == [path.name]
-    assert orphans(tmp_path, set(), {CASE.rpartition("::")[0]: {CASE}}, {}, tmp_path) == [
-        f"{path}: unused: the test tests/test_a.py::test_x does not exist; delete the file, or if the test was moved, "
-        "run aorta baselines move"
-    ]
+    assert [file.name for file in tmp_path.glob("*/*.json")] == [path.name]
+    [unused] = orphans(tmp_path, set(), {CASE.rpartition("::")[0]: {CASE}}, {}, tmp_path)
+    assert unused.startswith(f"{path}: unused: the test tests/test_a.py::test_x does not exist; delete the file")
 
 
 def test_baseline_written_by_two_processes_is_one_of_theirs(tmp_path):
@@ -172,11 +126,17 @@ def test_baseline_written_by_two_processes_is_one_of_theirs(tmp_path):
 
 def check_full_disk(folder: str) -> None:
     disk = Path(folder)
-    mount_small(disk)
-    path = write_baseline(disk, make_baseline(num_steps=1))
-    assert "not written: No space left on device" in refusal(disk, make_baseline(1))
-    assert read_baseline(disk, PLATFORM, CASE) == make_baseline(num_steps=1)
-    assert files_below(disk) == [path.name]
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_BYTES}", "tmpfs", folder]
+    subprocess.run(command, check=True, timeout=60)
+    refuses_a_large_baseline(disk, "No space left on device")
+
+
+def refuses_a_large_baseline(folder: Path, cause: str) -> None:
+    path = write_baseline(folder, make_baseline(num_steps=1))
+    assert f"not written: {cause}" in refusal(folder, make_baseline(1))
+    assert read_baseline(folder, PLATFORM, CASE) == make_baseline(num_steps=1)
+    assert files_below(folder) == [path.name]
 
 
 def test_full_disk_leaves_the_old_baseline_and_nothing_else(tmp_path):
@@ -194,10 +154,7 @@ def small_files() -> Iterator[None]:
 
 
 def test_baseline_over_the_limit_of_file_sizes_leaves_the_old_one_and_nothing_else(tmp_path, small_files):
-    path = write_baseline(tmp_path, make_baseline(num_steps=1))
-    assert "not written: File too large" in refusal(tmp_path, make_baseline(1))
-    assert read_baseline(tmp_path, PLATFORM, CASE) == make_baseline(num_steps=1)
-    assert files_below(tmp_path) == [path.name]
+    refuses_a_large_baseline(tmp_path, "File too large")
 
 
 def test_link_instead_of_a_baseline_is_replaced_and_its_target_untouched(tmp_path):
@@ -266,34 +223,6 @@ def test_baseline_without_read_permission_is_not_overwritten(tmp_path, part):
     assert files_below(tmp_path) == [path.name]
 
 
-def check_full_results(folder: str) -> None:
-    plan = make_plan(Path(folder))
-    mount_small(Path(folder) / "results")
-    fill(Path(folder) / "results")
-    with pytest.raises(LaunchError, match=r"results folder .*/run can't be written: No space left on device"):
-        launch(plan)
-
-
-def test_full_results_folder_fails_the_launch_before_anything_starts(tmp_path):
-    in_namespace(MAY_MOUNT, f"check_full_results({str(tmp_path)!r})")
-
-
-def check_forbidden_results(folder: str) -> None:
-    with pytest.raises(LaunchError, match=r"results folder .*/run can't be written: Permission denied"):
-        launch(make_plan(Path(folder)))
-
-
-def test_results_folder_without_write_permission_fails_the_launch(tmp_path):
-    (tmp_path / "results").mkdir(mode=0o500)
-    in_namespace(MAY_NOTHING, f"check_forbidden_results({str(tmp_path)!r})")
-
-
-def test_results_folder_that_is_a_file_fails_the_launch(tmp_path):
-    (tmp_path / "results").touch()
-    with pytest.raises(LaunchError, match=r"results folder .*/run can't be written: Not a directory"):
-        launch(make_plan(tmp_path))
-
-
 class EndedGuard:
     """A guard whose launch has ended."""
 
@@ -314,7 +243,7 @@ def test_results_folder_that_is_lost_while_ranks_run_hides_no_verdict(tmp_path):
         os.write(verdict_fd, json.dumps(verdict).encode())
         return EndedGuard()
 
-    plan = make_plan(tmp_path)
+    plan = make_plan(tmp_path / "run")
     outcome = launch(plan, {}, start_guard)
     assert (outcome.reason, outcome.agent_status) == ("exit", 1)
     failure = launch_failure(plan, outcome)
@@ -323,7 +252,7 @@ def test_results_folder_that_is_lost_while_ranks_run_hides_no_verdict(tmp_path):
 
 
 def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small_files):
-    plan = make_plan(tmp_path)
+    plan = make_plan(tmp_path / "run")
     prepare_folder(plan)
     # Each rank's file is smaller than the limit, and both together are larger.
     times = [1.0] * (SMALL_BYTES // 8)

@@ -24,7 +24,13 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+# Tests of ranks find each fault in the data of a collective; every night, each of them is found in a launch too.
+IN_CI = ("permuted_gather", "stale_h2d", "dropped_gradient")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in IN_CI else pytest.mark.extended) for kind in FAULTS]
+)
 def test_planted_fault_is_located_and_named(workload, kind):
     place, cause = FAULTS[kind]
     fault = {"kind": kind, "iteration": 1, "layer": 2, "rank": 1, "source_rank": 0}

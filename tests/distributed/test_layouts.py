@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from pytest_aorta.common.errors import ComparisonFailed
+from pytest_aorta.result.folder import ARRIVALS_FILE
+from pytest_aorta.result.trace.rank_files import read_arrivals
 
-from .layouts import COLUMNS, LAYOUTS, REFERENCE, TRAINING
+from .layouts import COLLECTIVES, COLUMNS, LAYOUTS, REFERENCE, TRAINING
 
 pytestmark = [pytest.mark.numerics, pytest.mark.launch_timeout(300)]
 
@@ -25,12 +29,43 @@ def rows():
 
 
 @pytest.mark.parametrize(("layout", "columns"), list(rows()))
-def test_each_backend_does_what_the_table_says(workload, layout, columns):
+def test_each_backend_does_what_the_table_says(workload, distributed_world, layout, columns):
     eager = workload.run(REFERENCE, **TRAINING | layout.reference)
+    assert collectives_of_a_step(distributed_world, eager) == COLLECTIVES[layout.name][REFERENCE]
     for column in columns:
-        traced = {"workload": "llama_simple_fsdp"} | TRAINING | dict(layout.config) | COLUMNS[column]
+        # FSDP2's default; the eager backend has no graph in which a gather could be repeated.
+        reshard = {"reshard_after_forward": column != "eager"}
+        traced = workload.run("llama_simple_fsdp", **TRAINING | reshard | dict(layout.config) | COLUMNS[column])
+        if column == CI_COLUMN:
+            found = collectives_of_a_step(distributed_world, traced)
+            assert found == COLLECTIVES[layout.name]["llama_simple_fsdp"]
         if layout.difference(column):
             with pytest.raises(ComparisonFailed, match="first difference: step 1, "):
                 workload.compare(traced, eager, steps=TRAINING["steps"], label=column)
         else:
             workload.compare(traced, eager, steps=TRAINING["steps"], label=column)
+
+
+def collectives_of_a_step(world, result):
+    """Return the collectives of rank 0 in the last step, by process group and kind, as docs/parallelism.md shows them.
+
+    Gloo scatters sums by an all-reduce.
+    """
+    launch = world.launcher.find(result)
+    arrivals = read_arrivals(launch.plan.run_dir / "ranks" / "0" / ARRIVALS_FILE)
+    began_ns, ended_ns = arrivals.began_ns[-1], arrivals.ended_ns[-1]
+    names = [name for name, moment in arrivals.arrived_ns.items() if began_ns <= moment <= ended_ns]
+    found = Counter(map(_group_and_kind, names))
+    groups = {
+        group: [f"{kind} {found[group, kind]}" for of, kind in sorted(found) if of == group] for group, _ in found
+    }
+    return "; ".join(f"{group}: {', '.join(groups[group])}" for group in sorted(groups, key=GROUPS.index))
+
+
+GROUPS = ("world", "pp", "dp_replicate", "fsdp", "expert_fsdp", "cp", "ep", "tp")
+
+
+def _group_and_kind(name):
+    group, _, call = name.split("/")
+    description = group.partition(" ")[2].removeprefix("mesh_")
+    return "world" if description == "default_pg" else description, call.removeprefix("gloo:").replace("_", "-")

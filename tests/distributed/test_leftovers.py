@@ -19,11 +19,9 @@ from pytest_aorta.launch.leases import holders, lease
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.world import World
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.distributed.test_faults import START_S, await_true
-from tests.distributed.test_orphans import parent_of
-from tests.distributed.test_warm import is_alive
+from tests.distributed.processes import START_S, await_true, is_alive, parent_of
+from tests.unit import builders
 
 # Only one mark identifies each kind: its own environment, its log, or the environment in the rank's memory.
 KINDS = ("program", "program without environment", "fork")
@@ -60,21 +58,20 @@ folder = Path(sys.argv[1])
 with lease(("cpu-0",), 1, exclusive=False, wait_s=5, folder=folder / "leases", owner="dead") as held:
     ForkServers().launch(replace(make_plan(folder, sys.argv[2]), lease_fds=held.fds))
 """
+ROOT = Path(__file__).parents[2]
 LAUNCHERS = [LauncherKind.TORCHRUN, LauncherKind.FORKSERVER]
 
 
 def make_plan(folder: Path, launcher: str) -> LaunchPlan:
-    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
-    return LaunchPlan(
+    script = folder / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    return builders.make_plan(
+        folder / "run",
         name="train.py",
-        spec=None,
         config={},
-        script=str(folder / "train.py"),
-        args=(),
-        world=World(2, "cpu"),
+        script=str(script),
         timeout_s=START_S,
-        run_dir=folder / "run",
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         launcher=LauncherKind(launcher),
     )
 
@@ -132,7 +129,7 @@ def test_devices_of_a_dead_pytest_and_a_lost_guard_are_leased_when_their_process
 ):
     monkeypatch.setattr(leasing, "STOP_S", 2.0)
     command = [sys.executable, "-c", HOLDER, str(tmp_path), launcher]
-    holder = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    holder = subprocess.Popen(command, cwd=ROOT)
     children = started(tmp_path / "run")
     os.kill(guard_of(tmp_path / "run"), signal.SIGSTOP)
     holder.kill()

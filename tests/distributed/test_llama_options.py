@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.common.errors import LaunchError
-
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
 
 STEPS = 3
@@ -52,23 +50,6 @@ def test_buckets_merge_collectives_and_unsharded_blocks_are_gathered_once(worklo
     # Two buckets instead of four gather twice each, and reduce once.
     assert calls(workload.run(implementation, blocks_per_bucket=2, **keys)) == (gathers - 4, reductions - 2)
     assert calls(workload.run(implementation, unsharded_blocks=3, **keys)) == (gathers - 3, reductions)
-
-
-@pytest.mark.parametrize(
-    ("keys", "cause"),
-    [
-        ({"unsharded_blocks": 1, "blocks_per_bucket": 2}, "unsharded_blocks is 1, and 2 blocks are divided"),
-        ({"all_gather": "copy_engine"}, "all_gather is 'copy_engine' and ranks run on cpu"),
-        (
-            {"async_tensor_parallel": True, "tensor_parallel_degree": 2, "compile_blocks": True},
-            "async_tensor_parallel is true and ranks run on cpu",
-        ),
-    ],
-    ids=["split bucket", "copy engines on CPU", "async TP on CPU"],
-)
-def test_communication_that_cannot_run_here_is_refused_by_name(workload, keys, cause):
-    with pytest.raises(LaunchError, match=cause):
-        workload.run("llama_fsdp2", **TRAINING | keys)
 
 
 @pytest.mark.extended

@@ -11,11 +11,11 @@ from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.plan.accelerators import visible_devices
-from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.reading import collect_result
+from tests.unit.builders import make_plan
 
 
 @pytest.mark.world(size=2, device="cuda")
@@ -31,15 +31,14 @@ def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path, name):
     wait $zero
     """
     spec = find_workload(name, [])
-    plan = LaunchPlan(
+    plan = make_plan(
+        tmp_path / "run",
         name=name,
         spec=spec,
         config=resolve_config(spec, {"steps": 5}),
         script=None,
-        args=(),
         world=World(2, "cuda", (first,), 2),
         timeout_s=180.0,
-        run_dir=tmp_path / "run",
         cwd=tmp_path,
         node_launcher=("sh", "-c", agents, "agents"),
     )

@@ -8,9 +8,8 @@ pytestmark = [pytest.mark.numerics, pytest.mark.world(size="all", warm=True), py
 
 
 @pytest.mark.tolerance(weight_hash="exact", final_loss="exact", step_time_p50="5%")
-def test_llama_fsdp2_deterministic(workload, distributed_world, llama_config):
-    llama_config |= {"steps": 10, "deterministic": True}
-    first = workload.run("llama_fsdp2", **llama_config)
+def test_llama_fsdp2_deterministic(workload, distributed_world, config_of):
+    first = workload.run("llama_fsdp2", **config_of("llama") | {"steps": 10, "deterministic": True})
     workload.check(first)
     again = distributed_world.again(first)
     verdicts = workload.compare(again, first, metrics=["weight_hash", "final_loss"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from pathlib import Path
 
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.result.outcome import LaunchOutcome
-from tests.distributed.test_faults import START_S, await_true, make_plan, mentioning
+from tests.distributed.processes import START_S, await_true, mentioning, parent_of
+from tests.distributed.test_faults import make_plan
 
 # Python runs this code before a rank's program.
 SLOW_START = """
@@ -19,10 +19,6 @@ if "pytest_aorta.launch.process.rank" in sys.orig_argv and "pytest_aorta.launch.
         file.write(f"{os.getppid()}\\n")
     time.sleep(1.5)
 """
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_rank_ends_itself_when_the_guard_is_killed_while_python_starts(tmp_path):

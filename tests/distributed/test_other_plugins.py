@@ -6,14 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.result.folder import steps_entered
-from tests.distributed.test_faults import ROOT, START_S, WORKLOADS, are_there, await_true, mentioning
+from tests.distributed.processes import START_S, await_true, ranks_left
+from tests.distributed.test_faults import ROOT, WORKLOADS
 
 HANG = """
 import pytest
@@ -55,16 +55,9 @@ def run_into_hang(suite, method: str, *options: str) -> subprocess.CompletedProc
         ended = run(*options)
         if sum(steps_entered(rank) > 1 for rank in folder.glob("results/*test-hang*/*/ranks/*")) == 2:
             break
-        await_true(lambda: ranks_left(folder) == [], limit_s=60)
+        await_true(lambda: ranks_left(folder / "results") == [], limit_s=60)
         shutil.rmtree(folder / "results")
     return ended
-
-
-def ranks_left(folder: Path) -> list[int]:
-    """Return the ids of processes of launches that still run."""
-    # A rank that a fork server started has the server's command line and environment.
-    pids = [int(path.read_text()) for path in folder.glob("results/*/*/ranks/*/pid")]
-    return mentioning(str(folder / "results")) + [pid for pid in pids if are_there([pid])]
 
 
 def test_launch_that_pytest_timeout_ends_leaves_no_rank_and_no_lease(suite):
@@ -74,7 +67,7 @@ def test_launch_that_pytest_timeout_ends_leaves_no_rank_and_no_lease(suite):
     [stuck] = folder.glob("results/test-inner-py-test-hang-*/01-faulty-*")
     assert f"launch of 'faulty' ended before its own time limit of 300 s; see {stuck}" in ended.stdout
     assert "in absent" in (stuck / "ranks/1/stacks.txt").read_text()
-    assert ranks_left(folder) == []
+    assert ranks_left(folder / "results") == []
     assert holders() == []
 
 
@@ -87,14 +80,14 @@ def test_guard_ends_the_launch_of_a_pytest_that_pytest_timeout_kills(suite, laun
     assert "Stack of MainThread" in ended.stderr + ended.stdout
     assert "failed" not in ended.stdout
     assert len(list(folder.glob("results/*/*/ranks/*/pid"))) == 2
-    await_true(lambda: ranks_left(folder) == [], limit_s=60)
+    await_true(lambda: ranks_left(folder / "results") == [], limit_s=60)
     await_true(lambda: holders() == [], limit_s=60)
 
 
 # A debugger that, when it opens, writes which processes are left.
 LOOK = """
 import pathlib
-from tests.distributed.test_other_plugins import ranks_left
+from tests.distributed.processes import ranks_left
 
 class Look:
     def __init__(self, *args, **kwargs):
@@ -104,7 +97,7 @@ class Look:
         pass
 
     def interaction(self, frame, traceback):
-        pathlib.Path("left").write_text(repr(ranks_left(pathlib.Path.cwd())))
+        pathlib.Path("left").write_text(repr(ranks_left(pathlib.Path.cwd() / "results")))
 """
 
 

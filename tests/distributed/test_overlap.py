@@ -12,44 +12,44 @@ pytestmark = [
 ]
 
 
-def test_fsdp_overlapping(workload, fsdp_config, varying_config):
-    config = fsdp_config | varying_config
+def test_fsdp_overlapping(workload, config_of):
+    config = config_of("fsdp") | config_of("varying")
     result = workload.run("fsdp", comm_stream=True, h2d_prefetch=True, optimizer="sgd", **config)
     workload.check(result)
 
 
-def test_fsdp_serial(workload, fsdp_config):
-    result = workload.run("fsdp", comm_stream=False, h2d_prefetch=False, **fsdp_config)
+def test_fsdp_serial(workload, config_of):
+    result = workload.run("fsdp", comm_stream=False, h2d_prefetch=False, **config_of("fsdp"))
     workload.check(result)
 
 
-def test_llama_fsdp2(workload, llama_config):
-    result = workload.run("llama_fsdp2", **llama_config)
+def test_llama_fsdp2(workload, config_of):
+    result = workload.run("llama_fsdp2", **config_of("llama"))
     workload.check(result)
 
 
-def test_llama_simple_fsdp(workload, llama_config):
+def test_llama_simple_fsdp(workload, config_of):
     """Compare the traced model with one bucket per block."""
-    result = workload.run("llama_simple_fsdp", bucketing="transformer_block", **llama_config)
+    result = workload.run("llama_simple_fsdp", bucketing="transformer_block", **config_of("llama"))
     workload.check(result)
 
 
-def test_ranking(workload, ranking_config):
-    result = workload.run("ranking", **ranking_config)
+def test_ranking(workload, config_of):
+    result = workload.run("ranking", **config_of("ranking"))
     workload.check(result)
 
 
-def test_ddp_overlap(workload, ddp_config):
-    result = workload.run("ddp_overlap", **ddp_config)
+def test_ddp_overlap(workload, config_of):
+    result = workload.run("ddp_overlap", **config_of("ddp"))
     workload.check(result)
 
 
-def test_ddp_stressed(workload, ddp_config):
+def test_ddp_stressed(workload, config_of):
     """Compare DDP with reduce-scatters beside the all-reduces."""
-    result = workload.run("ddp_overlap", overlap_reduce_scatter=True, **ddp_config)
+    result = workload.run("ddp_overlap", overlap_reduce_scatter=True, **config_of("ddp"))
     workload.check(result)
 
 
-def test_copy_compute(workload, copy_config):
-    result = workload.run("copy_compute", **copy_config)
+def test_copy_compute(workload, config_of):
+    result = workload.run("copy_compute", **config_of("copy"))
     workload.check(result)

@@ -28,12 +28,9 @@ def test_not_ahead(workload):
 @pytest.mark.parametrize(
     ("lost", "ratio"), [("in_line", "0"), pytest.param("not_ahead", r"0(\.0\d*)?", marks=pytest.mark.extended)]
 )
-def test_overlap_that_is_lost_is_caught_with_the_reason_on_cpu_ranks(pytester, monkeypatch, lost, ratio):
+def test_overlap_that_is_lost_is_caught_with_the_reason_on_cpu_ranks(inner, on_cpu, lost, ratio):
     """Run collectives in line with compute and, in a traced model, gather parameters only when they are used."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver", "-k", lost)
+    result = inner(INNER, "--aorta-launcher=forkserver", "-k", lost)
     result.assert_outcomes(failed=1, deselected=1)
     result.stdout.re_match_lines_random(
         [

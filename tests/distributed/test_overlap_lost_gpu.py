@@ -74,10 +74,8 @@ BLOCKED = (
 
 
 @pytest.fixture
-def suite(pytester):
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-    return lambda *options: pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+def suite(inner):
+    return lambda *options: inner(INNER, *options)
 
 
 def test_one_stream_for_all_is_caught_with_the_reason(suite):

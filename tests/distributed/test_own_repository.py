@@ -73,15 +73,14 @@ def test_no_workload(workload):
 """
 
 
-def test_own_script_and_workload_run_beside_the_builtin_ones(pytester, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    pytester.makepyfile(train=SCRIPT, test_own=TESTS)
+def test_own_script_and_workload_run_beside_the_builtin_ones(pytester, inner, on_cpu):
+    pytester.makepyfile(train=SCRIPT)
     for name, cls in (("own", "Own"), ("notone", "NotOne")):
         folder = pytester.path / "workloads" / name
         folder.mkdir(parents=True)
         folder.joinpath("__init__.py").write_text(WORKLOAD, encoding="utf-8")
         folder.joinpath("shape.py").write_text("SHAPE = 7\n", encoding="utf-8")
         folder.joinpath("default.yaml").write_text(YAML.format(name=cls), encoding="utf-8")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver")
+    result = inner(TESTS, "--aorta-launcher=forkserver")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*TypeError: *NotOne has to be a subclass of pytest_aorta.worker.Workload*"])

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.result.reading import read_result
+from tests.distributed.processes import await_true, is_alive, rank_pids
 
 RECORDED = """
 import sys
@@ -66,9 +65,11 @@ def own_leases(folder: Path) -> dict[str, str]:
     return os.environ | {"AORTA_LEASE_DIR": str(folder / "leases")}
 
 
+AORTA_RUN = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0"]
+
+
 def aorta(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0", *arguments]
-    environ = own_leases(folder)
+    command, environ = [*AORTA_RUN, *arguments], own_leases(folder)
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -92,23 +93,25 @@ def test_three_lines_record_step_times_tokens_loss_and_weights(tmp_path):
 
 
 @pytest.mark.extended
-def test_loss_that_is_nan_fails_the_run_with_quantity_rank_and_first_step(tmp_path):
-    script = RECORDED.replace("recorder.loss(", "recorder.loss(float('nan') if dist.get_rank() == 1 and step > 1 else ")
+@pytest.mark.parametrize(
+    ("script", "failure"),
+    [
+        (
+            RECORDED.replace("recorder.loss(", "recorder.loss(float('nan') if dist.get_rank() == 1 and step > 1 else "),
+            "rank exception: rank 1 failed first: NotFinite: loss of rank 1 is nan first in measured step 3 of 5; ",
+        ),
+        (
+            f"{RECORDED}\nnext(iter(model.parameters())).data.fill_(float('nan'))\n",
+            " elements that are NaN or infinite at the end of the script",
+        ),
+    ],
+    ids=["loss", "parameter after the hash"],
+)
+def test_what_is_nan_fails_the_run_with_quantity_rank_and_step(tmp_path, script, failure):
     (tmp_path / "train.py").write_text(script)
     done = aorta(tmp_path, "--script", "train.py", "--", "5")
     assert done.returncode == 1
-    failure = "rank exception: rank 1 failed first: NotFinite: loss of rank 1 is nan first in measured step 3 of 5; "
     assert failure in done.stderr
-    assert "JSON" not in done.stderr
-
-
-@pytest.mark.extended
-def test_parameter_that_is_nan_after_the_hash_fails_the_run(tmp_path):
-    (tmp_path / "train.py").write_text(f"{RECORDED}\nnext(iter(model.parameters())).data.fill_(float('nan'))\n")
-    done = aorta(tmp_path, "--script", "train.py", "--", "5")
-    assert done.returncode == 1
-    assert "NotFinite: parameter weight of rank " in done.stderr
-    assert " elements that are NaN or infinite at the end of the script" in done.stderr
 
 
 def test_adapter_reads_each_rank_s_log_without_a_line_in_the_script(tmp_path):
@@ -137,21 +140,13 @@ def test_sigterm_leaves_no_process_and_keeps_what_is_done(tmp_path):
     write_logged(tmp_path, "time")
     script = tmp_path / "workloads" / "logged" / "train.py"
     script.write_text(script.read_text().replace("sleep(0.005)", "sleep(60)"))
-    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0", "--workload", "logged"]
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=own_leases(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*AORTA_RUN, "--workload", "logged"], cwd=tmp_path, env=own_leases(tmp_path), stderr=subprocess.PIPE, text=True
     )
-    pids: list[int] = []
-    deadline_s = time.monotonic() + 150
-    while len(pids) < 2 and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-        pids = [int(path.read_text()) for path in tmp_path.rglob("ranks/*/pid")]
-    assert len(pids) == 2
+    await_true(lambda: len(rank_pids(tmp_path)) == 2)
+    pids = rank_pids(tmp_path)
     process.send_signal(signal.SIGTERM)
     _, complaint = process.communicate(timeout=150)
     assert process.returncode == 128 + signal.SIGTERM
     assert "ended by SIGTERM" in complaint
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, 0)
-            pytest.fail(f"rank {pid} is still there")
+    assert not any(map(is_alive, pids))

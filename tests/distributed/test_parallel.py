@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.common.errors import LaunchError
+from tests.distributed.small_llama import trains_alike
 
 pytestmark = [
     pytest.mark.numerics,
@@ -36,17 +36,8 @@ UNCHANGED = {"lr": 1e-60, "steps": 1}
     ],
 )
 def test_layouts_begin_with_the_same_weights_and_train_alike(workload, layouts):
-    initial, trained = {}, {}
-    for layout in layouts:
-        trained[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
-        initial[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout] | UNCHANGED).weight_hashes["1"]
-    assert len(set(initial.values())) == 1, initial
-
-    reference = trained["fsdp 4"]
-    assert reference.weight_hashes["10"] != initial["fsdp 4"]
-    for layout, result in trained.items():
-        assert result.loss == pytest.approx(reference.loss, rel=1e-5), layout
-        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
+    chosen = {name: LAYOUTS[name] for name in layouts}
+    trains_alike(workload, TRAINING, chosen, unchanged=UNCHANGED, rel_loss=1e-5, rel_norm=1e-4)
 
 
 @pytest.mark.extended
@@ -61,16 +52,3 @@ def test_compiled_blocks_under_tensor_parallelism_train_as_eager_ones(workload, 
     compiled = workload.run("llama_fsdp2", compile_blocks=True, **training)
     assert compiled.loss == pytest.approx(eager.loss, rel=1e-6)
     assert compiled.grad_norm == pytest.approx(eager.grad_norm, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"tensor_parallel_degree": 3}, "4 ranks, not a multiple of data_parallel_replicate_degree 1 x"),
-        ({"n_kv_heads": 1, "tensor_parallel_degree": 2}, r"not multiples of 2 are \{'n_kv_heads': 1\}"),
-        ({"seq_len": 6, "context_parallel_degree": 2}, "seq_len is 6, not a multiple of 2 x context"),
-    ],
-)
-def test_degrees_that_can_not_be_are_refused_by_name(workload, axes, message):
-    with pytest.raises(LaunchError, match=message):
-        workload.run("llama_fsdp2", **TRAINING | axes)

@@ -86,6 +86,14 @@ def test_a_pipeline_has_the_same_bits_again(workload, eager):
     assert (one.weight_hashes, one.loss, one.grad_norm) == (other.weight_hashes, other.loss, other.grad_norm)
 
 
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
+def test_two_stages_a_rank_have_the_bits_of_one(workload, schedule):
+    changed = {"n_layers": 4, "gradient_accumulation": 4, "reduce_dtype": "bfloat16", "max_grad_norm": None}
+    training = TRAINING | LAYOUTS["pp 2, fsdp 2"] | changed | {"reshard_after_forward": False}
+    one, two = (workload.run("llama_fsdp2", pipeline_parallel_schedule=name, **training) for name in ("1F1B", schedule))
+    assert (one.weight_hashes, one.loss) == (two.weight_hashes, two.loss)
+
+
 def test_a_checkpoint_goes_on_in_another_layout(workload, tmp_path):
     folder = str(tmp_path / "saved")
     training = TRAINING | {"steps": 3}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.distributed.small_llama import trains_alike
+
 TRAINING = {"size": "debug", "n_layers": 3, "n_kv_heads": 4, "steps": 5, "warmup": 0}
 PP = {"pipeline_parallel_degree": 2, "gradient_accumulation": 2}
 # The global batch is four sequences in each layout.
@@ -28,18 +30,9 @@ UNCHANGED = {"lr": 1e-60, "steps": 1}
     ],
 )
 def test_stages_begin_with_the_whole_models_weights_and_train_alike(workload, layouts):
-    initial, trained = {}, {}
-    for layout in layouts:
-        initial[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout] | UNCHANGED).weight_hashes["1"]
-        trained[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
-    assert len(set(initial.values())) == 1, initial
-
-    reference = trained["fsdp 4"]
-    assert reference.weight_hashes["5"] != initial["fsdp 4"]
-    for layout, result in trained.items():
-        assert result.loss == pytest.approx(reference.loss, rel=1e-6), layout
-        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-6), layout
-        assert result.rank_metrics["num_parameters"] == reference.rank_metrics["num_parameters"], layout
+    chosen = {name: LAYOUTS[name] for name in layouts}
+    trained = trains_alike(workload, TRAINING, chosen, unchanged=UNCHANGED, rel_loss=1e-6, rel_norm=1e-6)
+    assert len({tuple(result.rank_metrics["num_parameters"]) for result in trained.values()}) == 1
 
 
 # Both worlds reduce gradients over two ranks. Only the order of the norm's sum differs, so without clipping no bit
@@ -91,9 +84,71 @@ def test_loaded_by_two(workload, axes):
 
 
 @pytest.mark.extended
-def test_stages_of_two_ranks_have_every_bit_of_two_ranks(pytester, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver")
-    result.assert_outcomes(passed=6)
+def test_stages_of_two_ranks_have_every_bit_of_two_ranks(inner, on_cpu):
+    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=6)
+
+
+# Without clipping, no bit depends on how stages divide the gradient norm.
+TWO_STAGES = PP | {
+    "size": "debug",
+    "n_layers": 5,
+    "gradient_accumulation": 4,
+    "batch_size": 1,
+    "steps": 3,
+    "warmup": 0,
+    "hash_every": 1,
+    "hash_tensors": ["gradients"],
+    "max_grad_norm": None,
+    "param_dtype": "bfloat16",
+}
+INTERLEAVED = {"pipeline_parallel_schedule": "Interleaved1F1B"}
+ZERO_BUBBLE = {"pipeline_parallel_schedule": "ZBVZeroBubble", "reshard_after_forward": False}
+# The schedule adds up gradients of weights in param_dtype before it adds them to those in reduce_dtype.
+ZERO_BUBBLE_IN_ONE_DTYPE = ZERO_BUBBLE | {"reduce_dtype": "bfloat16"}
+
+
+def schedules():
+    """Return layouts with two stages a rank; those of 4 ranks have another axis of 2 ranks."""
+    in_ci = ("interleaved", "zero bubble")
+    for name, world_size, keys in (
+        ("interleaved", 2, INTERLEAVED),
+        ("zero bubble", 2, ZERO_BUBBLE_IN_ONE_DTYPE),
+        ("interleaved, traced", 2, INTERLEAVED | {"workload": "llama_simple_fsdp"}),
+        ("interleaved, reduced each time", 2, INTERLEAVED | {"reduce_every_micro_batch": True}),
+        ("interleaved, resharded", 4, INTERLEAVED),
+        ("interleaved, TP 2", 4, INTERLEAVED | {"tensor_parallel_degree": 2, "batch_size": 2}),
+        ("interleaved, EP 2", 4, INTERLEAVED | {"num_experts": 4, "expert_parallel_degree": 2}),
+        ("zero bubble, AC full", 2, ZERO_BUBBLE_IN_ONE_DTYPE | {"activation_checkpointing": "full"}),
+        ("zero bubble, FSDP 2", 4, ZERO_BUBBLE_IN_ONE_DTYPE),
+    ):
+        marks = [pytest.mark.world(size=world_size, device="cpu", warm=True)]
+        yield pytest.param(keys, id=name, marks=marks if name in in_ci else [*marks, pytest.mark.extended])
+
+
+def with_1f1b(workload, keys):
+    """Return the results of the given schedule, and of 1F1B in its place."""
+    given = TWO_STAGES | keys
+    name = given.pop("workload", "llama_fsdp2")
+    return workload.run(name, **given), workload.run(name, **given | {"pipeline_parallel_schedule": "1F1B"})
+
+
+@pytest.mark.numerics
+@pytest.mark.launch_timeout(180)
+@pytest.mark.parametrize("keys", list(schedules()))
+def test_two_stages_a_rank_have_every_bit_of_one(workload, keys):
+    result, reference = with_1f1b(workload, keys)
+    assert result.loss == reference.loss
+    assert result.weight_hashes == reference.weight_hashes
+    assert result.tensor_hashes == reference.tensor_hashes
+    assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-6)
+
+
+@pytest.mark.extended
+@pytest.mark.numerics
+@pytest.mark.world(size=2, device="cpu", warm=True)
+@pytest.mark.launch_timeout(180)
+def test_a_zero_bubble_rounds_otherwise_if_gradients_are_reduced_in_another_dtype(workload):
+    result, reference = with_1f1b(workload, ZERO_BUBBLE)
+    assert result.loss[0] == reference.loss[0]
+    assert result.weight_hashes != reference.weight_hashes
+    assert result.loss == pytest.approx(reference.loss, rel=1e-3)

@@ -35,14 +35,10 @@ WARM = "--aorta-launcher=forkserver"
 
 
 @pytest.fixture
-def suite(pytester, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-
+def suite(pytester, inner, on_cpu):
     def run(planted, *options):
         pytester.path.joinpath("planted.json").write_text(json.dumps(planted), encoding="utf-8")
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", WARM, *options)
+        return inner(INNER, WARM, *options)
 
     return run
 

@@ -16,8 +16,8 @@ MAX_READ_S = 0.005
 
 
 @pytest.mark.world(size=2, device="cuda")
-def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload, fsdp_config):
-    result = workload.run("fsdp", **(fsdp_config | {"steps": 600}))
+def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload, config_of):
+    result = workload.run("fsdp", **(config_of("fsdp") | {"steps": 600}))
     facts = result.platform_facts
     print(json.dumps(to_builtins(facts), indent=2))
     assert facts.problem is None

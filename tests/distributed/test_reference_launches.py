@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import pytest_aorta
+from tests.distributed.processes import mentioning
 
 OWN = """
 import time
@@ -154,18 +155,6 @@ def git(folder: Path, *arguments: str) -> str:
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-
-
-def mentioning(text: str) -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            told = (folder / "cmdline").read_bytes() + os.fsencode((folder / "cwd").readlink())
-        except OSError:
-            continue
-        if text.encode() in told and int(folder.name) != os.getpid():
-            found.append(folder.name)
-    return found
 
 
 @pytest.fixture

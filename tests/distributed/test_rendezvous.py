@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,10 @@ from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import rank_pids
+from tests.distributed.processes import START_S, await_true
+from tests.unit import builders
 
 ATTACKER = Path(__file__).parent / "scripts" / "rendezvous_attacker.py"
-START_S = 150.0
 # torch's c10d rendezvous reads its state every five seconds.
 LOOKS_S = 11.0
 WAITS = """
@@ -42,25 +42,17 @@ def listening_ports() -> set[str]:
 def make_plan(folder: Path, nodes: int) -> LaunchPlan:
     script = folder / "waits.py"
     script.write_text(WAITS, encoding="utf-8")
-    return LaunchPlan(
+    return builders.make_plan(
+        folder / "run",
         name="waits",
-        spec=None,
         config={},
         script=str(script),
         args=(str(folder / "done"),),
         world=World(2, "cpu", nodes=nodes),
         timeout_s=START_S,
-        run_dir=folder / "run",
         cwd=folder,
         node_launcher=("sh", "-c", EACH, "sh"),
     )
-
-
-def await_true(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + START_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.distributed.processes import refused_namespaces
 
 pytestmark = pytest.mark.extended
 
@@ -36,17 +37,6 @@ def test_long(workload):
 """
 
 
-def lacking() -> str | None:
-    """Return why this machine can't run the cluster, or None."""
-    if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
-        return f"programs {absent} are not installed (Debian packages slurm-wlm, munge, iproute2)"
-    if os.geteuid() != 0:
-        return "slurmd needs root"
-    bridge = "mount -t tmpfs tmpfs /run && ip netns add node0 && ip link add switch type bridge"
-    made = subprocess.run([*UNSHARE, "sh", "-c", bridge], capture_output=True, text=True)
-    return None if made.returncode == 0 else f"namespaces are not allowed here: {made.stderr.strip()}"
-
-
 def make_project(folder: Path) -> None:
     """Create a project for the batch script, without its need for GPUs."""
     script = (ROOT / "examples/slurm/two_nodes.sbatch").read_text(encoding="utf-8")
@@ -64,8 +54,9 @@ def make_project(folder: Path) -> None:
 
 
 def test_batch_script_trains_under_slurm_and_a_killed_agent_is_reported(tmp_path):
-    if reason := lacking():
-        pytest.skip(f"a cluster of this machine needs Slurm and namespaces: {reason}")
+    bridge = "mount -t tmpfs tmpfs /run && ip netns add node0 && ip link add switch type bridge"
+    if reason := "slurmd needs root" if os.geteuid() else refused_namespaces(UNSHARE, PROGRAMS, bridge):
+        pytest.skip(f"a cluster needs Slurm and namespaces: {reason} (Debian packages slurm-wlm, munge, iproute2)")
     project, cluster = tmp_path / "project", tmp_path / "cluster"
     make_project(project)
     job = ["sbatch", "--wait", "--nodes=3", "--output=job.log", "two_nodes.sbatch"]

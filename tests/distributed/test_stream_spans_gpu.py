@@ -20,12 +20,12 @@ LONG = {"fsdp": {"layers": 8, "gemm_size": 8192, "fsdp_shard_size": 1 << 24}, "d
 @pytest.mark.parametrize(
     ("name", "sizes", "lanes"),
     [
-        ("fsdp", "fsdp_config", {"all_gather", "reduce_scatter"}),
-        ("ddp_overlap", "ddp_config", {"all_reduce"}),
+        ("fsdp", "fsdp", {"all_gather", "reduce_scatter"}),
+        ("ddp_overlap", "ddp", {"all_reduce"}),
     ],
 )
-def test_events_and_profiler_agree_on_what_is_hidden(workload, captured_steps, request, name, sizes, lanes):
-    result = workload.run(name, **request.getfixturevalue(sizes) | LONG[name] | STEPS)
+def test_events_and_profiler_agree_on_what_is_hidden(workload, captured_steps, config_of, name, sizes, lanes):
+    result = workload.run(name, **config_of(sizes) | LONG[name] | STEPS)
     for steps, profiled in zip(captured_steps(result), result.overlap, strict=True):
         assert len(steps) == 10
         assert all({"compute", "copy", *lanes} == set(step["stream_ms"]) for step in steps)
@@ -34,9 +34,9 @@ def test_events_and_profiler_agree_on_what_is_hidden(workload, captured_steps, r
         assert hidden_ms / (hidden_ms + exposed_ms) == pytest.approx(expected, abs=0.1)
 
 
-def test_profiled_ratio_of_ranking_does_not_depend_on_the_host_as_spans_do(workload, captured_steps, ranking_config):
+def test_profiled_ratio_of_ranking_does_not_depend_on_the_host_as_spans_do(workload, captured_steps, config_of):
     """Compare two launches by the profiler alone: in spans, gaps that a late host leaves count as compute."""
-    results = [workload.run("ranking", **ranking_config | STEPS | {"profile_steps": 2}) for _ in range(2)]
+    results = [workload.run("ranking", **config_of("ranking") | STEPS | {"profile_steps": 2}) for _ in range(2)]
     for result in results:
         assert all(lead.succeeded for lead in result.head_start)
         for steps in captured_steps(result):
@@ -46,8 +46,8 @@ def test_profiled_ratio_of_ranking_does_not_depend_on_the_host_as_spans_do(workl
     assert first == pytest.approx(second, abs=0.03)
 
 
-def test_events_and_profiler_agree_on_copies_beside_products(workload, captured_steps, copy_config):
-    result = workload.run("copy_compute", **copy_config | STEPS)
+def test_events_and_profiler_agree_on_copies_beside_products(workload, captured_steps, config_of):
+    result = workload.run("copy_compute", **config_of("copy") | STEPS)
     for steps, profiled in zip(captured_steps(result), result.overlap, strict=True):
         for lane in ("compute", "copy"):
             share = sum(step["stream_ms"][lane] for step in steps) / sum(step["step_time_ms"] for step in steps)

@@ -18,11 +18,8 @@ def test_traced(workload):
 """
 
 
-def test_launch_that_profiles_nothing_by_itself_leaves_traces_and_no_overlap(pytester):
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-    options = ("-p", "no:cacheprovider", "--aorta-profiler=torch", "--aorta-results=results")
-    result = pytester.runpytest_subprocess(*options)
+def test_launch_that_profiles_nothing_by_itself_leaves_traces_and_no_overlap(pytester, inner):
+    result = inner(INNER, "--aorta-profiler=torch", "--aorta-results=results")
     result.assert_outcomes(passed=1)
     [folder] = (path.parent for path in pytester.path.glob("results/*/*/plan.json"))
     result.stdout.fnmatch_lines(["note: test_inner::test_traced: all ranks' traces on one clock: */trace.json.gz"])
@@ -42,11 +39,8 @@ def test_scheduled(workload):
 
 
 @pytest.mark.extended
-def test_schedule_keeps_a_trace_of_each_repeat(pytester):
-    pytester.makepyfile(test_inner=SCHEDULED)
-    schedule = "--aorta-profiler=torch:wait=1 active=2 repeat=2 shapes"
-    options = ("-p", "no:cacheprovider", schedule, "--aorta-results=results")
-    result = pytester.runpytest_subprocess(*options)
+def test_schedule_keeps_a_trace_of_each_repeat(pytester, inner):
+    result = inner(SCHEDULED, "--aorta-profiler=torch:wait=1 active=2 repeat=2 shapes", "--aorta-results=results")
     result.assert_outcomes(passed=1)
     [folder] = (path.parent for path in pytester.path.glob("results/*/*/plan.json"))
     assert (

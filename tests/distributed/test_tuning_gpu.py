@@ -25,9 +25,11 @@ def hidden_share(result):
 
 
 @pytest.fixture
-def ranking(workload, ranking_config):
+def ranking(workload, config_of):
     """Return a function that runs `ranking` with some keys changed, for its profiled steps."""
-    return lambda **changes: workload.run("ranking", **ranking_config | {"steps": 5, "profile_steps": 4} | changes)
+    return lambda **changes: workload.run(
+        "ranking", **config_of("ranking") | {"steps": 5, "profile_steps": 4} | changes
+    )
 
 
 def test_what_is_not_resharded_is_gathered_once_a_step(ranking):
@@ -49,13 +51,13 @@ def test_larger_batches_and_more_of_them_leave_less_exposed_a_sample(ranking):
     assert collective_ms(accumulated, "reduce_scatter") < 2 * collective_ms(small, "reduce_scatter")
 
 
-def test_steps_in_line_and_beside_compute_have_the_same_bits(workload, ranking_config, ddp_config):
+def test_steps_in_line_and_beside_compute_have_the_same_bits(workload, config_of):
     small = {"dim": 256, "ffn_hidden": 512, "n_heads": 4, "n_layers": 3, "steps": 5, "warmup": 0, "hash_every": 1}
     exact = {"deterministic": True, "profile_steps": 0, "rows_per_table": 100}
-    beside = workload.run("ranking", **ranking_config | small | exact)
-    in_line = workload.run("ranking", **ranking_config | small | exact | {"one_stream": True})
+    beside = workload.run("ranking", **config_of("ranking") | small | exact)
+    in_line = workload.run("ranking", **config_of("ranking") | small | exact | {"one_stream": True})
     assert in_line.weight_hashes == beside.weight_hashes
-    config = ddp_config | small | exact | {"bucket_cap_mb": 1, "overlap_reduce_scatter": True}
+    config = config_of("ddp") | small | exact | {"bucket_cap_mb": 1, "overlap_reduce_scatter": True}
     hooked = workload.run("ddp_overlap", **config)
     late = workload.run("ddp_overlap", **config | {"enable_overlap": False, "gradient_as_bucket_view": False})
     assert late.weight_hashes == hooked.weight_hashes
@@ -63,22 +65,22 @@ def test_steps_in_line_and_beside_compute_have_the_same_bits(workload, ranking_c
 
 
 @pytest.mark.tolerance(overlap_ratio="5 points")
-def test_one_hardware_queue_loses_overlap(workload, ddp_config):
+def test_one_hardware_queue_loses_overlap(workload, config_of):
     """Start the kernels of all streams in the order in which the host enqueued them."""
-    variant = {"workload": "ddp_overlap", **ddp_config, "steps": 5, "profile_steps": 4}
+    variant = {"workload": "ddp_overlap", **config_of("ddp"), "steps": 5, "profile_steps": 4}
     one = variant | {"environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
     with workload.expect_regression("overlap_ratio"):
         workload.compare(one, variant, metrics=["overlap_ratio"])
 
 
 @pytest.mark.parametrize("kind", ["h2d", "d2h"])
-def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workload, copy_config, kind):
-    config = copy_config | {"steps": 20, "copy_kind": kind}
+def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workload, config_of, kind):
+    config = config_of("copy") | {"steps": 20, "copy_kind": kind}
     beside, in_line = (workload.run("copy_compute", overlap=overlap, **config) for overlap in (True, False))
     assert min(beside.rank_metrics["overlap_saving"]) > 0.1
     assert max(map(abs, in_line.rank_metrics["overlap_saving"])) < 0.05
 
 
-def test_priority_that_the_device_lacks_is_reported(workload, copy_config):
+def test_priority_that_the_device_lacks_is_reported(workload, config_of):
     with pytest.raises(LaunchError, match=r"priority is -99; allowed on this device is -\d+ to 0"):
-        workload.run("copy_compute", **copy_config | {"priority": -99})
+        workload.run("copy_compute", **config_of("copy") | {"priority": -99})

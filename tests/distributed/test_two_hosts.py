@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.distributed.processes import refused_namespaces
 
 ROOT = Path(__file__).parents[2]
 TWO_HOSTS = "tests.distributed.scripts.two_hosts"
@@ -42,20 +43,11 @@ def test_long(workload):
 """
 
 
-def lacking() -> str | None:
-    """Return why this machine can't run two hosts, or None."""
-    if absent := [name for name in ("ip", "unshare", "mount") if shutil.which(name) is None]:
-        return f"programs {absent} are not installed (packages iproute2, util-linux, mount)"
-    made = subprocess.run(
-        [*UNSHARE, "sh", "-c", "mount -t tmpfs tmpfs /run && ip netns add host0"], capture_output=True, text=True
-    )
-    return None if made.returncode == 0 else f"namespaces are not allowed here: {made.stderr.strip()}"
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _namespaces() -> None:
-    if reason := lacking():
-        pytest.skip(f"two hosts need network namespaces: {reason}")
+    trial = "mount -t tmpfs tmpfs /run && ip netns add host0"
+    if reason := refused_namespaces(UNSHARE, ("ip", "unshare", "mount"), trial):
+        pytest.skip(f"two hosts need network namespaces: {reason} (packages iproute2, util-linux, mount)")
 
 
 def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:

@@ -25,13 +25,10 @@ def test_speed(workload):
 
 
 @pytest.fixture
-def suite(pytester):
-    pytester.makepyfile(test_inner=INNER)
-    pytester.makeini("[pytest]\n")
-
+def suite(pytester, inner):
     def run(fault, *options):
         pytester.path.joinpath("fault.json").write_text(json.dumps(fault), encoding="utf-8")
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        return inner(INNER, *options)
 
     return run
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,15 +20,14 @@ from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import find_workload, resolve_config
-from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.outcome import LaunchOutcome
-from pytest_aorta.result.rank_failures import LaunchFailure
 from pytest_aorta.result.reading import collect_result
+from tests.distributed.processes import await_true, is_alive, living_children, rank_pids
+from tests.unit.builders import make_plan
 
-GONE_S = 120.0
+ROOT = Path(__file__).parents[2]
 # Time limits to reach a hang: the first suffices on idle cores; on busy cores, a launch is repeated with the next.
 HANG_LIMITS_S = (6.0, 24.0, 96.0)
 CONFIGS = {
@@ -88,7 +85,9 @@ found = {
     "given": os.environ.get("AORTA_GIVEN"),
     "random": [random.random(), float(numpy.random.rand()), float(torch.rand(()))],
     "gc": gc.isenabled(),
-    "environ": sorted(set(os.environ) - {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}),
+    "environ": sorted(
+        set(os.environ) - {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "AORTA_GIVEN"}
+    ),
     "num_threads": torch.get_num_threads(),
     "sigint": signal.getsignal(signal.SIGINT) == signal.default_int_handler,
     "handlers": [getattr(handler, "__name__", str(handler)) for handler in map(signal.getsignal, (1, 13, 15))],
@@ -108,13 +107,6 @@ HANGS = {
     "hang": "time.sleep(600)",
     "SIGTERM ignored": "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
 }
-INNER = """
-import pytest
-
-@pytest.mark.world(size=2, device="cpu", warm=True)
-def test_inner(workload):
-    workload.run_script("train.py", ["time.sleep(600)"])
-"""
 
 BROKEN_SERVER = """
 import sys
@@ -157,21 +149,10 @@ def script_plan(tmp_path: Path) -> Planner:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "helper_of_mine.py").write_text("", encoding="utf-8")
 
-    def plan(launcher: str, code: str, **changes: Any) -> LaunchPlan:
-        run_dir = tmp_path / f"{launcher}-{len(list(tmp_path.iterdir()))}"
-        base = LaunchPlan(
-            name="train.py",
-            spec=None,
-            config={},
-            script=str(tmp_path / "train.py"),
-            args=(code,),
-            world=World(2, "cpu"),
-            timeout_s=120.0,
-            run_dir=run_dir,
-            cwd=Path(__file__).parents[2],
-            launcher=launcher,
-        )
-        return replace(base, **changes)
+    def plan(launcher: str, code: str, timeout_s: float = 120.0, **changes: Any) -> LaunchPlan:
+        run_dir, script = tmp_path / f"{launcher}-{len(list(tmp_path.iterdir()))}", str(tmp_path / "train.py")
+        changes |= {"launcher": launcher, "timeout_s": timeout_s}
+        return make_plan(run_dir, name="train.py", config={}, script=script, args=(code,), cwd=ROOT, **changes)
 
     return plan
 
@@ -179,8 +160,8 @@ def script_plan(tmp_path: Path) -> Planner:
 def workload_plan(launcher: str, name: str, run_dir: Path) -> LaunchPlan:
     spec = find_workload(name, ())
     config = resolve_config(spec, CONFIGS[name])
-    return LaunchPlan(
-        name, spec, config, None, (), World(2, "cpu"), 120.0, run_dir, Path(__file__).parents[2], launcher=launcher
+    return make_plan(
+        run_dir, name=name, spec=spec, config=config, script=None, timeout_s=120.0, cwd=ROOT, launcher=launcher
     )
 
 
@@ -190,42 +171,12 @@ def run(servers: ForkServers, plan: LaunchPlan) -> WorkloadResult:
     return collect_result(plan, outcome)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def rank_pids(folder: Path) -> list[int]:
-    return [int(path.read_text()) for path in folder.rglob("ranks/*/pid")]
-
-
-def living_children(pid: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = GONE_S) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     ("launcher", "end"),
     [
         (LauncherKind.FORKSERVER, ""),
         (LauncherKind.FORKSERVER, "raise SystemExit(0)"),
+        (LauncherKind.FORKSERVER, "raise KeyError('lost')"),
         (LauncherKind.TORCHRUN, ""),
         pytest.param(LauncherKind.TORCHRUN, "raise SystemExit(0)", marks=pytest.mark.extended),
     ],
@@ -233,16 +184,8 @@ def wait_until(condition: Callable[[], bool], limit_s: float = GONE_S) -> None:
 def test_nothing_that_a_script_made_is_destroyed_before_its_rank_exits(servers, script_plan, launcher, end):
     plan = script_plan(launcher, "")
     Path(plan.script).write_text(SCRIPT + DESTROYED + end, encoding="utf-8")
-    run(servers, plan)
-    assert [path.name for path in plan.run_dir.rglob("destroyed")] == []
-
-
-def test_nothing_that_a_failed_script_made_is_destroyed_before_its_rank_exits(servers, script_plan):
-    plan = script_plan(LauncherKind.FORKSERVER, "")
-    Path(plan.script).write_text(SCRIPT + DESTROYED + "raise KeyError('lost')", encoding="utf-8")
     failure = launch_failure(plan, servers.launch(plan))
-    assert failure is not None
-    assert "KeyError" in failure.text
+    assert ("KeyError" in failure.text) if "KeyError" in end else failure is None
     assert [path.name for path in plan.run_dir.rglob("destroyed")] == []
 
 
@@ -283,23 +226,14 @@ def test_launch_inherits_no_state_of_the_previous_launch(servers, script_plan, t
     found = []
     for number, launcher in enumerate((LauncherKind.FORKSERVER, LauncherKind.FORKSERVER, LauncherKind.TORCHRUN)):
         monkeypatch.setenv("AORTA_FOUND", str(tmp_path / f"found-{number}"))
-        monkeypatch.setenv("AORTA_GIVEN", "same")
+        monkeypatch.delenv("AORTA_GIVEN", raising=False) if number else monkeypatch.setenv("AORTA_GIVEN", "once")
         assert run(servers, script_plan(launcher, TRACES)).launcher == launcher
         found.append(json.loads((tmp_path / f"found-{number}").read_text()))
-    randoms = [launch.pop("random") for launch in found]
+    randoms, given = ([launch.pop(name) for launch in found] for name in ("random", "given"))
     assert found[0] == found[1] == found[2]
     assert found[0]["left"] == [None, None, False]
+    assert given == ["once", None, None]
     assert len({number for triple in randoms for number in triple}) == 9
-
-
-def test_variable_of_one_launch_is_not_set_in_the_next(servers, script_plan, tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_FOUND", str(tmp_path / "found"))
-    seen = []
-    for value in ("one", None):
-        monkeypatch.setenv("AORTA_GIVEN", value) if value else monkeypatch.delenv("AORTA_GIVEN")
-        run(servers, script_plan(LauncherKind.FORKSERVER, TRACES))
-        seen.append(json.loads((tmp_path / "found").read_text())["given"])
-    assert seen == ["one", None]
 
 
 def run_into_hang(servers: ForkServers, script_plan: Planner, code: str) -> LaunchFailure:
@@ -307,18 +241,15 @@ def run_into_hang(servers: ForkServers, script_plan: Planner, code: str) -> Laun
     run(servers, script_plan(LauncherKind.FORKSERVER, ""))  # the server's start has the launch's time limit, too
     for limit_s in HANG_LIMITS_S:
         plan = script_plan(LauncherKind.FORKSERVER, code, timeout_s=limit_s)
-        outcome = servers.launch(plan)
+        failure = run_into_failure(servers, plan)
         if all(rank.steps for rank in read_evidence(plan)):
             break
-    return checked_failure(plan, outcome)
+    return failure
 
 
 def run_into_failure(servers: ForkServers, plan: LaunchPlan) -> LaunchFailure:
-    return checked_failure(plan, servers.launch(plan))
-
-
-def checked_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure:
     """Return the failure of a launch, after checking that no rank is left."""
+    outcome = servers.launch(plan)
     failure = launch_failure(plan, outcome)
     assert failure is not None
     assert outcome.launcher == plan.launcher
@@ -332,8 +263,10 @@ def checked_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure:
     "kind", ["signal", *(pytest.param(kind, marks=pytest.mark.extended) for kind in OTHER_FAILURES)]
 )
 def test_warm_launch_fails_as_a_cold_launch_does(servers, script_plan, kind):
-    warm = run_into_failure(servers, script_plan(LauncherKind.FORKSERVER, FAILURES[kind]))
-    cold = run_into_failure(servers, script_plan(LauncherKind.TORCHRUN, FAILURES[kind]))
+    warm, cold = (
+        run_into_failure(servers, script_plan(launcher, FAILURES[kind]))
+        for launcher in (LauncherKind.FORKSERVER, LauncherKind.TORCHRUN)
+    )
     assert (warm.kind, warm.rank) == (cold.kind, cold.rank)
     assert warm.text.splitlines()[0] == cold.text.splitlines()[0]
     assert warm.rank == 1
@@ -380,41 +313,28 @@ def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
         assert held.read().splitlines() == [f'launch "{plan.run_dir}"', f'ended "{plan.run_dir}"']
 
 
-def test_killed_server_is_replaced_at_the_next_launch(own_servers, script_plan):
-    servers = own_servers(dict(os.environ))
-    run(servers, script_plan(LauncherKind.FORKSERVER, ""))
-    [pid] = servers.pids
-    os.kill(pid, signal.SIGKILL)
-    assert run(servers, script_plan(LauncherKind.FORKSERVER, "")).launcher == LauncherKind.FORKSERVER
-    assert servers.pids != [pid]
-
-
-def test_launch_outlives_the_fork_server_that_started_it(own_servers, script_plan):
-    servers = own_servers(dict(os.environ))
-    run(servers, script_plan(LauncherKind.FORKSERVER, ""))
-    plan = script_plan(LauncherKind.FORKSERVER, f"os.kill({servers.pids[0]}, signal.SIGKILL)")
-    assert run(servers, plan).launcher == LauncherKind.FORKSERVER
-
-
-def test_closed_server_is_gone(own_servers, script_plan):
-    servers = own_servers(dict(os.environ))
-    run(servers, script_plan(LauncherKind.FORKSERVER, ""))
-    [pid] = servers.pids
-    wait_until(lambda: living_children(pid) == [])
-    servers.close()
-    assert not is_alive(pid)
-    assert servers.pids == []
-
-
-def test_changed_environment_needs_a_new_server(own_servers, script_plan):
+def test_server_is_replaced_when_it_is_killed_or_its_environment_changes_and_is_gone_when_it_is_closed(
+    own_servers, script_plan
+):
     environ = dict(os.environ)
     servers = own_servers(environ)
     run(servers, script_plan(LauncherKind.FORKSERVER, ""))
-    before = servers.pids
+    [first] = servers.pids
     environ["MALLOC_ARENA_MAX"] = "2"
     run(servers, script_plan(LauncherKind.FORKSERVER, "assert os.environ['MALLOC_ARENA_MAX'] == '2'"))
-    assert servers.pids != before
-    assert not any(map(is_alive, before))
+    [second] = servers.pids
+    assert second != first
+    assert not is_alive(first)
+    # A launch outlives the server that started it.
+    killing = script_plan(LauncherKind.FORKSERVER, f"os.kill({second}, signal.SIGKILL)")
+    assert run(servers, killing).launcher == LauncherKind.FORKSERVER
+    assert run(servers, script_plan(LauncherKind.FORKSERVER, "")).launcher == LauncherKind.FORKSERVER
+    [third] = servers.pids
+    assert third != second
+    await_true(lambda: living_children(third) == [])
+    servers.close()
+    assert not is_alive(third)
+    assert servers.pids == []
 
 
 def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_servers, script_plan, tmp_path):
@@ -482,31 +402,10 @@ def test_log_of_a_warm_launch_names_modules_that_each_rank_imports(tmp_path):
     log, plan = tmp_path / "agent.log", {"environ": {variables.LAUNCH_ID: "1"}, "spec": {}}
     code = LOGGING.format(log=str(log), plan=plan)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
-    assert log.read_text() == "fork server: each rank imports slow, because it starts a process when it is imported\n"
+    assert log.read_text().startswith("fork server: each rank imports slow, because ")
 
 
 def test_module_that_starts_a_thread_or_a_process_is_left_to_the_ranks(tmp_path):
     for name, code in TO_PRELOAD.items():
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
     subprocess.run([sys.executable, "-c", PRELOADING], cwd=tmp_path, check=True, timeout=120)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.extended)])
-def test_no_process_is_left_when_pytest_is_ended(script_plan, tmp_path, number):
-    (tmp_path / "test_inner.py").write_text(INNER, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--aorta-results=results", "test_inner.py"]
-    with (tmp_path / "log").open("wb") as log:
-        pytest_process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_until(lambda: len(rank_pids(tmp_path / "results")) == 2, 120)
-        [server] = living_children(pytest_process.pid)
-        [guard] = living_children(server)
-        [agent] = living_children(guard)
-        os.killpg(pytest_process.pid, number)
-        pytest_process.wait(GONE_S)
-        left = [server, guard, agent, *rank_pids(tmp_path / "results")]
-        wait_until(lambda: not any(map(is_alive, left)))
-    finally:
-        pytest_process.kill()
-        pytest_process.wait()

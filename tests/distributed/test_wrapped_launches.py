@@ -15,7 +15,8 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, limits_under
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
-from tests.distributed.test_faults import START_S, await_true, make_plan, mentioning
+from tests.distributed.processes import START_S, await_true, mentioning
+from tests.distributed.test_faults import make_plan
 
 # Like a real profiler, it starts a child, writes after the child's normal end, and exits with the child's exit code.
 FAKE_PROFILER = """#!/bin/sh

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.cli.main import main
+from tests.distributed.processes import await_true
 from tests.integration.conftest import FAKE_LAUNCHER, Project
 
 # The commit's file planted.json determines its launches; times have some noise.
@@ -69,11 +68,17 @@ class Repository:
         self.project.git("commit", "-qam", f"change {self._count}")
         self._count += 1
 
-    def change_hash(self, at: int, of: int) -> None:
+    def change_hash(self, at: int, of: int, broken: tuple[int, ...] = ()) -> None:
         """Add so many commits, whose weights are others from commit ``at`` on, and a test of the weights."""
         self.project.write("test_toy.py", EXACT)
         for number in range(of):
-            self.commit(weight_hash=HASHES[number >= at])
+            self.commit(weight_hash=HASHES[number >= at], **({"raises": 1} if number in broken else {}))
+
+    def change_time(self, at: int, of: int, noise: float) -> None:
+        """Add so many commits, whose steps are four times as long from commit ``at`` on, and a test of the time."""
+        self.project.write("test_toy.py", TIMED)
+        for number in range(of):
+            self.commit(step_ms=10.0 if number < at else 40.0, noise=noise)
 
     @property
     def commits(self) -> list[str]:
@@ -124,9 +129,7 @@ def test_commit_that_changes_bits_is_found_in_few_launches(repository):
 
 
 def test_slower_commit_is_found_in_noise_and_the_table_shows_each_probe(repository):
-    repository.project.write("test_toy.py", TIMED)
-    for number in range(17):
-        repository.commit(step_ms=10.0 if number < 6 else 40.0, noise=0.05)
+    repository.change_time(at=6, of=17, noise=0.05)
     output = repository.finds(6)
     [end] = repository.events("end")
     assert f"step_time_p50 {100 * end['change']:+.1f}%" in output
@@ -143,9 +146,7 @@ def test_slower_commit_is_found_in_noise_and_the_table_shows_each_probe(reposito
 
 
 def test_ends_that_do_not_differ_are_reported_and_no_other_commit_is_launched(repository):
-    repository.project.write("test_toy.py", TIMED)
-    for _ in range(5):
-        repository.commit(noise=0.001)
+    repository.change_time(at=5, of=5, noise=0.001)
     code, output = repository.bisect()
     assert code == 1
     assert "not found: the ends do not differ (2 pairs)" in output
@@ -153,10 +154,7 @@ def test_ends_that_do_not_differ_are_reported_and_no_other_commit_is_launched(re
 
 
 def test_commits_that_do_not_start_are_skipped_and_named_with_the_one_that_starts(repository):
-    repository.project.write("test_toy.py", EXACT)
-    for number in range(9):
-        broken = {"raises": 1} if number in (4, 5) else {}
-        repository.commit(weight_hash=HASHES[number >= 5], **broken)
+    repository.change_hash(at=5, of=9, broken=(4, 5))
     code, output = repository.bisect()
     assert code == 0, output
     assert "found: one of 3 commits, of which only the last starts" in output
@@ -174,11 +172,9 @@ def test_commit_that_started_before_is_launched_again_if_a_launch_fails(reposito
     assert not repository.events("skip")
 
 
-@pytest.mark.parametrize(("broken", "side"), [(0, "good"), (3, "bad")])
-def test_end_that_does_not_start_ends_the_search_with_its_reason(repository, broken, side):
-    repository.project.write("test_toy.py", EXACT)
-    for number in range(4):
-        repository.commit(weight_hash=HASHES[0], **({"raises": 1} if number == broken else {}))
+@pytest.mark.parametrize("broken", [0, 3], ids=["good", "bad"])
+def test_end_that_does_not_start_ends_the_search_with_its_reason(repository, broken):
+    repository.change_hash(at=4, of=4, broken=(broken,))
     code, output = repository.bisect()
     assert code == 1
     assert "pytest ended before the search:" in output
@@ -192,7 +188,7 @@ def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(reposito
     repository.project.write("slow", "")
     command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", repository.commits[0], "HEAD", "--", NODE]
     process = subprocess.Popen(command, cwd=repository.project.path, stdout=subprocess.DEVNULL)
-    wait_until(lambda: count_probes(repository) >= 3)
+    await_true(lambda: count_probes(repository) >= 3)
     if number == signal.SIGKILL:
         # Only pytest is killed.
         [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -264,9 +260,7 @@ with open(sys.argv[2], "a") as runs:
 
 
 def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(repository):
-    repository.project.write("test_toy.py", TIMED)
-    for number in range(3):
-        repository.commit(step_ms=10.0 if number < 2 else 40.0, noise=0.001)
+    repository.change_time(at=2, of=3, noise=0.001)
     code, output = repository.bisect("--tolerance", "step_time_p50=900%")
     assert code == 1
     assert "not found: the ends do not differ" in output
@@ -321,10 +315,3 @@ def test_more_than_one_test_is_refused(repository, capsys):
 def count_probes(repository: Repository) -> int:
     logs = list((repository.project.path / "results/bisect").glob("*/log.jsonl"))
     return sum('"kind":"probe"' in line for log in logs for line in log.read_text().splitlines())
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 150.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

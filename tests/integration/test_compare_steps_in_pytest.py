@@ -53,44 +53,39 @@ LOCATING = {
 }
 
 
+LOCATED = [
+    "E  *first difference: step 2, weight_hash",
+    "E  *step 2, gradients: 1 of 2 gradients differ, first w [[]2, 3]",
+    "E  *step 2, weights: 1 of 2 parameters differ, first w [[]2, 3]",
+    "aorta: 1 test, 4 launches, *",
+]
+
+
 @pytest.mark.parametrize(
-    ("option", "call"),
-    [("--aorta-locate", "steps=4"), ("-q", "steps=4, locate=True")],
-    ids=["by option", "by argument"],
+    ("option", "more", "last", "lines"),
+    [
+        ("--aorta-locate", "", LOCATING["4"], LOCATED),
+        ("-q", ", locate=True", LOCATING["4"], LOCATED),
+        ("--aorta-locate", ", locate=False", LOCATING["4"], ["aorta: 1 test, 2 launches, *"]),
+        (
+            "--aorta-locate",
+            "",
+            LOCATING["3"],
+            ["E  *launched once more, they first differ in no step up to 2: results vary between launches *"],
+        ),
+        (
+            "--aorta-locate",
+            "",
+            {"raises": 1},
+            ["E  *weight_hash: regression*", "E  *not located further, because a launch failed: *ValueError: boom*"],
+        ),
+    ],
+    ids=["by option", "by argument", "turned off", "does not come back", "failed launch"],
 )
-def test_locating_launches_each_once_more_and_names_the_parameter(paired, option, call):
-    project = paired(f"workload.compare(*pair, {call})")
-    project.plant(by_launch=LOCATING)
-    project.run(option).stdout.fnmatch_lines(
-        [
-            "E  *first difference: step 2, weight_hash",
-            "E  *step 2, gradients: 1 of 2 gradients differ, first w [[]2, 3]",
-            "E  *step 2, weights: 1 of 2 parameters differ, first w [[]2, 3]",
-            "aorta: 1 test, 4 launches, *",
-        ]
-    )
-
-
-def test_argument_turns_the_option_off(paired):
-    project = paired("workload.compare(*pair, steps=4, locate=False)")
-    project.plant(by_launch=LOCATING)
-    project.run("--aorta-locate").stdout.fnmatch_lines(["aorta: 1 test, 2 launches, *"])
-
-
-def test_difference_that_does_not_come_back_is_reported(paired):
-    project = paired()
-    project.plant(by_launch=LOCATING | {"4": LOCATING["3"]})
-    project.run("--aorta-locate").stdout.fnmatch_lines(
-        ["E  *launched once more, they first differ in no step up to 2: results vary between launches of the same code"]
-    )
-
-
-def test_locating_launch_that_fails_leaves_the_verdict_and_says_so(paired):
-    project = paired()
-    project.plant(by_launch=LOCATING | {"4": {"raises": 1}})
-    project.run("--aorta-locate").stdout.fnmatch_lines(
-        ["E  *weight_hash: regression*", "E  *not located further, because a launch failed: *ValueError: boom*"]
-    )
+def test_locating_launches_each_once_more_and_names_the_parameter(paired, option, more, last, lines):
+    project = paired(f"workload.compare(*pair, steps=4{more})")
+    project.plant(by_launch=LOCATING | {"4": last})
+    project.run(option, shows=lines)
 
 
 def test_steps_that_are_not_there_fail_and_name_the_key(paired):
@@ -101,20 +96,17 @@ def test_steps_that_are_not_there_fail_and_name_the_key(paired):
     )
 
 
-def test_metrics_of_launches_come_after_those_of_steps(paired):
-    project = paired(
-        "print([row.metric for row in workload.compare(*pair, steps=4, metrics=['num_parameters', 'loss']).rows])"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "metrics"),
+    [
+        ("steps=4, metrics=['num_parameters', 'loss']", ["loss", "num_parameters"]),
+        ("metrics=filter(None, ['final_loss'])", ["final_loss"]),
+    ],
+)
+def test_metrics_may_be_any_iterable_and_those_of_launches_come_after_those_of_steps(paired, arguments, metrics):
+    project = paired(f"assert [row.metric for row in workload.compare(*pair, {arguments}).rows] == {metrics}")
     project.plant(weight_hashes=HASHES, losses=LOSSES, metrics={"num_parameters": 3.0})
-    project.run("-s").stdout.fnmatch_lines(["*[[]'loss', 'num_parameters']*"])
-
-
-def test_metrics_may_be_any_iterable(paired):
-    project = paired(
-        "print([row.metric for row in workload.compare(*pair, metrics=filter(None, ['final_loss'])).rows])"
-    )
-    project.plant(losses=LOSSES)
-    project.run("-s").stdout.fnmatch_lines(["*[[]'final_loss']*"])
+    project.run(passed=1)
 
 
 def test_results_of_the_reference_version_come_from_it_again(versioned):

@@ -28,11 +28,9 @@ def assert_inconclusive(result: pytest.RunResult) -> None:
 @pytest.mark.parametrize(
     ("slowdown", "launched", "outcome"),
     [
-        (1, 1, "pass"),
         (1.04, 1, "pass"),
         ([1.07, 1], 3, "pass"),
         (1.2, 3, "regression"),
-        ([1.06, 1.06, 1], 3, "inconclusive"),
         (0.8, 3, "improved"),
         (RESTLESS, 3, "inconclusive"),
     ],
@@ -44,7 +42,7 @@ def test_launches_are_as_many_as_a_verdict_needs(learned, slowdown, launched, ou
     result.stdout.fnmatch_lines([f"* step_time_p50 * 5% *{launched} *{outcome}*", f"aorta: 1 test{launches}, * match*"])
 
 
-@pytest.mark.parametrize(("option", "launched"), [(2, 1), (3, 3), (4, 3), (7, 3)])
+@pytest.mark.parametrize(("option", "launched"), [(2, 1), (7, 3)])
 def test_option_limits_the_launches_and_fewer_than_three_never_fail(learned, option, launched):
     learned.plant(slowdown=1.2 if option < 3 else [*RESTLESS, 1.3, 0.8])
     result = learned.run(f"--aorta-max-launches={option}")
@@ -183,7 +181,6 @@ COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy')
         (10.1, [], 4, "pass"),
         (12, [], 6, "regression"),
         (10.7, ["--aorta-max-launches=2"], 4, "inconclusive"),
-        (8, [], 6, "improved"),
     ],
 )
 def test_comparison_launches_both_in_alternating_order_until_there_is_a_verdict(

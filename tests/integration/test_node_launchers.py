@@ -14,6 +14,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import node_folder
+from tests.unit import builders
 
 # Only an agent or a launcher that hangs reaches this limit.
 HANG_S = 120.0
@@ -30,16 +31,13 @@ exit 9
 
 
 def make_plan(folder: Path, *launcher: str, script: str = "os", timeout_s: float = HANG_S) -> LaunchPlan:
-    folder.mkdir(exist_ok=True)
-    return LaunchPlan(
+    return builders.make_plan(
+        folder / "run",
         name="os",
-        spec=None,
         config={},
         script=script,
-        args=(),
         world=World(2, "cpu", nodes=2),
         timeout_s=timeout_s,
-        run_dir=folder / "run",
         cwd=folder,
         node_launcher=launcher,
     )
@@ -54,27 +52,43 @@ def failed(plan: LaunchPlan) -> str:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "parts"),
+    ("launcher", "changes", "parts"),
     [
-        pytest.param(
+        (
             ("sh", "-c", "echo no such partition >&2; exit 127"),
+            {},
             [
                 "node launcher: node launcher sh -c",
                 "ended with exit code 127 when 0 of 2 nodes had an agent",
                 "  | no such partition",
             ],
-            id="fails",
         ),
-        pytest.param(("/absent/srun",), ["node launcher /absent/srun can't be started: No such file"], id="missing"),
-        pytest.param(
+        (("/absent/srun",), {}, ["node launcher /absent/srun can't be started: No such file"]),
+        (
             ("sh", "-c", EACH, "1 1"),
+            {},
             ["says it is node 1, and so does ", "has to start one agent on each of 2 nodes"],
-            id="two agents on a node",
+        ),
+        (("sh", "-c", EACH, "0"), {"timeout_s": 8}, ["8 s after its start 1 of 2 nodes had an agent: node 0 ("]),
+        (
+            ("sh", "-c", EACH, "0 1"),
+            {"script": "/absent/train.py"},
+            [
+                "node mismatch: node ",
+                "/absent/train.py is missing; every node needs the code at the same path as node 0",
+            ],
+        ),
+        # As on a node with another /tmp.
+        (
+            ("sh", "-c", 'AORTA_NODE_RANK=1; export AORTA_NODE_RANK; exec "$@"x', "sh"),
+            {},
+            ["--aorta-results has to name a folder on a file system that every node shares"],
         ),
     ],
+    ids=["fails", "missing", "two agents on a node", "too few agents", "no script on a node", "no shared folder"],
 )
-def test_launcher_is_named_with_what_it_did(tmp_path, launcher, parts):
-    text = failed(make_plan(tmp_path, *launcher))
+def test_launcher_or_node_is_named_with_what_it_did(tmp_path, launcher, changes, parts):
+    text = failed(make_plan(tmp_path, *launcher, **changes))
     assert [part for part in parts if part not in text] == [], text
 
 
@@ -83,24 +97,6 @@ def test_launcher_that_fails_on_one_node_is_named_with_its_last_output(tmp_path)
     text = failed(make_plan(tmp_path, "sh", "-c", script, "sh"))
     assert "ended with exit code 9 when 1 of 2 nodes had an agent: node 1 (" in text
     assert "  | error: Task launch failed on node node1" in text
-
-
-def test_launcher_that_starts_too_few_agents_is_reported_at_the_time_limit(tmp_path):
-    text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0", timeout_s=8))
-    assert "8 s after its start 1 of 2 nodes had an agent: node 0 (" in text
-
-
-def test_node_without_the_script_is_reported(tmp_path):
-    text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0 1", script="/absent/train.py"))
-    assert "node mismatch: node " in text
-    assert "/absent/train.py is missing; every node needs the code at the same path as node 0" in text
-
-
-def test_agent_that_does_not_see_the_run_folder_says_so(tmp_path):
-    # As on a node with another /tmp.
-    elsewhere = 'exec "$@"x'
-    text = failed(make_plan(tmp_path, "sh", "-c", f"AORTA_NODE_RANK=1; export AORTA_NODE_RANK; {elsewhere}", "sh"))
-    assert "--aorta-results has to name a folder on a file system that every node shares" in text
 
 
 def test_run_folder_is_closed_to_other_users(tmp_path):

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from pytest_aorta.plan.options import OPTIONS
+from tests.unit.fake_drivers import FakeNvml
 
 
 @pytest.mark.parametrize(
@@ -108,16 +107,10 @@ def test_baselines_are_updated_by_the_flag_only(project):
 
 def test_command_line_wins_over_ini(project):
     project.test_file()
-    project.ini("aorta_fail_on = none")
-    project.run().assert_outcomes(passed=2)
-    project.run("--aorta-fail-on=missing").assert_outcomes(failed=2)
+    project.ini("aorta_fail_on = none", "aorta_gpus = 8")
+    project.run("--aorta-gpus=0").assert_outcomes(passed=2)
+    project.run("--aorta-gpus=0", "--aorta-fail-on=missing").assert_outcomes(failed=2)
     assert project.baseline_files() == []
-
-
-def test_gpus_of_the_ini_file_do_not_keep_a_run_from_cpu_ranks(project):
-    project.one_test("assert distributed_world.device == 'cpu'")
-    project.ini("aorta_gpus = 8")
-    project.run("--aorta-gpus=0").assert_outcomes(passed=1)
 
 
 def test_wrong_marker_fails_its_own_test_in_setup_and_no_other(project):
@@ -166,36 +159,34 @@ def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch
     result.stdout.fnmatch_lines(["E *SpecError: marker world(*): got an unexpected keyword argument 'backend', *"])
 
 
-def without_installed_plugins(project, monkeypatch, *options: str) -> pytest.RunResult:
-    """Run pytest with this plugin alone."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    return project.run("-p", "pytest_aorta.plugin.hooks", "-W", "ignore::pytest.PytestUnknownMarkWarning", *options)
+IGNORED = ("-W", "ignore::pytest.PytestUnknownMarkWarning")
+ALONE = ("-p", "pytest_aorta.plugin.hooks", *IGNORED)
 
 
-def test_marker_of_pytest_timeout_is_an_error_that_names_launch_timeout_where_that_plugin_is_not_installed(
-    project, monkeypatch
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        (ALONE, "errors"),
+        ([*ALONE, "-p", "pytest_timeout"], "passed"),
+        ([], "passed"),
+        (["-p", "no:timeout", *IGNORED], "passed"),
+    ],
+    ids=["not installed", "loaded by its module's name", "installed", "blocked"],
+)
+def test_marker_of_pytest_timeout_is_an_error_only_where_that_plugin_is_not_installed(
+    project, monkeypatch, options, outcome
 ):
-    project.one_test("pass", "@pytest.mark.timeout(9)")
-    result = without_installed_plugins(project, monkeypatch)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*SpecError: marker timeout: *not installed*launch_timeout(SECONDS)"])
-
-
-@pytest.mark.parametrize("options", [[], ["-p", "no:timeout", "-W", "ignore::pytest.PytestUnknownMarkWarning"]])
-def test_marker_of_pytest_timeout_is_ignored_where_that_plugin_is_installed(project, options):
-    project.one_test("assert distributed_world.timeout_s == 300", "@pytest.mark.timeout(90)")
-    project.run(*options).assert_outcomes(passed=1)
-
-
-def test_marker_of_pytest_timeout_is_ignored_if_that_plugin_is_loaded_by_the_name_of_its_module(project, monkeypatch):
-    project.one_test("pass", "@pytest.mark.timeout(90)")
-    result = without_installed_plugins(project, monkeypatch, "-p", "pytest_timeout")
-    result.assert_outcomes(passed=1)
-
-
-def test_marker_named_timeout_of_a_test_without_launches_is_ignored(project, monkeypatch):
-    project.test_file("import pytest\n@pytest.mark.timeout('long')\ndef test_other(): pass\n")
-    without_installed_plugins(project, monkeypatch).assert_outcomes(passed=1)
+    if ALONE[0] in options and ALONE[1] in options:
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    project.test_file(
+        "import pytest\n@pytest.mark.timeout(90)\n"
+        "def test_one(distributed_world): assert distributed_world.timeout_s == 300\n"
+        "@pytest.mark.timeout(90)\ndef test_without_launches(): pass\n"
+    )
+    result = project.run(*options)
+    assert result.parseoutcomes() == ({"passed": 1, "errors": 1} if outcome == "errors" else {"passed": 2})
+    if outcome == "errors":
+        result.stdout.fnmatch_lines(["*SpecError: marker timeout: *not installed*launch_timeout(SECONDS)"])
 
 
 def test_markers_are_documented(project):
@@ -254,17 +245,7 @@ def test_required_gpus_that_are_lacking_fail_the_run(project, marks):
 
 
 def test_visible_device_that_is_none_is_reported_in_the_header_and_by_its_test(project, monkeypatch):
-    nvml = SimpleNamespace(
-        NVMLError=OSError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=int,
-        nvmlDeviceGetUUID=str,
-        nvmlDeviceGetHandleByUUID=lambda name: Path("/nowhere", name).stat(),
-        nvmlDeviceGetName=str,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c")
     project.one_test("workload.run('toy')")
     project.run(errors=1).stdout.fnmatch_lines(

@@ -11,46 +11,19 @@ import struct
 import subprocess
 import sys
 import termios
-import types
 
 import pytest
+
+from tests.unit.fake_drivers import FakeNvml
 
 # The text of the progress line, which is later erased.
 SHOWN = re.compile(r"\x1b\[K\x1b7[^\x1b]*\x1b8")
 SLOW_LAUNCH = ("    prepare_folder(plan)\n", "    prepare_folder(plan)\n    import time\n    time.sleep(1.2)\n")
 
 
-class FakeNvml(types.SimpleNamespace):
-    """GPUs of 1980 MHz; those in ``hot`` are throttled."""
-
-    NVMLError = type("NVMLError", (Exception,), {})
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_ERROR_NOT_SUPPORTED = 1, 2, 0, 3
-    hot = ()
-
-    def __getattr__(self, name):
-        if name.startswith("nvmlClocksEventReason"):
-            return 64 if name.endswith("HwThermalSlowdown") else 0
-        raise AttributeError(name)
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return uuid
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
-        return 64 if handle in self.hot else 0
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return 1200 if handle in self.hot else 1980
-
-    nvmlInit = nvmlShutdown = staticmethod(lambda: None)
-    nvmlDeviceGetMaxClockInfo = staticmethod(lambda handle, kind: 1980)
-    nvmlDeviceGetPowerUsage = nvmlDeviceGetEnforcedPowerLimit = staticmethod(lambda handle: 700_000)
-    nvmlDeviceGetPowerManagementDefaultLimit = staticmethod(lambda handle: 700_000)
-    nvmlDeviceGetTemperature = staticmethod(lambda handle, kind: 60)
-
-
 @pytest.fixture
 def nvml(monkeypatch):
-    fake = FakeNvml()
+    fake = FakeNvml(("GPU-0", "GPU-1"))
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake
 
@@ -82,10 +55,7 @@ def test_throttled_launches_make_no_baseline_unless_forced(nvml, gpu):
 
 
 def test_gpus_without_a_driver_to_ask_pass_and_the_result_says_why(nvml, learned):
-    def fail():
-        raise nvml.NVMLError("Driver Not Loaded")
-
-    nvml.nvmlInit = fail
+    nvml.error = nvml.NVMLError("Driver Not Loaded")
     learned.run("--aorta-results=kept").assert_outcomes(passed=1)
     kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
     assert kept == {"source": "NVML", "problem": "NVML: Driver Not Loaded", "devices": []}

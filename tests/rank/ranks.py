@@ -1,11 +1,41 @@
-"""Two real ranks, for checks of what ranks exchange."""
+"""Process groups for checks: of this process alone, of simulated ranks, and two real ranks."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+@contextmanager
+def fake_group(size: int, rank: int = 0) -> Iterator[None]:
+    """Make this process one of several ranks whose collectives do nothing, until the block ends."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    with left_at_the_end():
+        yield
+
+
+@contextmanager
+def own_group(folder: Path, backend: str | None = "gloo") -> Iterator[None]:
+    """Make this process the only rank of a group until the block ends; the group's store is in ``folder``."""
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+    with left_at_the_end():
+        yield
+
+
+@contextmanager
+def left_at_the_end() -> Iterator[None]:
+    """Leave the process group at the end of the block, if there is one by then."""
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def run_two_ranks(run: Callable[..., None], *arguments: object) -> None:

@@ -11,6 +11,7 @@ from aorta_workloads.ddp_overlap.hook import BucketReduction, ReduceScatterStres
 from torch import nn
 
 from pytest_aorta.worker import StreamSpans
+from tests.rank.ranks import own_group
 
 CPU = torch.device("cpu")
 # A bucket holds two of the four matrices.
@@ -20,10 +21,8 @@ NONE = StreamSpans(CPU, every=0)
 
 @pytest.fixture(scope="module", autouse=True)
 def world_of_one(tmp_path_factory):
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with own_group(tmp_path_factory.mktemp("store")):
+        yield
 
 
 def make_model():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import cProfile
 import sys
 import warnings
+from importlib.metadata import PackageNotFoundError
 
 import coverage
 import pytest
 import torch
+from aorta_workloads.common.determinism import use_deterministic_algorithms
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 
 from pytest_aorta.plan.workloads import CPU_KERNELS
@@ -70,6 +72,56 @@ def test_precision_of_products_is_known_by_either_interface_of_torch(on_gpu):
     finally:
         torch.set_float32_matmul_precision("highest")
     assert environment_facts(on_gpu)["tf32_matmul"] is False
+
+
+def test_versions_of_the_libraries_that_generate_kernels_are_known(on_gpu, monkeypatch):
+    installed = {"pytorch-triton-rocm": "3.4.0"}
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+
+    def version(name):
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr("pytest_aorta.worker.accelerator.version", version)
+    facts = environment_facts(on_gpu)
+    assert (facts["cudnn"], facts["triton"]) == (91900, "3.4.0")
+    installed.clear()
+    assert environment_facts(on_gpu)["triton"] is None
+
+
+@pytest.fixture
+def deterministic():
+    """Return a function that turns deterministic algorithms on until the end of the test."""
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
+
+
+def test_a_deterministic_run_compiles_deterministic_kernels(deterministic, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    use_deterministic_algorithms(CPU)
+    # Padding of products and blocks of reductions follow this switch alone.
+    assert torch._inductor.config.deterministic is True
+
+
+@pytest.mark.parametrize(
+    ("hip", "mode", "reproducible"),
+    [
+        (None, None, False),
+        (None, {}, True),
+        (None, {"warn_only": True}, False),
+        ("6.4", None, False),
+        ("6.4", {}, False),
+    ],
+    ids=["CUDA", "CUDA, deterministic", "CUDA, warned", "HIP", "HIP, deterministic"],
+)
+def test_bits_of_a_gpu_are_reproducible_where_it_is_known(on_gpu, deterministic, monkeypatch, hip, mode, reproducible):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    if mode is not None:
+        deterministic(True, **mode)
+    assert environment_facts(on_gpu)["bitwise_reproducible"] is reproducible
+    assert environment_facts(on_gpu, bitwise_reproducible=True)["bitwise_reproducible"] is True
+    assert environment_facts(CPU)["bitwise_reproducible"] is True
 
 
 def test_rank_without_a_tracer_reports_none():

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.worker.accelerator import group_device
+from tests.rank.ranks import own_group
 
 
 @pytest.mark.parametrize(
@@ -31,9 +32,6 @@ def test_gloo_exchanges_tensors_of_cpus_and_nccl_those_of_gpus(backends, device,
 
 @pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
 def test_group_that_a_script_initializes_with_or_without_a_backend(tmp_path, backend):
-    dist.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with own_group(tmp_path, backend):
         assert group_device(torch.device("cpu"), dist.group.WORLD) == torch.device("cpu")
         assert group_device(torch.device("meta")) == torch.device("cpu")
-    finally:
-        dist.destroy_process_group()

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,10 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_aorta.worker import weight_hash
 from pytest_aorta.worker.layout import _placed_grids
+from tests.rank.ranks import fake_group
 
 settings.register_profile("shared-host", deadline=None, max_examples=25)
 settings.load_profile("shared-host")
@@ -29,11 +28,8 @@ WIDE_MESHES = [(2, 2), (4, 3), (3, 5), (2, 2, 3)]
 
 @contextmanager
 def rank_of(mesh_shape, rank, names=None):
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=math.prod(mesh_shape))
-    try:
+    with fake_group(math.prod(mesh_shape), rank):
         yield init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
-    finally:
-        dist.destroy_process_group()
 
 
 def values(shape, dtype):

@@ -13,6 +13,7 @@ from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
+from tests.rank.ranks import own_group
 from tests.unit.builders import make_plan
 
 FORGETFUL = """
@@ -81,10 +82,8 @@ class FullGraph(Graph):
 
 @pytest.fixture
 def group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with own_group(tmp_path):
+        yield
 
 
 @pytest.mark.parametrize("kind", [Graph, FullGraph])

@@ -57,6 +57,23 @@ def test_every_kernel_computes_causal_attention_and_its_gradients(kernel, num_qu
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("hip", "deterministic", "device", "unfused"),
+    [
+        (None, True, "cuda", False),
+        ("6.4", False, "cuda", False),
+        ("6.4", True, "cuda", True),
+        (None, False, "cpu", True),
+    ],
+)
+def test_flex_attention_runs_unfused_where_compiled_kernels_do_not_repeat_their_bits(
+    monkeypatch, hip, deterministic, device, unfused
+):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    assert flex._is_unfused(torch.device(device)) is unfused
+
+
 @pytest.mark.parametrize("length", [slice(None), slice(8, 24)], ids=["whole", "with gaps"])
 def test_flex_announces_the_shapes_and_strides_that_it_returns(length):
     q, k, v = (tensor.detach()[:, :, length] for tensor in tensors(32, 32))

@@ -10,16 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.communication import CommunicationSettings, divide_products, turn_off_multicast
+from aorta_workloads.llama.parallel.communication import CommunicationSettings, divided_products, turn_off_multicast
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
-from aorta_workloads.llama_fsdp2.symmetric import check_all_gather
+from aorta_workloads.llama_fsdp2.symmetric import check_all_gather, gather_symmetrically
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.rank.ranks import fake_group
 from tests.rank.settings import make_settings
 
 with warnings.catch_warnings():
@@ -134,21 +135,20 @@ def test_multicast_that_was_on_is_turned_off(monkeypatch):
 
 @pytest.fixture
 def tensor_mesh():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield ParallelMesh.build(Degrees(1, 1, 1, 2), "cpu")
-    dist.destroy_process_group()
+    with fake_group(2):
+        yield ParallelMesh.build(Degrees(1, 1, 1, 2), "cpu")
 
 
 def collectives_of_a_block(mesh, batch_size):
     """Return the collectives in the graph of a block's forward pass after inductor's pass for async TP."""
     model = Llama(LlamaConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5))
     apply_tensor_parallel(model, mesh.tensor, chunked_loss=False)
-    divide_products(mesh.tensor)
+    options = divided_products(mesh.tensor)
     found = []
 
     def compile_graph(module, _inputs):
         view_to_reshape(module)
-        inductor.post_grad_custom_pre_pass(module.graph)
+        options["post_grad_custom_pre_pass"](module.graph)
         module.graph.lint()
         micro_pipeline_tp_pass(module.graph)
         targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
@@ -167,12 +167,31 @@ def collectives_of_a_block(mesh, batch_size):
     return found[0]
 
 
+def test_products_are_divided_only_where_the_compile_call_asks_for_it(tensor_mesh):
+    options = divided_products(tensor_mesh.tensor)
+
+    torch.compile(lambda x: x, options=options)
+    assert (inductor._micro_pipeline_tp, inductor.post_grad_custom_pre_pass) == (False, None)
+    with inductor.patch(options):
+        assert inductor._micro_pipeline_tp
+
+
+def test_each_unit_of_fsdp2_gathers_by_torchs_own_switch(monkeypatch, tensor_mesh):
+    switched = []
+    monkeypatch.setattr(FSDPModule, "set_symm_mem_for_comm", lambda unit: switched.append(unit), raising=False)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    fully_shard(model[0], mesh=tensor_mesh.tensor)
+    fully_shard(model, mesh=tensor_mesh.tensor)
+
+    gather_symmetrically(model, tensor_mesh.tensor.get_group(), CUDA)
+
+    assert switched == [model, model[0]]
+
+
 @pytest.mark.filterwarnings("ignore:erase_node")  # torch 2.11 erases each product that it has fused twice
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_all_collectives_of_a_block_are_fused_with_their_products(monkeypatch, tensor_mesh, batch_size):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(inductor, "_micro_pipeline_tp", False)
-    monkeypatch.setattr(inductor, "post_grad_custom_pre_pass", None)
 
     assert collectives_of_a_block(tensor_mesh, batch_size) == {
         "symm_mem::fused_all_gather_matmul": 2,

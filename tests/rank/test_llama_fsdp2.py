@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.common.gradients import total_norm, whole_norm
 from aorta_workloads.llama.model.experts import MoeFeedForward
 from aorta_workloads.llama_fsdp2 import units
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_aorta.worker import RankEnv
+from tests.rank.ranks import fake_group
 from tests.rank.settings import default_config
 
 MODEL = {"n_layers": 3, "seq_len": 8, "batch_size": 1, "steps": 1, "warmup": 0, "max_grad_norm": None}
@@ -49,20 +49,17 @@ def make_workload(monkeypatch):
     """Return a function that returns the workload of rank 0 after setup()."""
 
     def make(world_size=2, **changes):
-        def join(*_, **__):
-            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
-            return torch.device("cpu")
-
-        monkeypatch.setattr(RankEnv, "join", join)
+        monkeypatch.setattr(
+            RankEnv, "join", lambda *_, **__: groups.enter_context(fake_group(world_size)) or torch.device("cpu")
+        )
         for name, value in {"RANK": 0, "WORLD_SIZE": world_size, "LOCAL_RANK": 0}.items():
             monkeypatch.setenv(name, str(value))
         workload = LlamaFsdp2Workload(default_config("llama_fsdp2", **MODEL | changes))
         workload.setup()
         return workload
 
-    yield make
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with ExitStack() as groups:
+        yield make
 
 
 def events_of_a_step(workload):

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.llama.boundaries import Boundaries, observe
 from aorta_workloads.llama.hashing import MAX_HASHES, StepHashes
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
@@ -15,9 +14,9 @@ from aorta_workloads.llama.settings import HashSettings
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_aorta.worker import hash_local, hash_optimizer, hash_parameters
+from tests.rank.ranks import fake_group
 
 ALL = ["weights", "gradients", "optimizer", "forward", "backward"]
 TOKENS = torch.arange(16).reshape(2, 8)
@@ -168,8 +167,7 @@ def test_module_that_gives_several_tensors_has_each_of_them_seen():
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1), Partial("sum")], ids=repr)
 def test_ranks_own_part_of_a_dtensor_is_hashed_and_its_placement_kept(placement):
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
+    with fake_group(2):
         mesh = init_device_mesh("cpu", (2,))
         local = torch.randn(4, 6, requires_grad=True)
         tensor = DTensor.from_local(local, mesh, [placement], run_check=False)
@@ -181,8 +179,6 @@ def test_ranks_own_part_of_a_dtensor_is_hashed_and_its_placement_kept(placement)
         assert boundaries.end(1)["forward"].steps["1"] == [hash_local("", local)] * 2
         output.to_local().sum().backward()
         assert torch.equal(local.grad, torch.ones(4, 6))
-    finally:
-        dist.destroy_process_group()
 
 
 def test_operator_copies_whatever_the_layout():

@@ -6,10 +6,10 @@ The process group does nothing, so one process can run a rank's part of any layo
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.llama.memory.budget import DeviceMemory, Options, decide, own_budget
 from aorta_workloads.llama.memory.choice import LADDER, choices, first_that_fits, same_on_all
 from aorta_workloads.llama.memory.estimate import Gathering, estimate
@@ -23,9 +23,9 @@ from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_aorta.worker import RankEnv
+from tests.rank.ranks import fake_group
 from tests.rank.settings import default_config, make_settings
 
 OPEN = Options(tuple(choices(4)), (0,), 4)
@@ -47,11 +47,11 @@ def world():
     """Return a function that makes a process group that does nothing."""
 
     def join(size, rank=0):
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        groups.close()
+        groups.enter_context(fake_group(size, rank))
 
-    yield join
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with ExitStack() as groups:
+        yield join
 
 
 def test_results_count_until_they_are_freed_and_views_do_not():
@@ -369,7 +369,6 @@ def test_earlier_stages_of_a_pipeline_keep_more_micro_batches(monkeypatch, world
         settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
         mesh = ParallelMesh.build(Degrees(1, 1, 1, 1, 2), "cpu")
         steps.append(estimate(settings, mesh, CPU, Gathering(None, accumulates_unsharded=True)))
-        dist.destroy_process_group()
     assert [step.num_in_flight for step in steps] == [2, 1]
     assert [list(step.blocks) for step in steps] == [[0, 1], [2, 3]]
     assert (steps[0].head, steps[0].loss, steps[1].embedding) == (Unit(), Activations(0, 0), Unit())

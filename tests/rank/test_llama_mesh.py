@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.llama.data import local_part
 from aorta_workloads.llama.model.attention import Attend
 from aorta_workloads.llama.model.experts import MoeFeedForward
@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.rank.ranks import fake_group
 from tests.rank.settings import make_settings
 
 
@@ -119,6 +119,12 @@ def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
         parallelism(**given)
 
 
+def test_a_recipe_of_float8_without_float8_is_an_error():
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", float8_recipe="rowwise")
+    with pytest.raises(ValueError, match="float8_recipe is 'rowwise' and float8_linear is false"):
+        settings.check()
+
+
 def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
     with pytest.raises(
         RuntimeError, match=r"float8_linear is true, and this launch is missing CUDA \(ranks are on cpu\)"
@@ -126,16 +132,34 @@ def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
         parallelism(float8_linear=True)
 
 
+@pytest.mark.parametrize(
+    ("hip", "found", "missing"),
+    [
+        (None, (8, 9), ""),
+        (None, (8, 6), r"compute capability \(8, 9\) \(the GPU has \(8, 6\)\) and "),
+        ("6.4", (9, 4), ""),
+        ("6.4", (9, 0), r"compute capability \(9, 4\) \(the GPU has \(9, 0\)\) and "),
+    ],
+    ids=["Ada", "Ampere", "MI300", "MI200"],
+)
+def test_float8_needs_a_gpu_that_multiplies_it(monkeypatch, hip, found, missing):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", float8_linear=True)
+    with pytest.raises(RuntimeError, match=f"this launch is missing {missing}the package torchao$"):
+        check_parallelism(settings, 2, torch.device("cuda"))
+
+
 @pytest.fixture
 def make_mesh():
     def make(rank, degrees, world_size=16):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        groups.close()
+        groups.enter_context(fake_group(world_size, rank))
         return ParallelMesh.build(degrees, "cpu")
 
-    yield make
-    dist.destroy_process_group()
+    with ExitStack() as groups:
+        yield make
 
 
 def test_what_a_rank_reads_depends_on_its_place_among_data_parallel_ranks_alone(make_mesh):

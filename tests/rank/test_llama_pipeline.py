@@ -6,7 +6,15 @@ import pytest
 import torch
 from aorta_workloads.llama.data import initialize
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.pipeline import check_pipeline, keep_stage, stage_layers
+from aorta_workloads.llama.parallel.mesh import Degrees
+from aorta_workloads.llama.parallel.pipeline import (
+    check_pipeline,
+    count_stages,
+    keep_stage,
+    split_stages,
+    stage_layers,
+    stages_of_rank,
+)
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,3 +87,61 @@ def test_a_key_that_contradicts_stages_is_an_error_that_names_it(given, message)
     check_pipeline(1, settings(**given))
     with pytest.raises(ValueError, match=message):
         check_pipeline(4, settings(**given))
+
+
+TWO_STAGES = {"n_layers": 8, "reshard_after_forward": False}
+INTERLEAVED = {"pipeline_parallel_schedule": "Interleaved1F1B"}
+ZERO_BUBBLE = {"pipeline_parallel_schedule": "ZBVZeroBubble"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (INTERLEAVED | {"n_layers": 7}, "n_layers is 7: Interleaved1F1B has 8 stages"),
+        (INTERLEAVED | {"gradient_accumulation": 9}, "gradient_accumulation is 9: Interleaved1F1B .* multiples of 2"),
+        (INTERLEAVED | {"activation_checkpointing": "auto"}, "activation_checkpointing is 'auto': memory is estimated"),
+        (ZERO_BUBBLE | {"activation_checkpointing": "selective"}, "activation_checkpointing is 'selective': memory"),
+        (ZERO_BUBBLE | {"reshard_after_forward": True}, "these are true: reshard_after_forward;"),
+        (ZERO_BUBBLE | {"reduce_every_micro_batch": True}, "these are true: reduce_every_micro_batch;"),
+        (ZERO_BUBBLE | {"compile_blocks": True}, "these are true: compile_blocks;"),
+    ],
+)
+def test_a_key_that_contradicts_a_schedule_is_an_error_that_names_it(given, message):
+    for allowed in (INTERLEAVED, ZERO_BUBBLE):
+        check_all(settings(**TWO_STAGES | allowed))
+    refused = settings(**TWO_STAGES | given)
+    with pytest.raises(ValueError, match=message):
+        check_all(refused)
+
+
+def check_all(settings):
+    check_pipeline(4, settings)
+    settings.check_degrees(Degrees(1, 1, 1, 1, 4))
+
+
+def test_a_schedule_without_stages_is_refused():
+    with pytest.raises(ValueError, match="'ZBVZeroBubble' and pipeline_parallel_degree is 1"):
+        check_pipeline(1, settings(**ZERO_BUBBLE))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "held"),
+    [("1F1B", [(0,), (1,)]), ("Interleaved1F1B", [(0, 2), (1, 3)]), ("ZBVZeroBubble", [(0, 3), (1, 2)])],
+)
+def test_each_rank_runs_the_models_of_its_own_stages(schedule, held):
+    assert [stages_of_rank(schedule, 2, rank) for rank in range(2)] == held
+    num_stages = count_stages(schedule, 2)
+    models = {}
+    for stages in held:
+        with torch.device("meta"):
+            rank_model = Llama(MODEL)
+        keep_stage(rank_model, num_stages, *stages)
+        models |= dict(zip(stages, split_stages(rank_model, num_stages, stages), strict=True))
+        rank_model.to_empty(device="cpu")
+        initialize(rank_model, 4, seed=0)
+
+    passed = TOKENS
+    for stage in range(num_stages):
+        passed = models[stage](passed, ROTATIONS)
+
+    assert torch.equal(passed, make_model()(TOKENS, ROTATIONS))

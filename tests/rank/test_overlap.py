@@ -18,11 +18,12 @@ from torch.autograd.profiler import profile
 
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace import kineto_events as reading
-from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu, overlap_with_host
+from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu
 from pytest_aorta.result.trace.kineto_events import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled
-from tests.unit.kineto_traces import boundary, event, kernel, trace
+from tests.rank.ranks import own_group
+from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
 CPU = torch.device("cpu")
@@ -60,9 +61,8 @@ class Training:
 
 @pytest.fixture
 def group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with own_group(tmp_path):
+        yield
 
 
 def test_collectives_beside_products_are_hidden_and_in_line_they_are_not(group):
@@ -319,7 +319,7 @@ def waiting():
 
 def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, monkeypatch):
     # The host takes longer than any lead for the first step.
-    monkeypatch.setattr(overlap, "_first_lead_ms", lambda _host_ms: 0.0)
+    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: [0.0, 0.0, 0.0])
     capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 2)
@@ -327,8 +327,7 @@ def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, 
 
 
 def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
-    monkeypatch.setattr(overlap, "_first_lead_ms", lambda _host_ms: 0.0)
-    monkeypatch.setattr(overlap, "_next_lead_ms", lambda _lead_ms: 60_000.0)
+    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: [0.0, 60_000.0])
     capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
     assert capture.head_start.blocked_by is None

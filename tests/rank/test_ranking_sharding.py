@@ -10,10 +10,10 @@ from aorta_workloads.ranking import sharding
 from aorta_workloads.ranking.data import make_batch
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.settings import RankingSettings
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_aorta.result.trace.overlap import intersection, length, union
 from pytest_aorta.worker import Delay, StreamSpans
+from tests.rank.ranks import fake_group
 from tests.rank.settings import make_settings
 
 CPU = torch.device("cpu")
@@ -24,9 +24,8 @@ NO_PREFETCH = {"forward_prefetch": 0, "backward_prefetch": 0}
 
 @pytest.fixture(scope="module", autouse=True)
 def world_of_two():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
+    with fake_group(2):
+        yield
 
 
 class Late(dist.distributed_c10d.Work):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.plan.adapter import Adapter, AdapterError
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.lifecycle import _adapted_result, refuse_non_finite
 from pytest_aorta.worker.recorder import NotFinite, _Follower
+from tests.rank.ranks import own_group
 
 PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
 
@@ -79,8 +79,7 @@ def test_weights_are_hashed_after_the_last_step(recorder: Recorder) -> None:
 
 def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 3)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with own_group(tmp_path):
         record(recorder, [1.0])
         wrapped = torch.nn.parallel.DistributedDataParallel(model)
         # The compiler holds the module that it compiles as _orig_mod.
@@ -89,8 +88,6 @@ def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_pa
         recorder.weights(compiled)
         recorder.weights(wrapped)
         recorder.weights(model)
-    finally:
-        dist.destroy_process_group()
     assert [name for name, _ in recorder.named_parameters()] == ["weight", "bias"]
 
 

@@ -6,14 +6,13 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 from aorta_workloads.llama.model.decoder import Llama
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.parallelize import parallelize
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.rank.ranks import fake_group
 from tests.rank.settings import default_config
 
 with warnings.catch_warnings():
@@ -32,9 +31,8 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def world_of_four():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    yield
-    dist.destroy_process_group()
+    with fake_group(4):
+        yield
 
 
 def shards(implementation, changes):

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pytest_aorta.common import variables
 from pytest_aorta.result.folder import ARRIVALS_FILE
@@ -22,6 +21,7 @@ from pytest_aorta.result.trace.rank_files import read_arrivals
 from pytest_aorta.worker import Delay, StepTimer
 from pytest_aorta.worker import timing as timer_module
 from pytest_aorta.worker.timing import MEMORY_EVERY_STEPS, _recorded_collectives, _waits_of_steps_ms, run_canary
+from tests.rank.ranks import own_group
 
 CPU = torch.device("cpu")
 KEPT_BYTES = 4 << 20
@@ -186,13 +186,10 @@ def test_canary_without_a_process_group_is_empty():
 
 
 def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with own_group(tmp_path):
         state = torch.get_rng_state()
         found = run_canary(CPU)
         assert torch.equal(torch.get_rng_state(), state)
-    finally:
-        dist.destroy_process_group()
     assert set(found) == {"gemm_ms", "all_reduce_ms"}
     assert all(0 < time_ms < 60_000 for time_ms in found.values())
 

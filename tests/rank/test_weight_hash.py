@@ -125,11 +125,11 @@ def test_the_size_of_chunks_changes_no_bits(axes, monkeypatch):
     axes = [Axis(size, range(begin, begin + count)) for size, begin, count in axes]
     elements = torch.randint(-(2**15), 2**15, [len(axis.held) for axis in axes], dtype=torch.int16)
     found = []
-    for rows in (1, 64, 128, 2048):
+    for rows in (64, 128, 2048):
         monkeypatch.setattr(weight_hash, "_CPU_ROWS", rows)
         found.append(sums_of(elements, *axes))
 
-    assert found == [found[0]] * 4
+    assert found == [found[0]] * 3
 
 
 @settings(max_examples=40)

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.result.trace.kineto_events import BOUNDARY
+from pytest_aorta.result.trace.kineto_capture import learn_step, overlap_of_device
+from pytest_aorta.result.trace.kineto_events import BOUNDARY, events_and_boundaries
+from pytest_aorta.result.trace.profiled_steps import Profile
 
 TRAINING, BACKWARD, GLOO = 100, 101, 200
 # The origin is far from zero, as in real traces: microseconds since a recent moment, with nanoseconds as decimals.
@@ -78,3 +80,8 @@ def keep_traces(run_dir: Path, traces: Iterable[dict]) -> None:
         folder = run_dir / "ranks" / str(rank)
         folder.mkdir(parents=True)
         (folder / "trace.json.gz").write_bytes(gzip.compress(json.dumps(document).encode()))
+
+
+def overlap_with_host(document: dict) -> Profile:
+    """Return the breakdown of the steps of a trace that has host events too."""
+    return overlap_of_device(document, learn_step(document), len(events_and_boundaries(document)[1]) - 1)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from scipy.stats import binom
 
-from pytest_aorta.verdict.statistics.decision import Decision
-from pytest_aorta.verdict.statistics.pairs import decide_pairs
+from pytest_aorta.verdict.statistics.decision import Decision, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, VarianceComponents, baseline_estimate
 

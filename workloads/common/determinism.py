@@ -11,7 +11,7 @@ _CUBLAS = (":4096:8", ":16:8")
 
 
 def use_deterministic_algorithms(device: torch.device, *, fill_uninitialized_memory: bool = False) -> None:
-    """Have torch use only deterministic algorithms.
+    """Have torch use only deterministic algorithms; from torch 2.11 on, this switches inductor's benchmarks off too.
 
     By default, torch also fills every new tensor. Filling costs time and does not make a program deterministic. It
     exposes reads of memory that was never written, so ``fill_uninitialized_memory`` is for runs that look for such a

@@ -50,7 +50,7 @@ class StepHashes:
         """Hook the modules if ``hash_tensors`` includes their boundaries.
 
         Args:
-            model: the whole model, or this rank's stage of ``stages``; hashes are of the whole model.
+            model: the whole model, or this rank's part of ``stages``; hashes are of the whole model.
             steps: number of measured steps.
             micro_batches: number of micro-batches of each step.
 
@@ -114,7 +114,8 @@ class StepHashes:
         """Hash the tensors of all stages, given this stage's; collective."""
         own = list(named)
         per_tensor = hash_parameters(own, self._stages.group).per_tensor
-        return self._stages.concatenated([_Hashed(name, list(one.shape), per_tensor[name]) for name, one in own])
+        hashed = {name: _Hashed(name, list(one.shape), per_tensor[name]) for name, one in own}
+        return list(self._stages.merged(hashed).values())
 
     def _add(self, kind: str, step: int, tensors: list[_Hashed]) -> None:
         names, shapes = [tensor.name for tensor in tensors], [tensor.shape for tensor in tensors]
@@ -162,7 +163,7 @@ class StepHashes:
 
     def _tensors_of(self, kind: str) -> int:
         """Return the largest number of tensors of a kind that a step can hash."""
-        num_parameters = len(self._stages.concatenated([name for name, _ in self._model.named_parameters()]))
+        num_parameters = len(self._stages.merged({name: None for name, _ in self._model.named_parameters()}))
         if kind in (FORWARD, BACKWARD):
             return 2 * sum(1 for _ in self._model.modules()) * self._num_micro_batches
         return num_parameters * (_STATES_PER_PARAMETER if kind == "optimizer" else 1)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
 from torch import fx
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 

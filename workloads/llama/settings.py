@@ -78,9 +78,11 @@ class LlamaSettings:
     batch_size: int
     gradient_accumulation: int
     degrees: AxisDegrees
+    pipeline_parallel_schedule: str
     communication: CommunicationSettings
     param_dtype: torch.dtype
     float8_linear: bool
+    float8_recipe: str
     reduce_dtype: torch.dtype
     compile_loss: bool
     loss_chunks: int
@@ -119,6 +121,11 @@ class LlamaSettings:
             raise ValueError(
                 "fill_uninitialized_memory is true and deterministic is false: torch fills new tensors only under "
                 "deterministic algorithms; use both or neither"
+            )
+        if self.float8_recipe != "tensorwise" and not self.float8_linear:
+            raise ValueError(
+                f"float8_recipe is {self.float8_recipe!r} and float8_linear is false: nothing is computed in float8; "
+                f"set float8_linear"
             )
         if self.loss_chunks and (degree := self.degrees.pipeline_parallel_degree) > 1:
             raise ValueError(

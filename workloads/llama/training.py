@@ -17,6 +17,7 @@ from ..common.training import MeasuredSteps, leave_process_group, peak_memory_me
 from . import saved_state
 from .data import initialize, sequences
 from .faults import OPERATOR_INPUT, OPERATOR_OUTPUT
+from .flops import throughput_metrics
 from .hashing import StepHashes
 from .memory.budget import Decision, DeviceMemory, Options, decide, own_budget
 from .memory.choice import Choice, same_on_all
@@ -55,7 +56,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return DeviceMemory.read(self._device)
 
     def prepare(self, model: Llama) -> None:
-        """Change the allocated and initialized model; nothing by default."""
+        """Change an allocated and initialized model, that of a stage if there are several; nothing by default."""
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Prepare the backward pass of one micro-batch of a step; nothing by default."""
@@ -157,7 +158,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
-        leave_process_group(self, "_hashes", "_pipeline", "_optimizer", "_model", "_batches", "_stages", "_mesh")
+        leave_process_group(
+            self, "_hashes", "_pipeline", "_optimizer", "_parts", "_model", "_batches", "_stages", "_mesh"
+        )
 
     def _build_model(self) -> Llama:
         """Shard the model on the meta device, then allocate and fill only this rank's shards."""
@@ -166,13 +169,15 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             model = Llama(config)
         model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        parallelize(model, self._mesh, self._settings)
+        self._parts = parallelize(model, self._mesh, self._settings)
         for name, block in model.layers.named_children():
             block.checkpointing = self._checkpointing.kind(int(name))  # type: ignore[assignment]
-        self.shard(model, self._mesh)
+        for part in self._parts:
+            self.shard(part, self._mesh)
         model.to_empty(device=self._device)
         initialize(model, config.n_layers, self._settings.seed)
-        self.prepare(model)
+        for part in self._parts:
+            self.prepare(part)
         return model
 
     @property
@@ -217,7 +222,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(
-            self._model,
+            self._parts,
             self._mesh,
             self._settings,
             self._rotations,
@@ -333,12 +338,16 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return self._stages.norm(total_norm(self._model))
 
     def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
-        tokens = self._settings.tokens_per_step * self._settings.steps
+        settings = self._settings
+        tokens_per_s = settings.tokens_per_step * settings.steps / self._degrees.ranks_per_sequence / step_time_s
         metrics = {
-            "tokens_per_s": tokens / self._degrees.ranks_per_sequence / step_time_s,
+            "tokens_per_s": tokens_per_s,
             "num_parameters": float(self._num_parameters),
             "grad_norm_last": grad_norm_last,
         } | peak_memory_metrics(self._device)
+        metrics |= throughput_metrics(
+            settings.model, settings.seq_len, settings.param_dtype, tokens_per_s, self._device
+        )
         if self._decision is not None:
             metrics |= self._decision.metrics
         if self._device.type != "cpu":

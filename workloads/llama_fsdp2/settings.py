@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..llama.parallel.mesh import Degrees
+from ..llama.parallel.pipeline import ZERO_BUBBLE
 from ..llama.settings import LlamaSettings
 from .symmetric import COPY_ENGINE, DEFAULT, use_copy_engines
 
@@ -23,6 +24,8 @@ class LlamaFsdp2Settings(LlamaSettings):
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if a key of this workload contradicts ``degrees``."""
         self.communication.check_resharding(reshard_after_forward=self.reshard_after_forward)
+        if self.pipeline_parallel_schedule == ZERO_BUBBLE:
+            self._check_zero_bubble()
         self.communication.check_async_tensor_parallel(
             degrees.tensor_parallel, compiler="compile_blocks true", is_compiled=self.fuses_blocks
         )
@@ -35,6 +38,15 @@ class LlamaFsdp2Settings(LlamaSettings):
             raise ValueError(
                 f"expert_parallel_degree is {degrees.expert_parallel} and all_gather is {self.all_gather!r}: experts "
                 f"are gathered over ranks of their own, which have no symmetric memory; allowed is {DEFAULT!r}"
+            )
+
+    def _check_zero_bubble(self) -> None:
+        """Raise ValueError if gradients of weights can't be computed apart from those of activations."""
+        keys = ("reshard_after_forward", "reduce_every_micro_batch", "compile_blocks")
+        if given := [key for key in keys if getattr(self, key)]:
+            raise ValueError(
+                f"pipeline_parallel_schedule is {ZERO_BUBBLE!r} and these are true: {', '.join(given)}; torch divides "
+                f"each backward pass in autograd, with parameters that stay gathered until the last; allowed is false"
             )
 
     @property

@@ -1,14 +1,14 @@
 """All-gathers of FSDP2 into symmetric memory, which every rank maps, by NCCL's kernels or by the GPUs' copy engines.
 
 FSDP2's buffers come from torch's pool of symmetric memory, and NCCL then chooses an all-gather that writes into the
-other ranks' buffers directly. Torch 2.11 has the pool, but FSDP2's own switch for the pool came later. Therefore this
-module replaces the all-gather in the same way in all versions.
+other ranks' buffers directly.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,23 +45,28 @@ def check_all_gather(kind: str, device: torch.device, num_shards: int) -> None:
 
 
 def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Replace the all-gathers of all groups of FSDP2 in ``model``, whose parameters are sharded over ``group``."""
+    """Have all groups of FSDP2 in ``model``, whose parameters are sharded over ``group``, gather symmetrically."""
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # Torch 2.11 lacks this method; the rest of this function, and SymmetricAllGather, go with the support of 2.11.
+    if hasattr(FSDPModule, "set_symm_mem_for_comm"):
+        for unit in units:
+            unit.set_symm_mem_for_comm()
+        return
     import torch.distributed._symmetric_memory as symmetric_memory
 
     symmetric_memory.set_backend("NCCL")
     # Windows can only be registered with a communicator that exists.
     dist.barrier(group)
-    gather = SymmetricAllGather(symmetric_memory.get_mem_pool(device))
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(gather)  # type: ignore[arg-type]
+    gather: Any = SymmetricAllGather(symmetric_memory.get_mem_pool(device), symmetric_memory.rendezvous)
+    for unit in units:
+        unit.set_custom_all_gather(gather)
 
 
 class SymmetricAllGather:
     """A replacement for FSDP2's all-gather; FSDP2's own base class for replacements is in a private module."""
 
-    def __init__(self, pool: torch.cuda.MemPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: torch.cuda.MemPool, rendezvous: Callable[..., object]) -> None:
+        self._pool, self._rendezvous = pool, rendezvous
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an uninitialized buffer of the pool; ranks allocate in the same order, so offsets are equal."""
@@ -72,8 +77,6 @@ class SymmetricAllGather:
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         """Gather into ``output_tensor``, which contains ``input_tensor`` at this rank's offset."""
-        import torch.distributed._symmetric_memory as symmetric_memory
-
         # Torch registers memory with NCCL once, however often the pool hands the memory out.
-        symmetric_memory.rendezvous(output_tensor, group=group.group_name)
+        self._rendezvous(output_tensor, group=group.group_name)
         return all_gather(output_tensor, input_tensor, group, async_op=async_op)

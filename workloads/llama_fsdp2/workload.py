@@ -14,6 +14,7 @@ from ..llama.memory.choice import LADDER
 from ..llama.memory.estimate import Gathering
 from ..llama.memory.pieces import INDUCTOR
 from ..llama.model.decoder import Block, Llama
+from ..llama.parallel.communication import divided_products
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .settings import LlamaFsdp2Settings
@@ -46,29 +47,22 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         )
         reshard = settings.reshard_after_forward
         fully_shard(model.tok_embeddings, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard)
-        if settings.compile_blocks and mesh.experts is not None:
-            import torch._dynamo.config as dynamo
-
-            # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
-            dynamo.capture_scalar_outputs = True
         layers: list[Block] = list(model.layers)  # type: ignore[arg-type]
         units: list[list[FSDPModule]] = []
         for bucket in settings.communication.buckets(len(layers), reshard_after_forward=reshard):
             blocks = [layers[number] for number in bucket.blocks]
-            for block in blocks:
-                if settings.compile_blocks:
-                    # FSDP2's hooks, which no graph can contain, run around the call of the compiled method.
-                    compiled = torch.compile(block.forward, fullgraph=True, options=_inductor_options(mesh))
-                    block.forward = compiled  # type: ignore[method-assign]
+            if settings.compile_blocks:
+                _compile(blocks, mesh, settings)
             options = {"mp_policy": policy, "reshard_after_forward": bucket.is_resharded}
             units.append(shard_blocks(blocks, mesh, **options))
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
-        sum_gradients(model)
         if settings.all_gather != DEFAULT:
             check_all_gather(settings.all_gather, self._device, mesh.shards.size())
+            # Of summed gradients, torch would put the reduce-scatters into symmetric memory too.
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
+        sum_gradients(model)
         # Experts that are units of their own, which goes with torch 2.11, are gathered ahead in backward only if asked.
         apart = any(len(unit) > 1 for unit in units)
         prefetch(units, settings.forward_prefetch, settings.backward_prefetch or int(apart))
@@ -94,11 +88,20 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         drop(self, "_root")
 
 
-def _inductor_options(mesh: ParallelMesh) -> dict[str, Any] | None:
-    """Return inductor's settings for blocks, whose graphs have meshes only under tensor parallelism."""
-    if mesh.tensor is None:
-        return None
-    # Imports a part of inductor, which eager models don't need.
-    from ..llama.partitioner import Partitioner
+def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settings) -> None:
+    """Compile what blocks compute, but none of the calls around it that gather parameters."""
+    options: dict[str, Any] | None = None
+    if mesh.tensor is not None:
+        # Imports a part of inductor, which eager models don't need.
+        from ..llama.partitioner import Partitioner
 
-    return {"custom_partitioner_fn": Partitioner()}
+        # Only under tensor parallelism, graphs have meshes.
+        divided = divided_products(mesh.tensor) if settings.communication.async_tensor_parallel else {}
+        options = divided | {"custom_partitioner_fn": Partitioner()}
+    if mesh.experts is not None:
+        import torch._dynamo.config as dynamo
+
+        # Ranks read on the host how many tokens they exchange; a graph holds these numbers as symbols.
+        dynamo.capture_scalar_outputs = True
+    for block in blocks:
+        block.forward = torch.compile(block.forward, fullgraph=True, options=options)  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 POSITION = "aorta_parameter_position"
 _ALL_GATHER = ops._c10d_functional.all_gather_into_tensor.default
 _REDUCE_SCATTER = ops._c10d_functional.reduce_scatter_tensor.default
+ALL_REDUCE = ops._c10d_functional.all_reduce.default
 _WAIT = ops._c10d_functional.wait_tensor.default
 # Regions of activation checkpointing count from 0, and torch keeps a node that a region with a higher number uses.
 _AC_GRAPH_ID = 1 << 30
@@ -18,8 +19,17 @@ _AC_GRAPH_ID = 1 << 30
 
 def collectives(graph: fx.Graph, groups: Collection[str]) -> list[fx.Node]:
     """Return the all-gathers and reduce-scatters of the process groups named ``groups``, in the graph's order."""
-    # The group's name is the last argument of both.
-    return [node for node in graph.nodes if node.target in (_ALL_GATHER, _REDUCE_SCATTER) and node.args[-1] in groups]
+    return _of_groups(graph, groups, (_ALL_GATHER, _REDUCE_SCATTER))
+
+
+def all_reduces(graph: fx.Graph, groups: Collection[str]) -> list[fx.Node]:
+    """Return the all-reduces of the process groups named ``groups``, in the graph's order."""
+    return _of_groups(graph, groups, (ALL_REDUCE,))
+
+
+def _of_groups(graph: fx.Graph, groups: Collection[str], targets: Collection[object]) -> list[fx.Node]:
+    # The group's name is the last argument of each.
+    return [node for node in graph.nodes if node.target in targets and node.args[-1] in groups]
 
 
 def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: bool) -> None:
@@ -33,18 +43,23 @@ def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: boo
             _set_policy(node, CheckpointPolicy.MUST_SAVE)
 
 
-def label_reduction(gradient: fx.Node, position: int) -> None:
-    """Label the reduce-scatter that makes ``gradient``.
+def label_reductions(gradient: fx.Node, position: int, *, is_sharded: bool, is_replicated: bool) -> None:
+    """Label the collectives that make ``gradient``: a reduce-scatter over shards, then an all-reduce over replicas.
 
     Raises:
-        RuntimeError: No reduce-scatter makes the gradient.
+        RuntimeError: One of these collectives does not make the gradient.
     """
+    expected = [target for target, is_made in ((ALL_REDUCE, is_replicated), (_REDUCE_SCATTER, is_sharded)) if is_made]
     node = gradient
-    while node.target is not _REDUCE_SCATTER:
-        if len(node.all_input_nodes) != 1:
-            raise RuntimeError(f"the gradient of parameter {position} is {gradient.name}, which no reduce-scatter made")
-        node = node.all_input_nodes[0]
-    node.meta[POSITION] = position
+    while expected:
+        if node.target is expected[0]:
+            node.meta[POSITION] = position
+            del expected[0]
+        elif len(node.all_input_nodes) != 1:
+            kind = "all-reduce" if expected[0] is ALL_REDUCE else "reduce-scatter"
+            raise RuntimeError(f"the gradient of parameter {position} is {gradient.name}, which no {kind} made")
+        else:
+            node = node.all_input_nodes[0]
 
 
 def check_labels(graph: fx.Graph, positions: Collection[int], groups: Collection[str]) -> None:

@@ -26,6 +26,17 @@ class MixedPrecision:
     reduce_dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class CollectiveGroups:
+    """The names of the process groups that gather a parameter's shards and sum its gradient over replicas.
+
+    None stands for a group of a single rank, which needs no collective.
+    """
+
+    shards: str | None
+    replicas: str | None
+
+
 def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPrecision) -> None:
     """Make every parameter a DTensor that is gathered when its module reads it.
 
@@ -51,11 +62,17 @@ def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPreci
         module.__class__ = classes[key]
 
 
-def gathering_groups(model: nn.Module, mesh: ParallelMesh) -> dict[str, str | None]:
-    """Return the name of the process group that gathers each parameter; None where the group is a single rank."""
-    shards = {axes.whole: axes.shards for axes in (mesh.dense_axes, mesh.expert_axes)}
-    groups = {whole: axis.get_group().group_name if axis.size() > 1 else None for whole, axis in shards.items()}
+def collective_groups(model: nn.Module, mesh: ParallelMesh) -> dict[str, CollectiveGroups]:
+    """Return the process groups of each parameter's collectives."""
+    groups = {
+        axes.whole: CollectiveGroups(_group_name(axes.shards), _group_name(axes.replicas))
+        for axes in (mesh.dense_axes, mesh.expert_axes)
+    }
     return {name: groups[_sharded(name, parameter).device_mesh] for name, parameter in model.named_parameters()}
+
+
+def _group_name(axis: DeviceMesh | None) -> str | None:
+    return None if axis is None or axis.size() == 1 else axis.get_group().group_name
 
 
 def _is_distributed(module: nn.Module, mesh: ParallelMesh) -> TypeGuard[Experts]:

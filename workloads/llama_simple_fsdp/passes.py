@@ -8,19 +8,24 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._ordered_set import OrderedSet
 
 try:
-    from torch._dynamo.backends.common import aot_autograd
+    from functorch.compile import aot_module_simplified  # type: ignore[import-untyped]
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.fx_passes.bucketing import merge_all_reduce_bucket
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
     from torch._inductor.fx_passes.overlap_manual_scheduling import ManualOverlapScheduler
     from torch._inductor.fx_passes.overlap_scheduling import (
         OverlapScheduler,
@@ -34,11 +39,14 @@ except ImportError as error:
 
 from .buckets import Bucket
 from .estimation import precomputed_ms
-from .labels import POSITION, check_labels, collectives, label_gather, label_reduction
+from .labels import ALL_REDUCE, POSITION, all_reduces, check_labels, collectives, label_gather, label_reductions
+from .parametrization import CollectiveGroups
 from .settings import GraphSettings
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
+# How torch writes an input of the traced graph, its gradient, or a part of either if they are DTensors.
+_INPUT = re.compile(r"(?:__grad\()?args\[(\d+)\][.\w]*\)?[.\w]*")
 _OVERRIDDEN = {
     ManualOverlapScheduler: ("_obtain_nodes_in_subgraph", "_manual_bucket_collectives"),
     OverlapScheduler: (
@@ -52,9 +60,10 @@ def make_backend(
     settings: GraphSettings,
     parameters: Mapping[str, nn.Parameter],
     buckets: Sequence[Bucket],
-    groups: Mapping[str, str | None],
+    groups: Mapping[str, CollectiveGroups],
     in_place: Sequence[Bucket] = (),
     kept: Collection[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the argument ``backend`` of ``torch.compile``.
 
@@ -62,9 +71,10 @@ def make_backend(
         parameters: the model's parameters, in registration order.
         buckets: names of the parameters that share a collective. If they belong to several process groups, each group
             has a collective of its own.
-        groups: the name of the process group that gathers each parameter; None if the group is a single rank.
+        groups: the process groups of each parameter's collectives.
         in_place: the buckets whose collectives ``overlap_reorder`` does not move.
         kept: names of the parameters whose gathered values are kept for backward even under ``reshard_after_forward``.
+        options: further options of inductor.
 
     Raises:
         RuntimeError: This version of torch lacks an interface that the settings need.
@@ -73,7 +83,7 @@ def make_backend(
         return "eager"
     _check_version()
     names = tuple(parameters)
-    gathered = Gathered(names, tuple(groups[name] for name in names))
+    grouped = GroupedParameters(names, tuple(groups[name] for name in names))
     fixed = frozenset(names.index(name) for bucket in in_place for name in bucket)
     gathered_again = frozenset(
         number for number, name in enumerate(names) if settings.reshard_after_forward and name not in kept
@@ -84,9 +94,9 @@ def make_backend(
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
-        joint = JointPass(inputs_positions, gathered_again, gathered)
-        rewrite = CollectivesPass(settings, gathered, gathered.plan(buckets), fixed)
-        return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite)
+        joint = JointPass(inputs_positions, gathered_again, grouped)
+        rewrite = CollectivesPass(settings, grouped, tuple(buckets), fixed)
+        return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite, options or {})
 
     return compile_graph
 
@@ -100,31 +110,31 @@ def _check_version() -> None:
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """Parameters, by name in registration order, and the process groups that gather them, None for a single rank."""
+class GroupedParameters:
+    """Parameters, by name in registration order, with the process groups of their collectives."""
 
     names: tuple[str, ...]
-    groups: tuple[str | None, ...]
+    groups: tuple[CollectiveGroups, ...]
 
     @property
-    def positions(self) -> frozenset[int]:
-        """Return the positions of the parameters that a collective gathers."""
-        return frozenset(number for number, group in enumerate(self.groups) if group is not None)
+    def shards(self) -> dict[int, str]:
+        """Return the process group that gathers each parameter, by position; without parameters that none gathers."""
+        return {number: group.shards for number, group in enumerate(self.groups) if group.shards is not None}
 
     @property
-    def group_names(self) -> frozenset[str]:
-        """Return the names of all process groups that gather parameters."""
-        return frozenset(group for group in self.groups if group is not None)
+    def replicas(self) -> dict[int, str]:
+        """Return the process group that sums each gradient over replicas, by position; without those that none sums."""
+        return {number: group.replicas for number, group in enumerate(self.groups) if group.replicas is not None}
 
-    def plan(self, buckets: Sequence[Bucket]) -> tuple[tuple[int, ...], ...]:
-        """Return the positions of the gathered parameters in each bucket; a bucket is split by process group."""
+    def plan(self, buckets: Sequence[Bucket], group_of: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
+        """Return the positions of the parameters in each bucket that have a group; a bucket is split by group."""
         number_of = {name: number for number, name in enumerate(self.names)}
         plan = []
         for bucket in buckets:
             by_group: dict[str, list[int]] = {}
             for number in sorted(number_of[name] for name in bucket):
-                if (group := self.groups[number]) is not None:
-                    by_group.setdefault(group, []).append(number)
+                if number in group_of:
+                    by_group.setdefault(group_of[number], []).append(number)
             plan += [tuple(numbers) for numbers in by_group.values()]
         return tuple(plan)
 
@@ -136,40 +146,36 @@ class JointPass(CustomGraphPass):
     Attributes:
         inputs: for each input of the traced graph, the position of the parameter that it is, or None.
         gathered_again: the positions of the parameters that backward gathers again.
-        gathered: all parameters, with their process groups.
+        parameters: all parameters, with their process groups.
     """
 
     inputs: tuple[int | None, ...]
     gathered_again: frozenset[int]
-    gathered: Gathered
+    parameters: GroupedParameters
 
     def __call__(self, graph: fx.Graph) -> None:
         """Write the labels into the nodes of ``graph``."""
+        shards, replicas = self.parameters.shards, self.parameters.replicas
         for placeholder in graph.find_nodes(op="placeholder"):
             position = self._position(placeholder.meta.get("desc"))
-            if position is not None:
+            if position in shards:
                 label_gather(placeholder, position, position in self.gathered_again)
-        check_labels(graph, self.gathered.positions, self.gathered.group_names)
+        check_labels(graph, shards, set(shards.values()))
         output = graph.output_node()
         for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
             position = self._position(description)
             # Placeholders among the outputs are meshes of DTensors that the graph passes through.
             if position is not None and isinstance(value, fx.Node) and value.op != "placeholder":
-                label_reduction(value, position)
+                label_reductions(value, position, is_sharded=position in shards, is_replicated=position in replicas)
 
     def uuid(self) -> Any:
         """Return the key of this pass in torch's caches of compiled graphs."""
         return _uuid(self)
 
     def _position(self, description: Any) -> int | None:
-        """Return the position of a gathered parameter, given the description of its input or gradient; else None."""
-        while (inner := getattr(description, "base", getattr(description, "grad_of", None))) is not None:
-            description = inner
-        number = getattr(description, "idx", None)
-        # Other outputs of the model have an index too, with another meaning.
-        is_input = type(description).__name__ == "PlainAOTInput"
-        position = self.inputs[number] if is_input and number is not None else None
-        return position if position in self.gathered.positions else None
+        """Return the position of a parameter, given the description of its input or gradient; else None."""
+        found = None if description is None else _INPUT.fullmatch(description.expr())
+        return self.inputs[int(found[1])] if found else None
 
 
 @dataclass(frozen=True)
@@ -177,14 +183,14 @@ class CollectivesPass(CustomGraphPass):
     """A pass over the forward or the backward graph that merges collectives into buckets and moves them.
 
     Attributes:
-        plan: the positions of the parameters of each bucket. If empty, because of the settings or because no collective
-            gathers parameters, estimated times decide about reordering.
+        buckets: the parameters of each bucket. If no collective belongs to one, estimated times decide about
+            reordering.
         fixed: the positions of the parameters whose collectives are not moved.
     """
 
     settings: GraphSettings
-    gathered: Gathered
-    plan: tuple[tuple[int, ...], ...]
+    parameters: GroupedParameters
+    buckets: tuple[Bucket, ...]
     fixed: frozenset[int]
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -196,8 +202,20 @@ class CollectivesPass(CustomGraphPass):
             raise RuntimeError("the graph to bucket belongs to no module")
         # Without explicit dependencies, inductor reorders nodes again.
         insert_overlap_deps = self.settings.backend == "inductor"
-        if self.plan:
-            self._bucket_by_plan(graph_module, insert_overlap_deps)
+        shards, replicas = self.parameters.shards, self.parameters.replicas
+        plan, reductions = self.parameters.plan(self.buckets, shards), self.parameters.plan(self.buckets, replicas)
+        if plan or reductions:
+            groups = frozenset({*shards.values(), *replicas.values()})
+            nodes = collectives(graph, groups) + all_reduces(graph, groups)
+            if unlabelled := [node.name for node in nodes if POSITION not in node.meta]:
+                raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
+            if plan:
+                _PlannedScheduler(
+                    graph_module, self.settings, plan, frozenset(shards.values()), insert_overlap_deps, self.fixed
+                ).run()
+            self._bucket_all_reduces(graph, reductions, insert_overlap_deps)
+            graph_module.recompile()
+            self._check_bucketed(collectives(graph, groups) + all_reduces(graph, groups))
         elif self.settings.overlap_reorder:
             _schedule(graph_module, self.settings.bucketing == "auto", insert_overlap_deps)
 
@@ -205,22 +223,72 @@ class CollectivesPass(CustomGraphPass):
         """Return the key of this pass in torch's caches of compiled graphs."""
         return _uuid(self)
 
-    def _bucket_by_plan(self, graph_module: fx.GraphModule, insert_overlap_deps: bool) -> None:
-        groups = self.gathered.group_names
-        if unlabelled := [node.name for node in collectives(graph_module.graph, groups) if POSITION not in node.meta]:
-            raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
-        _PlannedScheduler(graph_module, self.settings, self.plan, groups, insert_overlap_deps, self.fixed).run()
-        left = {node.meta[POSITION] for node in collectives(graph_module.graph, groups) if POSITION in node.meta}
+    def _bucket_all_reduces(self, graph: fx.Graph, plan: Sequence[tuple[int, ...]], insert_overlap_deps: bool) -> None:
+        """Merge the all-reduces of each bucket, and wait for one after the start of the next, as FSDP2 does."""
+        by_position = {node.meta[POSITION]: node for node in all_reduces(graph, set(self.parameters.replicas.values()))}
+        order = {node: number for number, node in enumerate(graph.nodes)}
+        merged: list[tuple[fx.Node, bool]] = []
+        for bucket in plan:
+            nodes = [by_position[number] for number in bucket if number in by_position]
+            if not nodes:
+                continue
+            if self.settings.bucket_order != "registration":
+                nodes.sort(key=order.__getitem__)
+            last = max(nodes, key=order.__getitem__)
+            # Views and casts of the first gradients precede the last all-reduce.
+            for node in nodes:
+                _move_behind(_derived(next(iter(node.users))), last)
+            new_nodes, _ = merge_all_reduce_bucket(graph, nodes, insert_before=last.next)
+            start = next(node for node in new_nodes if node.target is ALL_REDUCE)
+            merged.append((start, self.fixed.issuperset(bucket)))
+        self._delay_waits(graph, merged, insert_overlap_deps)
+        graph.lint()
+
+    def _delay_waits(self, graph: fx.Graph, merged: Sequence[tuple[fx.Node, bool]], insert_overlap_deps: bool) -> None:
+        if not self.settings.overlap_reorder:
+            return
+        order = {node: number for number, node in enumerate(graph.nodes)}
+        starts = sorted(merged, key=lambda found: order[found[0]])
+        later: dict[fx.Node, OrderedSet[fx.Node]] = {}
+        for (start, is_fixed), (following, _) in pairwise(starts):
+            if not is_fixed:
+                wait = next(iter(start.users))
+                _move_behind(_derived(wait), following)
+                later[wait] = OrderedSet([following])
+        if insert_overlap_deps and later:
+            preserve_node_ordering(graph, later)
+
+    def _check_bucketed(self, nodes: Sequence[fx.Node]) -> None:
+        left = {node.meta[POSITION] for node in nodes if POSITION in node.meta}
         if left:
-            names = [self.gathered.names[number] for number in sorted(left)]
+            names = [self.parameters.names[number] for number in sorted(left)]
             raise RuntimeError(f"the collectives of {names} were not bucketed")
+
+
+def _derived(wait: fx.Node) -> list[fx.Node]:
+    """Return ``wait`` and the nodes that need its value, without the graph's output, in the graph's order."""
+    found, queue = {wait}, [wait]
+    while queue:
+        users = [user for user in queue.pop().users if user not in found and user.op != "output"]
+        found.update(users)
+        queue += users
+    return sorted(found)
+
+
+def _move_behind(nodes: Sequence[fx.Node], place: fx.Node) -> None:
+    """Move those of ``nodes`` that precede ``place`` behind it, in the same order."""
+    for node in nodes:
+        if node < place:
+            place.append(node)
+            place = node
 
 
 class _WithoutFormulas(OverlapScheduler):
     """A scheduler that never calls torch's own formulas for run times.
 
     Those formulas fail on a CPU, because they lack its memory bandwidth, and up to torch 2.12 on grouped-query
-    attention.
+    attention. Torch 2.13 evaluates them even for nodes of ``custom_runtime_estimation`` and with ``compute_estimator``
+    ``analytical``, so ``schedule_overlap_bucketing`` can't be called in place of this class.
     """
 
     def __init__(self, graph_module: fx.GraphModule, *args: Any, **options: Any) -> None:
@@ -240,7 +308,7 @@ class _WithoutFormulas(OverlapScheduler):
         return super()._collect_node_ancestors()
 
     def get_non_collective_runtime_estimate(self, node: fx.Node) -> float | None:
-        """Return the given estimate; torch 2.11 would otherwise prefer measured times that it keeps on disk."""
+        """Return the given estimate, as 2.13 does; torch 2.11 would prefer measured times that it keeps on disk."""
         estimate = self.custom_runtime_estimation
         return None if estimate is None else estimate(node, None)
 
@@ -331,7 +399,11 @@ def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps
 
 
 def _compile_aot_eager(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    joint: JointPass,
+    rewrite: CollectivesPass,
+    _options: Mapping[str, Any],
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         joint(joint_module.graph)
@@ -341,16 +413,27 @@ def _compile_aot_eager(
         rewrite(module.graph)
         return boxed_nop(module, module_inputs)
 
-    backend = aot_autograd(fw_compiler=compiler, partition_fn=partition, keep_inference_input_mutations=True)
-    return backend(graph_module, inputs)
+    compiled = aot_module_simplified(
+        graph_module,
+        inputs,
+        fw_compiler=compiler,
+        bw_compiler=torch.compiler.disable(compiler),
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    return torch.compiler.disable(compiled)
 
 
 def _compile_inductor(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    joint: JointPass,
+    rewrite: CollectivesPass,
+    options: Mapping[str, Any],
 ) -> Any:
-    options: dict[str, Any] = {"joint_custom_pre_pass": joint, "custom_partitioner_fn": Partitioner()}
+    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": Partitioner()}
     if rewrite.settings.has_graph_pass:
-        options |= {
+        patches |= {
             "post_grad_custom_post_pass": rewrite,
             # Inductor's reordering would undo this pass, and buffer reuse would overwrite the buffer of a running
             # collective.
@@ -358,7 +441,7 @@ def _compile_inductor(
             "reorder_for_peak_memory": False,
             "allow_buffer_reuse": False,
         }
-    return compile_fx(graph_module, inputs, config_patches=options)
+    return compile_fx(graph_module, inputs, config_patches=patches)
 
 
 _COMPILERS = {"aot_eager": _compile_aot_eager, "inductor": _compile_inductor}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..llama.parallel.mesh import Degrees
+from ..llama.parallel.pipeline import ZERO_BUBBLE
 from ..llama.settings import LlamaSettings
 
 
@@ -75,6 +76,11 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
 
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if the keys of ``graph`` contradict each other or ``degrees``."""
+        if self.pipeline_parallel_schedule == ZERO_BUBBLE:
+            raise ValueError(
+                f"pipeline_parallel_schedule is {ZERO_BUBBLE!r}, for which autograd divides each backward pass; here "
+                f"that is one graph; allowed are 1F1B and Interleaved1F1B"
+            )
         self.graph.check()
         self.graph.check_context_parallel(degrees.context_parallel)
         self._check_communication(degrees)

@@ -9,10 +9,11 @@ from ..common.settings import read_settings
 from ..llama.memory.choice import LADDER
 from ..llama.memory.estimate import Gathering
 from ..llama.model.decoder import Llama
+from ..llama.parallel.communication import divided_products
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .buckets import Bucket, block_buckets, buckets_in_place, buckets_of_stage, module_buckets, num_blocks
-from .parametrization import MixedPrecision, gathering_groups, shard_parameters
+from .parametrization import MixedPrecision, collective_groups, shard_parameters
 from .passes import make_backend
 from .settings import LlamaSimpleFsdpSettings
 
@@ -47,11 +48,13 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     def prepare(self, model: Llama) -> None:
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
-        groups = gathering_groups(model, self._mesh)
+        groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
         in_place = buckets_in_place(self._whole(model), buckets, graph.overlap_reorder_modules)
         parameters, kept = dict(model.named_parameters()), _kept(self._settings, model)
-        backend = make_backend(graph, parameters, buckets, groups, in_place, kept)
+        tensor, is_divided = self._mesh.tensor, self._settings.communication.async_tensor_parallel
+        options = divided_products(tensor) if tensor is not None and is_divided else None
+        backend = make_backend(graph, parameters, buckets, groups, in_place, kept, options)
         if self._mesh.experts is not None:
             # Ranks read on the host how many tokens they exchange; the trace holds these numbers as symbols.
             torch._dynamo.config.capture_scalar_outputs = True

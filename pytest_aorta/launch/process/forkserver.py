@@ -41,6 +41,8 @@ CUDA_PROOF_S = 60.0
 IMPORT_S = 200.0
 # Answers of a child that has tried an import: the server may import the module too, or must not, for the reason given.
 IMPORTED, KEPT_OUT = "imported", "it "
+# Answer of a child that has allocated memory on the device.
+ALLOCATED = "allocated"
 # The constructor of AdamW imports torch._dynamo.
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "pytest_aorta.worker.lifecycle")
 
@@ -49,7 +51,7 @@ class _Stopped(BaseException):
     """Raised on SIGTERM, with which the guard ends the launch."""
 
 
-class WarmAgent:
+class _WarmAgent:
     """Agent that starts and watches the ranks of one launch, as torchrun's agent does."""
 
     def __init__(self, run_dir: Path, world_size: int) -> None:
@@ -72,7 +74,7 @@ class WarmAgent:
         if not self.failures:
             return 0
         # The failures, in the format of torchrun.py, are only those of ranks that failed on their own.
-        failures = [entry for _, entry in sorted(self.failures.items())]
+        failures = [self.failures[rank] for rank in sorted(self.failures)]
         write_json(self.run_dir / AGENT_FILE, {"failures": failures, "running": sorted(self.running.values())})
         self.stop()
         return 1
@@ -97,7 +99,7 @@ class WarmAgent:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         port = listener.getsockname()[1]
         listener.close()
-        os.environ.update(rank_environment(rank, self.world_size, port, self.run_dir.name))
+        os.environ.update(_rank_environment(rank, self.world_size, port, self.run_dir.name))
         sys.argv = [str(rank_program.__file__), str(self.run_dir)]
         # Python reseeds `random` after a fork; without a new seed, these two would be equal in every rank.
         np.random.seed()
@@ -142,18 +144,14 @@ class WarmAgent:
                 time.sleep(0.005)
 
 
-def rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dict[str, str]:
+def _rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dict[str, str]:
     """Return the variables that torchrun sets for a rank of a single host."""
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(world_size)),
         "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
         "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_NAME": "default",
         "MASTER_ADDR": HOST,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
@@ -165,20 +163,18 @@ def rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dict
     }
 
 
-def fork(work: Callable[[], int]) -> int:
-    """Run ``work`` in a child with its own session that dies with this process, and return the child's id."""
+def fork(work: Callable[[], int], *, outlives_parent: bool = False) -> int:
+    """Run ``work`` in a child with a session of its own, which by default dies with this process; return its id.
+
+    The child exits with the code that ``work`` returns, and never returns into the parent's code.
+    """
     parent_pid = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        die_with(parent_pid)
-        _run_and_exit(work)
-    return pid
-
-
-def _run_and_exit(work: Callable[[], int]) -> NoReturn:
-    """Run ``work`` in a session of its own and exit, never returning into the parent's code; runs in a forked child."""
+    if pid := os.fork():
+        return pid
     exit_code = 1
     try:
+        if not outlives_parent:
+            die_with(parent_pid)
         os.setsid()
         exit_code = work()
     except BaseException:  # noqa: BLE001 - every error has to be in the log
@@ -234,8 +230,9 @@ class ForkServer:
         if problem := self.preload([name for name in modules if name not in self.tried]) or self.problem():
             return problem
         if environ is not None and not self.is_proven:
-            if problem := _cuda_problem(environ):
-                return problem
+            # torch.cuda.is_initialized misses some reasons why a forked child can't use the devices.
+            if (text := _answer_of_child(partial(_allocate, environ), CUDA_PROOF_S)) != ALLOCATED:
+                return f"a forked child can't allocate on the device: {text}"
             self.is_proven = True
         return None
 
@@ -254,7 +251,7 @@ class ForkServer:
         machines, is left for the ranks to import: a fork would lose the thread. The launch's log names such modules.
         """
         for name in modules:
-            answer = answer_of_child(partial(_import_one, name), IMPORT_S)
+            answer = _answer_of_child(partial(_import_one, name), IMPORT_S)
             if answer == IMPORTED:
                 with without_collection():
                     importlib.import_module(name)
@@ -269,9 +266,7 @@ class ForkServer:
 
     def launch(self, message: dict[str, Any], fds: list[int]) -> None:
         """Fork the guard of a launch and send its pidfd; ``fds`` are lifeline, verdict, log and leases."""
-        pid = os.fork()
-        if pid == 0:
-            _run_and_exit(lambda: self.guard(message, fds))
+        pid = fork(lambda: self.guard(message, fds), outlives_parent=True)
         # The process id can't have been reused: only a later request reaps the guard.
         pidfd = os.pidfd_open(pid)
         try:
@@ -293,7 +288,14 @@ class ForkServer:
         os.environ.clear()
         os.environ.update(message["environ"])
         spec = message["spec"] | {"lifeline_fd": lifeline_fd, "verdict_fd": verdict_fd}
-        guard_launch(spec, lambda: fork(lambda: _agent(spec)))
+
+        def run_agent() -> int:
+            prepare_agent(os.getppid())
+            # pytest reads the end of the verdict pipe as the guard's exit.
+            close_all([lifeline_fd, verdict_fd])
+            return _WarmAgent(Path(spec["run_dir"]), spec["world_size"]).main()
+
+        guard_launch(spec, lambda: fork(run_agent))
         return 0
 
 
@@ -330,13 +332,7 @@ def children() -> set[str]:
     return found
 
 
-def _cuda_problem(environ: dict[str, str]) -> str | None:
-    """Return why a forked child can't use the devices, or None. ``torch.cuda.is_initialized`` misses some causes."""
-    text = answer_of_child(partial(_allocate, environ), CUDA_PROOF_S)
-    return None if text == "allocated" else f"a forked child can't allocate on the device: {text}"
-
-
-def answer_of_child(task: Callable[[], str], limit_s: float) -> str:
+def _answer_of_child(task: Callable[[], str], limit_s: float) -> str:
     """Return the text that ``task`` returns in a forked child, or the reason why it failed."""
 
     def answer() -> int:
@@ -383,20 +379,13 @@ def reap() -> None:
             pass
 
 
-def _agent(spec: dict[str, Any]) -> int:
-    prepare_agent(os.getppid())
-    # pytest reads the end of the verdict pipe as the guard's exit.
-    close_all([spec["lifeline_fd"], spec["verdict_fd"]])
-    return WarmAgent(Path(spec["run_dir"]), spec["world_size"]).main()
-
-
 def _allocate(environ: dict[str, str]) -> str:
     import torch
 
     os.environ.clear()
     os.environ.update(environ)
     torch.zeros(1, device=environ[variables.DEVICE]).item()
-    return "allocated"
+    return ALLOCATED
 
 
 def _import_one(name: str) -> str:

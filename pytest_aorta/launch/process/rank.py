@@ -64,7 +64,7 @@ def main(run_dir: Path) -> None:
         _kept.append(error)
         exit_code = _exit_code(error)
         if exit_code:
-            write_error(folder if os.getpid() == pid else None, error)
+            _write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
             stream.flush()
@@ -96,7 +96,7 @@ def prepare(folder: Path) -> None:
     # A fatal signal of a forked child, e.g. of a DataLoader's worker, is not the rank's: its stack goes to the log.
     os.register_at_fork(after_in_child=partial(faulthandler.enable, 2))
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    leave_last_words(folder, stacks)
+    _leave_last_words(folder, stacks)
     write_text(folder / PID_FILE, str(os.getpid()), durable=False)
     leave_mark(folder, STARTED)
 
@@ -116,7 +116,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def leave_last_words(folder: Path, stacks: IO[str]) -> None:
+def _leave_last_words(folder: Path, stacks: IO[str]) -> None:
     """Install a SIGTERM handler that writes ``stacks`` and ``folder/collectives.json``, then ends the process.
 
     The C handler wakes a thread that writes both files, since the main thread may wait in a collective forever. If the
@@ -173,14 +173,14 @@ def _withdraw(end: Handler, write_fd: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def write_error(folder: Path | None, error: BaseException) -> None:
+def _write_error(folder: Path | None, error: BaseException) -> None:
     """Write the error to standard error and to the rank's folder, with its time in nanoseconds.
 
     torchrun orders failures by whole seconds only. The frames that started the rank's code are left out, except in the
     file's ``full_traceback``. Without a folder the error is that of a process that the rank has forked.
     """
     time_ns = time.time_ns()
-    text = shown_traceback(error)
+    text = _shown_traceback(error)
     with suppress(Exception):  # the script may have closed or replaced standard error
         sys.stderr.write(_exit_message(error) if isinstance(error, SystemExit) else text)
     if folder is None:
@@ -214,7 +214,7 @@ def _ends(text: str) -> str:
     return text if len(text) <= _MAX_TRACEBACK else f"{text[:half]}\n...\n{text[-half:]}"
 
 
-def shown_traceback(error: BaseException) -> str:
+def _shown_traceback(error: BaseException) -> str:
     """Return the traceback from the first frame outside of the harness on; without such a frame, only the message.
 
     The tracebacks of the errors that led to this error are shortened in the same way.

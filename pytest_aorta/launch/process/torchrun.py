@@ -35,7 +35,7 @@ ENDPOINT_FILE = "endpoint.json"
 SIOCGIFADDR = 0x8915
 
 
-class StoppedRanks(logging.Filter):
+class _StoppedRanks(logging.Filter):
     """The last signal that torchrun sent to each rank that it stopped, by process id, read from torchrun's log."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
-    stopped = StoppedRanks()
+    stopped = _StoppedRanks()
     logging.getLogger(STOPPING_LOGGER).addFilter(stopped)
     arguments = parse_args(argv[1:])
     store = _join_rendezvous(Path(argv[0]), arguments)
@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def die_with_guard(guard_pid: int) -> None:
+def _die_with_guard(guard_pid: int) -> None:
     """End this process when the guard ends, even if a profiler runs between the two; ranks die with this process.
 
     Without a profiler this process is the guard's child, and the kernel kills it with its parent. With a profiler the
@@ -119,23 +119,32 @@ def _join_rendezvous(run_dir: Path, arguments: argparse.Namespace) -> object:
     keeps nothing pickled. Its store listens before the port is known, so no other program can take the port; on one
     host it listens on the loopback address only.
     """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
     store, nodes, node = None, int(arguments.nnodes), arguments.node_rank
     if node == 0:
-        listener = socket.create_server((LOOPBACK if nodes == 1 else own_address(), 0), backlog=2048)
+        listener = socket.create_server((LOOPBACK if nodes == 1 else _own_address(), 0), backlog=2048)
         endpoint = Endpoint(*listener.getsockname())
-        store = _served(endpoint, listener)
+        store = TCPStore(
+            endpoint.address,
+            endpoint.port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,  # torchrun's own store at this port uses this one's server
+            master_listen_fd=listener.detach(),
+        )
         if nodes > 1:
             write_json(run_dir / ENDPOINT_FILE, to_builtins(endpoint), durable=False)
     else:
         endpoint = _await_endpoint(run_dir.with_name("0"))
-    if nodes > 1 and (interface := interface_to(endpoint)):
+    if nodes > 1 and (interface := _interface_to(endpoint)):
         # Otherwise gloo resolves the host's name, often to an interface that no other node can reach.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     arguments.master_addr, arguments.master_port = endpoint.address, endpoint.port
     return store
 
 
-def own_address() -> str:
+def _own_address() -> str:
     """Return this host's address in the network of the nodes: that of MASTER_ADDR, or of the host's name."""
     given = os.environ.get("MASTER_ADDR")
     name = given or socket.gethostname()
@@ -150,7 +159,7 @@ def own_address() -> str:
     return address
 
 
-def interface_to(endpoint: Endpoint) -> str | None:
+def _interface_to(endpoint: Endpoint) -> str | None:
     """Return the network interface that leads to the endpoint; None if its name can't be found."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((endpoint.address, endpoint.port))
@@ -161,19 +170,6 @@ def interface_to(endpoint: Endpoint) -> str | None:
                 if socket.inet_ntoa(answer[20:24]) == own:
                     return name
     return None
-
-
-def _served(endpoint: Endpoint, listener: socket.socket) -> object:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore(
-        endpoint.address,
-        endpoint.port,
-        is_master=True,
-        wait_for_workers=False,
-        multi_tenant=True,  # torchrun's own store at this port uses this one's server
-        master_listen_fd=listener.detach(),
-    )
 
 
 def _await_endpoint(folder: Path) -> Endpoint:
@@ -188,7 +184,7 @@ def _await_endpoint(folder: Path) -> Endpoint:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The guard of another version may not set the variable.
-    die_with_guard(int(os.environ.pop(variables.GUARD_PID, os.getppid())))
+    _die_with_guard(int(os.environ.pop(variables.GUARD_PID, os.getppid())))
     exit_code = main(sys.argv[1:])
     if os.environ.get(variables.PROFILER) in WRAPPERS:
         sys.exit(exit_code)  # these profilers write their traces when the process exits normally

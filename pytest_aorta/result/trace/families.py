@@ -216,10 +216,7 @@ def family_times(durations_ns: Iterable[tuple[str, int]], num_steps: int) -> dic
 
 def mean_over_ranks(ranks: Sequence[Mapping[str, FamilyTime]]) -> dict[str, FamilyTime]:
     """Return each family's mean over ranks, in the form of :func:`family_times`; a rank without the family counts 0."""
-    count = len(ranks)
-    return _summed(
-        (family, FamilyTime(time.ms / count, time.calls / count)) for rank in ranks for family, time in rank.items()
-    )
+    return mean_over_steps([(rank, 1) for rank in ranks])
 
 
 def mean_over_steps(parts: Sequence[tuple[Mapping[str, FamilyTime], int]]) -> dict[str, FamilyTime]:

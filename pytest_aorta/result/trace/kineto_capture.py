@@ -36,8 +36,7 @@ from pytest_aorta.result.trace.kineto_events import (
     with_duration,
 )
 from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, overlap_of, union
-from pytest_aorta.result.trace.profiled_steps import Call, Collective, CollectiveCalls, Profile
-from pytest_aorta.result.trace.transfers import MAX_CALLS, MAX_COLLECTIVES
+from pytest_aorta.result.trace.profiled_steps import Call, Collective, Profile, joined_calls
 
 
 def _capture_of(
@@ -58,25 +57,8 @@ def _capture_of(
     windows = [(begin - origin, end - origin) for begin, end in pairwise(edges)]
     return overlap_of({name: lane - origin for name, lane in lanes.items()}, windows).replace(
         kernels=family_times(durations, len(windows)),
-        collectives=_collectives(calls),
+        collectives=joined_calls([[call.lasting(duration_ns / 1e6)] for call, duration_ns in calls]),
     )
-
-
-def _collectives(calls: Iterable[tuple[Call, int]]) -> list[CollectiveCalls]:
-    """Return the durations in ms of calls with equal keys, in groups; the group with the longest total comes first."""
-    durations: dict[Call, list[float]] = defaultdict(list)
-    sizes: dict[Call, list[int | None]] = defaultdict(list)
-    for call, duration_ns in calls:
-        if len(durations[call.key]) < MAX_CALLS:
-            durations[call.key].append(duration_ns / 1e6)
-            sizes[call.key].append(call.num_bytes)
-    longest = sorted(durations.items(), key=lambda entry: -sum(entry[1]))[:MAX_COLLECTIVES]
-    return [CollectiveCalls(key.kind, key.group, key.group_size, _mean_size(sizes[key]), ms) for key, ms in longest]
-
-
-def _mean_size(sizes: Sequence[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return sum(known) // len(known) if len(known) == len(sizes) else None
 
 
 @dataclass(frozen=True)
@@ -98,7 +80,8 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
     """Return the facts of a step that are needed to read traces of device activity alone.
 
     Raises:
-        ValueError: As in :func:`overlap_with_host`, or the workload's own kernels have the name of the boundary's.
+        ValueError: The trace has fewer than two boundaries, or no device activity for them, or a kernel of the workload
+            has the name of the boundary's.
     """
     events, marks = events_and_boundaries(trace)
     kernels = boundary_kernels(events, marks)
@@ -114,21 +97,6 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
     return LearnedStep(name, calls, names)
 
 
-def overlap_with_host(trace: Mapping[str, Any]) -> Profile:
-    """Return the breakdown of the steps between the boundaries of a trace that has host events too.
-
-    Raises:
-        ValueError: The trace has fewer than two boundaries, or no device activity for them.
-    """
-    events, marks = events_and_boundaries(trace)
-    kernels = boundary_kernels(events, marks)
-    edges = [begin_of(kernel) for kernel in kernels]
-    names = _serving_names(events)
-    inside = _communication_by_stream(events, names, edges[0], edges[-1])
-    calls = {id(kernel): call_of(kernel) for rows in inside.values() for kernel in rows}
-    return _capture(events, edges, LearnedStep(str(kernels[0]["name"]), {}, names), calls)
-
-
 def overlap_of_device(
     trace: Mapping[str, Any],
     step: LearnedStep,
@@ -139,7 +107,7 @@ def overlap_of_device(
 
     A stream whose communication does not repeat that of ``step`` is classified by its kernels' names. ``waits_ms``
     contains waits for late ranks at the beginning of calls by :attr:`Call.key`, in order, which are no communication
-    (:func:`~pytest_aorta.result.trace.transfers.waits_ms`).
+    (:func:`~pytest_aorta.result.trace.profiled_steps.waits_ms`).
 
     Raises:
         ValueError: The trace does not have ``num_steps`` + 1 boundaries.
@@ -154,25 +122,14 @@ def overlap_of_device(
     for stream, kernels in _communication_by_stream(events, step.names, edges[0], edges[-1]).items():
         expected = step.communication.get(stream, []) * num_steps
         is_repeated = [kernel["name"] for kernel in kernels] == [name for name, _ in expected]
-        served = [call for _, call in expected] if is_repeated else [call_of(kernel) for kernel in kernels]
-        calls |= {id(kernel): call for kernel, call in zip(kernels, served, strict=True)}
-    return _capture(events, edges, step, calls, waits_ms)
-
-
-def _capture(
-    events: Iterable[Event],
-    edges: list[int],
-    step: LearnedStep,
-    calls: Mapping[int, Call],
-    waits_ms: Mapping[Call, Sequence[float]] = MappingProxyType({}),
-) -> Profile:
-    """Return the capture of a device's steps; ``calls`` maps the ``id`` of each communication kernel to its call."""
+        of_stream = [call for _, call in expected] if is_repeated else [call_of(kernel) for kernel in kernels]
+        calls |= {id(kernel): call for kernel, call in zip(kernels, of_stream, strict=True)}
     inside = [event for event in sorted(filter(is_on_device, events), key=begin_of) if is_within(event, edges)]
     durations = [(_family(event, calls), duration_of(event)) for event in inside if event["name"] != step.boundary]
-    waits_ns = _waits_ns([event for event in inside if id(event) in calls], calls, waits_ms)
+    served = [event for event in inside if id(event) in calls]
     kinds = {number: call.kind for number, call in calls.items()}
-    served = ((calls[id(event)], duration_of(event)) for event in inside if id(event) in calls)
-    return _capture_of(edges, _lanes(events, step.names, kinds, waits_ns), durations, served)
+    lanes = _lanes(events, step.names, kinds, _waits_ns(served, calls, waits_ms))
+    return _capture_of(edges, lanes, durations, ((calls[id(event)], duration_of(event)) for event in served))
 
 
 def _waits_ns(

@@ -9,11 +9,13 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import UNSET, Meta, UnsetType, field
 
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.text import brief
+from pytest_aorta.common.model import Model, decode
 from pytest_aorta.result.trace.profiled_steps import Call, Collective
 
 # Limits of one rank's trace, packed and unpacked. A step of an 8B model on one rank has about 30 MB with host events.
@@ -21,14 +23,27 @@ MAX_TRACE_BYTES = 256 << 20
 MAX_TRACE_VALUES = 16_000_000
 # The remedy for a trace that is too large.
 FEWER = "trace fewer steps, or steps with fewer micro-batches"
-# Times are nanoseconds in 64 bits.
-_MAX_NS = 1 << 63
-_NUMBER = (int, float)
-_EVENT_KEYS: dict[str, tuple[type, ...]] = {
-    "ph": (str,), "name": (str,), "cat": (str,), "ts": _NUMBER, "dur": _NUMBER, "args": (dict,), "pid": (int, str),
-    "tid": (int, str), "id": (int, str),
-}  # fmt: skip
-_KIND_NAMES: dict[type, str] = {str: "text", int: "an integer", dict: "an object"}
+
+
+class _Event(Model, frozen=True, forbid_unknown_fields=False):
+    """An event of a Chrome trace as far as it is read; times are in microseconds."""
+
+    ph: str
+    name: str
+    cat: str = ""
+    ts: Annotated[float, Meta(gt=-(1 << 63), lt=1 << 63)] | UnsetType = UNSET
+    dur: Annotated[float, Meta(gt=-(1 << 63), lt=1 << 63)] | UnsetType = UNSET
+    pid: int | str = 0
+    tid: int | str = 0
+    id: int | str = 0
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+class _Trace(Model, frozen=True, forbid_unknown_fields=False):
+    """A Chrome trace as far as it is read."""
+
+    traceEvents: list[_Event]
+    baseTimeNanoseconds: Annotated[int, Meta(gt=-(1 << 63), lt=(1 << 63) - 1)] = 0
 
 
 class TraceError(AortaError, ValueError):
@@ -57,13 +72,13 @@ def excess(num_bytes: int, num_values: int, where: str = "") -> str:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """Return the document of a trace file, gzipped or not.
+    """Return the document of a trace file, gzipped or not, in which every event has a phase and a name.
 
     Raises:
         TraceTooLarge: The file has too many bytes or values.
         TraceError: The file can't be read, is too large when unpacked, or is not a Chrome trace.
     """
-    if (num_bytes := _num_bytes(path)) > MAX_TRACE_BYTES:
+    if path.exists() and (num_bytes := path.stat().st_size) > MAX_TRACE_BYTES:
         raise TraceTooLarge(path, num_bytes=num_bytes)
     try:
         data = _unzipped(path, read_bytes(path, max_bytes=MAX_TRACE_BYTES))
@@ -73,25 +88,14 @@ def read_trace(path: Path) -> dict[str, Any]:
     if (num_values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
         raise TraceTooLarge(path, num_values=num_values)
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise TraceError(f"{path}: not a Chrome trace, which is an object with a list traceEvents")
-    base_ns = document.get("baseTimeNanoseconds", 0)
-    if not isinstance(base_ns, int) or abs(base_ns) >= _MAX_NS:
-        raise TraceError(f"{path}: baseTimeNanoseconds: got {brief(repr(base_ns))}, allowed is an integer of 64 bits")
-    for number, event in enumerate(document["traceEvents"]):
-        if problem := _malformed(event):
-            raise TraceError(f"{path}: traceEvents[{number}]{problem}")
+        events = decode(data, _Trace, str(path), by_hand=False).traceEvents
+    except UnreadableFile as error:
+        raise TraceError(str(error)) from None
+    for number, event in enumerate(events):
+        if event.ph == "X" and UNSET in (event.ts, event.dur):
+            raise TraceError(f"{path}: $.traceEvents[{number}]: an event of phase X lacks `ts` or `dur`")
+    document: dict[str, Any] = json.loads(data.decode("utf-8", "replace"))
     return document
-
-
-def _num_bytes(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0  # Reading the file raises an error that names the cause.
 
 
 def _unzipped(path: Path, data: bytes) -> bytes:
@@ -108,29 +112,6 @@ def _unzipped(path: Path, data: bytes) -> bytes:
             f"{FEWER}"
         )
     return text
-
-
-def _malformed(event: Any) -> str:
-    """Return the first missing or wrong key of an event, with its value and the allowed types; empty if valid."""
-    if not isinstance(event, dict):
-        return f": got {brief(repr(event))}, allowed is an object"
-    phase = event.get("ph")
-    for key, kind in _EVENT_KEYS.items():
-        required = key in ("ph", "name") or (key == "ts" and phase != "M") or (key == "dur" and phase == "X")
-        if key not in event:
-            if required:
-                return f": key {key!r} is missing"
-            continue
-        value = event[key]
-        is_right = isinstance(value, kind) and not isinstance(value, bool)
-        if kind is _NUMBER:
-            is_right = is_right and abs(value) < _MAX_NS
-        if not is_right:
-            names = "a number within 64 bits" if kind is _NUMBER else " or ".join(_KIND_NAMES[one] for one in kind)
-            return f".{key}: got {brief(repr(value))}, allowed is {names}"
-    if event["name"] == "thread_name" and not isinstance(event.get("args", {}).get("name"), str):
-        return ".args.name: missing or not text, which a thread_name has"
-    return ""
 
 
 Event: TypeAlias = Mapping[str, Any]

@@ -91,7 +91,8 @@ def _rank_events(rank: int, events: list[Mapping[str, Any]], later_us: float) ->
     process = rank + 1
     yield _metadata(process, 0, "process_name", {"name": f"rank {rank}"})
     yield _metadata(process, 0, "process_sort_index", {"sort_index": rank})
-    names = {_thread(event): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    named = (event for event in events if event["name"] == "thread_name")
+    names = {_thread(event): event.get("args", {}).get("name") for event in named}
     used = dict.fromkeys(_thread(event) for event in events if event["ph"] != "M")
     # Kineto puts streams into processes named after devices; here they come below the rank's threads.
     ordered = sorted(used, key=lambda thread: (str(names.get(thread, thread[1])).startswith("stream"), str(thread)))
@@ -101,7 +102,7 @@ def _rank_events(rank: int, events: list[Mapping[str, Any]], later_us: float) ->
         yield _metadata(process, threads[thread], "thread_sort_index", {"sort_index": number})
     for event in events:
         if event["ph"] != "M":
-            moved = {**event, "pid": process, "tid": threads[_thread(event)], "ts": event["ts"] + later_us}
+            moved = {**event, "pid": process, "tid": threads[_thread(event)], "ts": event.get("ts", 0.0) + later_us}
             yield moved | ({"id": _own_id(rank, event["id"])} if "id" in event else {})
 
 

@@ -20,8 +20,8 @@ from pytest_aorta.result.trace.profiled_steps import (
     Profile,
     StepOverlap,
     Timeline,
+    joined_calls,
 )
-from pytest_aorta.result.trace.transfers import joined_calls
 
 Intervals: TypeAlias = npt.NDArray[np.int64]
 

@@ -16,7 +16,7 @@ from pytest_aorta.verdict.statistics.decision import (
     Decision,
     Outcome,
     Rule,
-    difference,
+    Scale,
     own_variance,
     quantile_t,
 )
@@ -40,7 +40,7 @@ def decide_stored(
     *,
     max_launches: int,
     worse: int,
-    relative: bool = True,
+    scale: Scale = Scale.RELATIVE,
     may_pass: bool = True,
     false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> Decision:
@@ -53,14 +53,14 @@ def decide_stored(
         candidate: Transformed values of at least one launch.
         block: The session block of these launches.
         baseline: The baseline estimate.
-        tolerance: A relative change if ``relative`` is set, else a difference of transformed values.
+        tolerance: A change on ``scale``.
         max_launches: The most launches of the candidate.
         worse: 1 if a larger value is worse, else -1.
-        relative: Whether transformed values are logs.
+        scale: The scale on which the values were transformed.
         may_pass: Whether a pass is possible; False if the baseline is too noisy for its tolerance.
         false_alarm_rate: Probability that unchanged code is called a regression, over all looks.
     """
-    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative, may_pass, false_alarm_rate)
+    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, scale, may_pass, false_alarm_rate)
     decision = rule.decide(candidate, rule.effect(candidate), own_variance(candidate), len(candidate))
     if decision.outcome is not None or len(candidate) not in rule.looks:
         return decision
@@ -76,7 +76,7 @@ class _StoredRule:
     tolerance: float
     looks: tuple[int, ...]
     worse: int
-    relative: bool
+    scale: Scale
     may_pass: bool
     false_alarm_rate: float
 
@@ -101,7 +101,7 @@ class _StoredRule:
         alarm = baseline.error(self.block, count, noisy)
         miss = baseline.error(self.block, count, replace(within, value=down.value).pooled(own))
         failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
-        allowed, doubled = (difference(times * self.tolerance, relative=self.relative) for times in (1, 2))
+        allowed, doubled = (self.scale.difference(times * self.tolerance) for times in (1, 2))
         # A single launch that another job disturbed must not decide, so every launch has to be slow.
         all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
         all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
@@ -156,13 +156,13 @@ def detectable(
     tolerance: float = 0.0,
     max_launches: int = 1,
     power: float = 0.95,
-    relative: bool = True,
+    scale: Scale = Scale.RELATIVE,
     false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> float:
     """Return the smallest slowdown beyond the tolerance that ``num_launches`` of a block detect.
 
-    The slowdown is a relative change if ``relative`` is set, else a difference. It is detected with probability
-    ``power`` and with looks up to ``max_launches``. Fewer than three launches never fail a test; for them, the result
+    The slowdown is a change on ``scale``. It is detected with probability ``power`` and with looks up to
+    ``max_launches``. Fewer than three launches never fail a test; for them, the result
     is the smallest slowdown that does not pass.
     """
     error = baseline.error(block, num_launches, baseline.variance.within)
@@ -171,17 +171,17 @@ def detectable(
     may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
     alarm = _fraction(false_alarm_rate, failing) if may_fail else _fraction(MISS_RATE, looks)
     deviation = math.sqrt(error.value)
-    beyond = max(difference(tolerance, relative=relative), quantile_t(1 - alarm, error.df) * deviation)
+    beyond = max(scale.difference(tolerance), quantile_t(1 - alarm, error.df) * deviation)
     least = beyond + quantile_t(power, error.df) * deviation
-    return math.expm1(least) if relative else least
+    return scale.change(least)
 
 
 def least_tolerance(
-    baseline: Estimate, block: Hashable, *, max_launches: int = 1, power: float = 0.9, relative: bool = True
+    baseline: Estimate, block: Hashable, *, max_launches: int = 1, power: float = 0.9, scale: Scale = Scale.RELATIVE
 ) -> float:
     """Return the smallest tolerance at which unchanged code passes with probability ``power``.
 
-    The tolerance is a relative change if ``relative`` is set, else a difference. A comparison may use up to
+    The tolerance is a change on ``scale``. A comparison may use up to
     ``max_launches`` launches of the block.
     """
     looks, least = _looks(max_launches), math.inf
@@ -189,7 +189,7 @@ def least_tolerance(
         error = baseline.error(block, look, baseline.variance.within)
         quantiles = quantile_t(1 - _miss_fraction(look, looks), error.df) + quantile_t(power, error.df)
         least = min(least, quantiles * math.sqrt(error.value))
-    return (math.expm1(least) if relative else least) / 2
+    return scale.change(least) / 2
 
 
 def last_look(max_launches: int) -> int:

@@ -39,6 +39,10 @@ class Variance:
     value: float
     df: float
 
+    def times(self, factor: float) -> Variance:
+        """Return the variance multiplied by ``factor``."""
+        return replace(self, value=self.value * factor)
+
     def pooled(self, *others: Variance) -> Variance:
         """Return the average weighted by degrees of freedom, with the sum of the degrees of freedom."""
         every = [part for part in (self, *others) if part.df > 0]
@@ -97,7 +101,7 @@ class Estimate:
         side = self.variance.within
         launches = sum(weight**2 * median_variance(self.counts[block]) for block, weight in self.weights.items())
         fractions = sum(weight**2 for weight in self.weights.values())
-        return _summed(Variance(side.value * launches, side.df), _times(self.variance.between, fractions))
+        return _summed(side.times(launches), self.variance.between.times(fractions))
 
     def with_launches(self, count: int) -> Estimate:
         """Return the estimate that ``count`` launches, not fewer than now, would give with the variance unchanged."""
@@ -115,7 +119,7 @@ class Estimate:
         # The deviation of a block that both the candidate and the baseline contain cancels.
         own = self.weights.get(block, 0.0)
         blocks = (1 - own) ** 2 + sum(weight**2 for known, weight in self.weights.items() if known != block)
-        return _summed(Variance(side.value * launches, side.df), _times(self.variance.between, blocks))
+        return _summed(side.times(launches), self.variance.between.times(blocks))
 
 
 def baseline_estimate(
@@ -196,15 +200,9 @@ def _between(blocks: Sequence[Sequence[float]], within: float) -> Variance:
     return Variance(max(0.0, variance - expected), len(medians) - 1)
 
 
-def typical(variances: Sequence[VarianceComponents], df: float) -> VarianceComponents | None:
-    """Return the median variance of several cases as a prior with ``df`` degrees of freedom, or None without data."""
-    sides: list[Variance] = []
-    for name in ("slower", "faster", "between"):
-        known = [part.value for variance in variances if (part := getattr(variance, name)).df > 0]
-        if not known:
-            return None
-        sides.append(Variance(median(known), df))
-    return VarianceComponents(*sides)
+def typical(variances: Sequence[Variance], df: float) -> Variance:
+    """Return the median variance of several cases, at least one, as a prior with ``df`` degrees of freedom."""
+    return Variance(median(one.value for one in variances), df)
 
 
 def median_variance(count: int) -> float:
@@ -238,7 +236,3 @@ def _summed(*parts: Variance) -> Variance:
     # Satterthwaite, Biometrics Bulletin 2, 1946.
     df = value**2 / sum(part.value**2 / part.df for part in parts) if value > 0 else parts[0].df
     return Variance(value, df)
-
-
-def _times(variance: Variance, factor: float) -> Variance:
-    return replace(variance, value=variance.value * factor)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.text import did_you_mean, visible
+from pytest_aorta.common.text import did_you_mean, is_harness, is_library, visible, without_harness
 
 METRICS = ["step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5", "weight_hash", "overlap_ratio"]
 
@@ -58,4 +58,49 @@ def test_terminal_commands_become_visible():
     assert (
         visible("\x1b]0;title\x07 caf\u00e9 \x9b2J\r50%\t\n")
         == r"\x1b]0;title\x07 caf" + "\u00e9" + r" \x9b2J\x0d50%" + "\t\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "harness", "library"),
+    [
+        ("/site/pytest_aorta/launch/process/rank.py", True, True),
+        ("/site/pytest_aorta/worker/lifecycle.py", True, True),
+        ("<frozen runpy>", True, True),
+        ("<frozen importlib._bootstrap_external>", True, True),
+        ("/usr/lib/python3.11/importlib/__init__.py", True, True),
+        ("/site-packages/torch/distributed/run.py", True, True),
+        ("/site-packages/torch/distributed/elastic/agent/server/api.py", True, True),
+        ("/site-packages/torch/distributed/launcher/api.py", True, True),
+        ("/site-packages/torch/distributed/distributed_c10d.py", False, True),
+        ("/site-packages/aorta_workloads/fsdp/__init__.py", False, True),
+        ("/usr/lib/python3.11/threading.py", False, True),
+        ("<string>", False, True),
+        ("/home/me/pytest_aorta/train.py", False, False),
+        ("/home/me/runpy.py", False, False),
+        ("train.py", False, False),
+    ],
+)
+def test_files_of_the_harness_and_of_libraries_are_told_from_the_users_own(file, harness, library):
+    assert (is_harness(file), is_library(file)) == (harness, library)
+
+
+def test_frames_of_the_harness_are_cut_out_of_a_text():
+    text = (
+        "loading\n"
+        "Traceback (most recent call last):\n"
+        '  File "/p/torch/distributed/elastic/agent/api.py", line 3, in run\n'
+        "    return self._invoke()\n"
+        "           ^^^^^^^^^^^^^^\n"
+        '  File "/home/me/train.py", line 9, in main\n'
+        "    load()\n"
+        '  File "<frozen runpy>", line 88, in _run_code\n'
+        "ValueError: boom"
+    )
+    assert without_harness(text) == (
+        "loading\n"
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/train.py", line 9, in main\n'
+        "    load()\n"
+        "ValueError: boom"
     )

@@ -17,7 +17,7 @@ import yaml
 from pytest_aorta.cli import run as run_command
 from pytest_aorta.cli.main import COMMANDS, main
 from pytest_aorta.common.schema import load_schema
-from pytest_aorta.plan.adapter import AdapterBlock
+from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workloads import find_workload, workload_places
 from pytest_aorta.result import measurements
@@ -90,7 +90,7 @@ def test_numbers_that_pages_and_messages_suggest_for_options_are_allowed():
     assert len(found) > 5
 
 
-@pytest.mark.parametrize("key", AdapterBlock.__struct_fields__)
+@pytest.mark.parametrize("key", Adapter.__struct_fields__)
 def test_every_key_of_an_adapter_is_on_its_page(key):
     assert f"`{key}`" in (DOCS / "own-scripts.md").read_text(encoding="utf-8")
 

@@ -6,47 +6,40 @@ import gzip
 import json
 import os
 import pickle
-import resource
 import shutil
 import struct
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import convert, to_builtins, to_json
+from pytest_aorta.launch import node_agent
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
-from pytest_aorta.launch.node_agent import Heartbeat, Hello, NodeVerdict, read
-from pytest_aorta.plan.adapter import (
-    TORCHTITAN_PATTERN,
-    Adapter,
-    adapted,
-    log_records,
-    read_records,
-    refuse_bad_adapter,
-)
-from pytest_aorta.plan.options import OPTIONS
-from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.launch.leases import BAD, _ClaimFolder, _takes_lock, bad_marks, holders
+from pytest_aorta.launch.node_agent import Heartbeat, Hello, read
+from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, adapted, log_records, make_adapter, read_records
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
-from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, CollectiveTime, FamilyTime, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import (
+    CollectiveCalls,
+    CollectiveFacts,
+    CollectiveTime,
+    FamilyTime,
+    StepOverlap,
+)
 from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_iterations, read_operators
-from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.session.history import parse_entry, read_history
 from pytest_aorta.session.search import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
@@ -65,14 +58,10 @@ from tests.unit.builders import (
     stored,
     write_plan_file,
 )
-from tests.unit.fuzz.mutations import HOSTILE, JUNK, damaged, damaged_bytes, damaged_json
+from tests.unit.fuzz.mutations import damaged, damaged_bytes, damaged_json
 from tests.unit.kineto_traces import rank_trace
 from tests.unit.sample_history import entries_of, make_entry
 from tests.unit.sample_history import make_verdict as history_verdict
-
-# Limits of one case, in CPU seconds, and of all cases of a reader together.
-MAX_CASE_S = 5.0
-MAX_GROWTH_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -90,66 +79,6 @@ class Reader:
     cases: st.SearchStrategy[Any]
     read: Callable[[Any, Path], object]
     errors: tuple[type[BaseException], ...] = (AortaError,)
-
-
-@dataclass
-class Survey:
-    """The outcome of a reader's cases: their number, the seconds they took, and defects by kind and place."""
-
-    cases: int = 0
-    seconds: float = 0.0
-    defects: Counter[str] = field(default_factory=Counter)
-
-
-def run(reader: Reader, max_cases: int, folder: Path, *, raises: bool) -> Survey:
-    """Give a reader ``max_cases`` cases; with ``raises`` the first defect is raised, in its smallest form."""
-    survey = Survey()
-    began_s, before_bytes = time.monotonic(), _peak_bytes()
-    phases = [Phase.generate, Phase.shrink] if raises else [Phase.generate]
-
-    @settings(
-        max_examples=max_cases, database=None, deadline=None, phases=phases, suppress_health_check=list(HealthCheck)
-    )
-    @given(reader.cases)
-    def check(case: Any) -> None:
-        survey.cases += 1
-        case_s = time.thread_time()
-        try:
-            reader.read(case, folder)
-        except reader.errors as error:
-            if not str(error):
-                raise AssertionError("an error without words") from error
-        except Exception as error:
-            if raises:
-                raise
-            survey.defects[_place(error)] += 1
-        if time.thread_time() - case_s > MAX_CASE_S:
-            if raises:
-                raise AssertionError(f"{reader.name}: took {time.thread_time() - case_s:.1f} s of CPU time")
-            survey.defects["slow"] += 1
-
-    check()
-    if (grown := _peak_bytes() - before_bytes) > MAX_GROWTH_BYTES:
-        if raises:
-            raise AssertionError(f"{reader.name}: grew by {grown:,} bytes")
-        survey.defects["large"] += 1
-    survey.seconds = time.monotonic() - began_s
-    return survey
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _place(error: BaseException) -> str:
-    """Return the error's type and the innermost line of the package that it came through."""
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if "/pytest_aorta/" in code.co_filename:
-            place = f"{code.co_filename.partition('/pytest_aorta/')[2]}:{code.co_qualname}"
-        trace = trace.tb_next
-    return f"{type(error).__name__} in {place}"
 
 
 # --- stored documents -------------------------------------------------------------------------------------------------
@@ -315,12 +244,10 @@ def _read_telemetry(data: bytes, folder: Path) -> None:
         place = folder / "ranks" / str(rank)
         place.mkdir(parents=True, exist_ok=True)
         (place / "telemetry.jsonl").write_bytes(content + b"\n")
-    iterations = read_iterations(folder, 2)
-    assert all(step.overlap_ratio is None or step.overlap_ratio >= 0 for step in iterations)
+    read_iterations(folder, 2)
 
 
 TRACE = json.dumps(rank_trace()).encode()
-BOMB = gzip.compress(b'{"traceEvents": [' + b" " * (300 << 20) + b"]}", compresslevel=9)
 TRACES = (
     damaged(rank_trace()).map(lambda document: gzip.compress(json.dumps(document).encode(), 1))
     | damaged_bytes(gzip.compress(TRACE, 1), TRACE)
@@ -353,73 +280,26 @@ def _read_log(case: Any, folder: Path) -> None:
     is_titan, warmup, tokens, rows, other = case
     if is_titan:
         text = "\n".join([*(LINE.format(*row) for row in rows), other])
-        adapter = Adapter("log", TORCHTITAN_PATTERN, warmup=warmup, tokens_per_step=tokens)
+        block = {"pattern": TORCHTITAN_PATTERN, "warmup": warmup}
     else:
         text = "\n".join([*(f"step {' '.join(row)}" for row in rows), other])
-        adapter = Adapter("log", OWN_PATTERN, warmup=max(1, warmup), tokens_per_step=tokens)
-    refuse_bad_adapter(adapter)
+        block = {"pattern": OWN_PATTERN, "warmup": max(1, warmup)}
+    adapter = make_adapter({"kind": "log", "tokens_per_step": [tokens]} | block, {})
     found = adapted(adapter, log_records(adapter.pattern, text, "the log"), "the log")
     json.dumps(asdict(found), allow_nan=False)
 
 
 EVENT_NAME = "events.out.tfevents.1"
-EVENT_TAGS = st.sampled_from(["perf", "loss", "", "x" * 5000, "\0", "\x1b[2J"])
-EVENTS = st.fixed_dictionaries(
-    {"step": st.sampled_from([0, 1, 2, 3, -1, 2**62, -(2**63), 2**63 - 1]), "wall_time": st.floats(allow_nan=True)},
-    optional={
-        "simple_value": st.tuples(EVENT_TAGS, st.floats(width=32)),
-        "tensor": st.tuples(EVENT_TAGS, st.floats(width=32)),
-        "image": st.tuples(EVENT_TAGS, st.binary(max_size=20)),
-        "graph_def": st.binary(max_size=20),
-        "meta_graph_def": st.binary(max_size=20),
-        "tagged_run_metadata": st.tuples(EVENT_TAGS, st.binary(max_size=20)),
-        "file_version": st.sampled_from(["brain.Event:2", "brain.Event:1", "", "brain.Event:x", "brain.Event:"]),
-        "session_log": st.sampled_from([1, 2, 3]),
-    },
-)
-STEPS = [
-    {"step": step, "wall_time": 100.0 + step, "simple_value": (tag, 0.5)}
-    for step in (1, 2, 3)
-    for tag in ("perf", "loss")
-]
-# An event's content, or bytes that are not an event.
-RECORDS = st.sampled_from(STEPS) | st.sampled_from(STEPS) | st.sampled_from(STEPS) | EVENTS
-RAW = damaged_bytes(b"\t\0\0\0\0\0\0\xf0?\x10\x01*\r\n\x0b\n\x04loss\x15\0\0\x80?")
+# An event of one scalar, as TensorBoard's protocol buffers encode it: step, wall time, tag and value.
+EVENT = b"\t\0\0\0\0\0\0\xf0?\x10\x01*\r\n\x0b\n\x04loss\x15\0\0\x80?"
+TAGS = (b"loss", b"perf")
+STEPS = [EVENT.replace(b"\x10\x01", bytes([0x10, step])).replace(b"loss", tag) for step in (1, 2, 3) for tag in TAGS]
 EVENT_LENGTHS = st.sampled_from([0, 1, 2**31, 2**40, 2**63, 2**64 - 1])
 EVENT_CASES = st.tuples(
-    st.lists(RECORDS, max_size=8) | st.just(STEPS) | st.lists(RECORDS | RAW, max_size=3),
-    st.none() | st.none() | EVENT_LENGTHS, st.binary(max_size=20), st.integers(0, 30),
+    st.just(STEPS) | st.lists(st.sampled_from(STEPS) | damaged_bytes(EVENT), max_size=8),
+    st.none() | EVENT_LENGTHS, st.integers(0, 30),
     st.sampled_from(["tb"] * 10 + ["*", "[", "tb\0*", "\0", "\ud800*", "**/**", "absent", "x" * 5000, ""]),
-    st.sampled_from(["file"] * 12 + ["folder", "pipe", "link", "two"]),
 )  # fmt: skip
-
-
-def _event(content: Any) -> bytes:
-    """Return one event of an event file, without length and checksums."""
-    from tensorboard.compat.proto.event_pb2 import Event  # takes as long to import as all other readers together
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    if isinstance(content, bytes):
-        return content
-    event = Event(step=content["step"], wall_time=content["wall_time"])
-    if "simple_value" in content:
-        tag, value = content["simple_value"]
-        event.summary.value.append(Summary.Value(tag=tag, simple_value=value))
-    if "tensor" in content:
-        tag, value = content["tensor"]
-        event.summary.value.add(tag=tag).tensor.float_val.append(value)
-    if "image" in content:
-        tag, data = content["image"]
-        event.summary.value.add(tag=tag).image.encoded_image_string = data
-    if "tagged_run_metadata" in content:
-        event.tagged_run_metadata.tag, event.tagged_run_metadata.run_metadata = content["tagged_run_metadata"]
-    for name in ("graph_def", "meta_graph_def", "file_version"):
-        if name in content:
-            setattr(event, name, content[name])
-    if "session_log" in content:
-        event.session_log.status = content["session_log"]
-    data: bytes = event.SerializeToString()
-    return data
 
 
 def event_record(data: bytes, length: int | None = None) -> bytes:
@@ -434,27 +314,14 @@ def event_record(data: bytes, length: int | None = None) -> bytes:
 
 
 def _read_events(case: Any, folder: Path) -> None:
-    contents, length, other, cut, name, kind = case
-    data = b"".join(event_record(_event(content)) for content in contents)
-    if length is not None:
-        data += event_record(other, length)
+    contents, length, cut, name = case
+    data = b"".join(map(event_record, contents))
     shutil.rmtree(folder / "tb", ignore_errors=True)
     place = folder / "tb" / EVENT_NAME
     place.parent.mkdir()
-    if kind == "folder":
-        place.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(place)
-    elif kind == "link":
-        place.symlink_to("/dev/zero")
-    else:
-        place.write_bytes(data[: len(data) - cut] if length is None else data)
-    if kind == "two":
-        place.with_name(f"{EVENT_NAME}2").write_bytes(data)
-    adapter = Adapter(
-        "tensorboard", folder=f"{folder}/{name}", warmup=1, scalars=(("step_time_ms", "perf"), ("loss", "loss"))
-    )
-    refuse_bad_adapter(adapter)
+    place.write_bytes(data[: len(data) - cut] if length is None else data + event_record(EVENT, length))
+    block = {"kind": "tensorboard", "folder": f"{folder}/{name}", "warmup": 1}
+    adapter = make_adapter(block | {"scalars": {"step_time_ms": "perf", "loss": "loss"}}, {})
     found = adapted(adapter, *read_records(adapter, folder / "output.log"))
     json.dumps(asdict(found), allow_nan=False)
 
@@ -463,14 +330,13 @@ OUTCOME = to_builtins(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopp
 NODE_FILES = [
     (Hello, {"host": "b", "versions": {"torch": "2.11.0"}}),
     (Heartbeat, {"count": 3, "orders": "run"}),
-    (NodeVerdict, {"outcome": OUTCOME, "is_terminated": False}),
+    (LaunchOutcome, OUTCOME),
 ]
 
 
 def _read_node_file(case: Any, folder: Path) -> None:
     kind, data = case
-    name = kind.__name__.removeprefix("Node").lower()
-    (folder / f"{name}.json").write_bytes(data)
+    (folder / node_agent._FILES[kind]).write_bytes(data)
     assert isinstance(read(folder, kind), kind | None)
 
 
@@ -495,12 +361,12 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
     (leases / name).write_bytes(data)
     fd = os.open(leases / name, os.O_RDWR)
     try:
-        takes_lock(fd, 2)
+        _takes_lock(fd, 2)
         for claim in holders(leases):
             claim.competes_with(claim)
             time.localtime(claim.since_s)
             ", ".join((claim.owner, claim.process, *claim.pool, *claim.resources))
-        with ClaimFolder.opened(leases) as opened, ExitStack() as undo:
+        with _ClaimFolder.opened(leases) as opened, ExitStack() as undo:
             opened.enter(holders(leases)[0], undo) if holders(leases) else None
     finally:
         os.close(fd)
@@ -526,55 +392,10 @@ DUMP = {
     "version": "2.10",
     "entries": [{"frames": [], "sizes": [[3]], "id": 2**40, "ok": True, "at": (1, "a"), "x": 1.5}],
 }
-DUMPS = [pickle.dumps(DUMP, protocol=protocol) for protocol in (2, 3, 4, 5)]
 HOSTILE_DUMPS = [
     *(pickle.dumps({"entries": [_Payload()]}, protocol=protocol) for protocol in range(6)),
     b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02\x82\x01.", b"I" + b"9" * 5000 + b"\n.",
 ]  # fmt: skip
-
-
-# --- the command line, the ini file and markers -----------------------------------------------------------------------
-
-OPTION_TEXTS = st.text(max_size=20) | st.sampled_from(
-    [
-        "9" * 5000,
-        "²",
-        "٣",
-        "nan",
-        "inf",
-        "1e999",
-        "-0",
-        "0x1",
-        "'",
-        "a b",
-        "\0",
-        "\ud800",
-        "HOST:99999",
-        "[::1]:0",
-        "none,",
-    ]
-)
-
-
-def _read_option(case: tuple[int, str], folder: Path) -> None:
-    number, text = case
-    OPTIONS[number].read(text)
-
-
-MARKS_OF_TESTS = st.builds(
-    lambda name, args, kwargs: pytest.Mark(name, tuple(args), kwargs, _ispytest=True),
-    st.sampled_from(["world", "tolerance", "launch_timeout", "overlap", "fsdp"]),
-    st.lists(HOSTILE, max_size=2).filter(lambda args: not any(callable(arg) for arg in args)),
-    st.dictionaries(
-        st.sampled_from(["size", "device", "warm", "nodes", "step_time_p50", "p50", "loss", "x"]), JUNK, max_size=3
-    ),
-)
-
-
-def _read_marks(marks: list[Any], folder: Path) -> None:
-    for mark in marks:
-        if mark.name in MARKERS:
-            MARKERS[mark.name].value(mark)
 
 
 # --- Logs of searches for commits ------------------------------------------------------------------------------------
@@ -643,6 +464,4 @@ READERS = [
     Reader(
         "marks of bad devices", damaged_json({"boot": _boot(), "reasons": {"gpu0": "hung"}}), _read_bad
     ),
-    Reader("options", st.tuples(st.integers(0, len(OPTIONS) - 1), OPTION_TEXTS), _read_option),
-    Reader("markers", st.lists(MARKS_OF_TESTS, max_size=3), _read_marks),
 ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import pickle
 import re
 import time
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError, SpecError
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, log_records
@@ -26,7 +24,6 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.trace.kineto_events import TraceError, read_trace
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.unit.builders import make_plan, write_plan_file, write_rank_file
-from tests.unit.fuzz.mutations import paths_of
 from tests.unit.fuzz.readers import BASELINE, DUMP, HOSTILE_DUMPS, LONG_LINES, VERDICT
 from tests.unit.kineto_traces import rank_trace
 
@@ -105,14 +102,6 @@ def test_verdict_that_is_not_one_says_what_is_wrong(tmp_path):
     assert outcome.detail.startswith('verdict of the guard: $.reason: got "tea"')
 
 
-def test_pipe_and_link_are_not_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("/etc/hostname")
-    for name in ("pipe", "link", "absent"):
-        with pytest.raises(UnreadableFile, match=rf"{tmp_path}/{name}: "):
-            read_bytes(tmp_path / name, max_bytes=100)
-
-
 # --- traces -----------------------------------------------------------------------------------------------------------
 
 
@@ -151,17 +140,11 @@ def test_trace_of_too_many_values_is_refused(tmp_path):
     assert trace_error(tmp_path, many) == "16,000,005 values, and at most 16,000,000 are read; " + FEWER
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("ts", "x", "traceEvents[3].ts: got 'x', allowed is a number within 64 bits"),
-        ("name", None, "traceEvents[3].name: got None, allowed is text"),
-        ("args", [], "traceEvents[3].args: got [], allowed is an object"),
-    ],
-)
-def test_malformed_event_of_a_trace_is_named(tmp_path, key, value, message):
+@pytest.mark.parametrize(("key", "value"), [("ts", "x"), ("name", None), ("args", [])])
+def test_malformed_event_of_a_trace_is_named(tmp_path, key, value):
     document = edited(rank_trace(), ("traceEvents", 3, key), value)
-    assert trace_error(tmp_path, json.dumps(document).encode()) == message
+    message = trace_error(tmp_path, json.dumps(document).encode())
+    assert message.startswith(f"$.traceEvents[3].{key}: ")
 
 
 # --- logs, messages, options ------------------------------------------------------------------------------------------
@@ -214,7 +197,3 @@ def test_nothing_else_in_the_package_unpickles():
     assert len(sources) > 50
     found = [path.name for path in sources if unpickles.search(path.read_text(encoding="utf-8"))]
     assert found == ["evidence.py"]
-
-
-def test_paths_of_a_document_name_every_value():
-    assert list(paths_of({"a": [1, {"b": 2}]})) == [(), ("a",), ("a", 0), ("a", 1), ("a", 1, "b")]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import guarded as command
@@ -171,6 +172,25 @@ def test_variables_of_the_config_are_set_for_ranks_and_hidden_from_the_workload(
     environment = launch_environment(plan, {"NCCL_ALGO": "Tree"})
     assert {name: environment[name] for name in given} == given
     assert plan.own_config == {"steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "environ", "expected"),
+    [
+        ({"spec": SPEC}, {}, "1"),
+        ({"spec": SPEC}, {"TORCH_NCCL_ENABLE_TIMING": "0"}, "0"),
+        ({"spec": replace(SPEC, collective_timing=False)}, {}, None),
+        ({"spec": replace(SPEC, collective_timing=False)}, {"TORCH_NCCL_ENABLE_TIMING": "1"}, "1"),
+        ({}, {}, "1"),
+        ({"world": World(1, "cuda", tuple(gpus(1)))}, {}, None),
+    ],
+    ids=["workload", "switched off", "declined", "declined, caller asks", "script", "one rank"],
+)
+def test_collectives_of_several_ranks_are_timed_unless_the_workload_or_the_caller_declines(
+    tmp_path, changes, environ, expected
+):
+    plan = make_plan(tmp_path, **{"world": ON_GPUS} | changes)
+    assert launch_environment(plan, environ).get("TORCH_NCCL_ENABLE_TIMING") == expected
 
 
 def test_variables_of_the_config_name_the_case():

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import guarded
-from pytest_aorta.launch.guarded import GuardedLaunch, clear_scratch, guard_spec, launch, prepare_folder
+from pytest_aorta.launch.guarded import GuardedLaunch, _clear_scratch, guard_spec, launch, prepare_folder
 from pytest_aorta.plan.world import World
 from tests.unit.builders import make_plan
 
@@ -48,7 +48,7 @@ def test_unfinished_files_and_torchruns_folder_are_deleted_after_a_launch(tmp_pa
     for folder in (tmp_path / "run", tmp_path / "run" / "ranks" / "0"):
         (folder / ".result.json.abc.tmp").write_text("half")
         (folder / "output.log").write_text("kept")
-    clear_scratch(tmp_path / "run")
+    _clear_scratch(tmp_path / "run")
     left = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert left == {"plan.json", "output.log", "ranks/0/output.log"}
     assert not (tmp_path / "run" / "torchelastic").exists()

@@ -21,7 +21,6 @@ from pytest_aorta.launch.node_agent import (
     Heart,
     Heartbeat,
     Hello,
-    NodeVerdict,
     Orders,
     Pulse,
     node_rank,
@@ -31,7 +30,7 @@ from pytest_aorta.launch.node_agent import (
     write,
 )
 from pytest_aorta.launch.nodes import Coordinator
-from pytest_aorta.launch.process.torchrun import Endpoint, interface_to, own_address
+from pytest_aorta.launch.process.torchrun import Endpoint, _interface_to, _own_address
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import node_folder, rank_folder
@@ -53,8 +52,8 @@ def plan(tmp_path: Path) -> LaunchPlan:
     return plan
 
 
-def verdict_of(plan: LaunchPlan, node: int) -> NodeVerdict:
-    found = read(node_folder(plan.run_dir, node), NodeVerdict)
+def verdict_of(plan: LaunchPlan, node: int) -> LaunchOutcome:
+    found = read(node_folder(plan.run_dir, node), LaunchOutcome)
     assert found is not None
     return found
 
@@ -114,13 +113,13 @@ def test_address_that_no_other_node_reaches_is_refused(monkeypatch, given, part)
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     monkeypatch.setenv("MASTER_ADDR", given or "")
     with pytest.raises(SystemExit, match=part):
-        own_address()
+        _own_address()
 
 
 def test_interface_that_leads_to_node_zero_is_found(monkeypatch):
-    assert interface_to(Endpoint("127.0.0.1", 1)) == "lo"
+    assert _interface_to(Endpoint("127.0.0.1", 1)) == "lo"
     monkeypatch.setattr("socket.if_nameindex", list)
-    assert interface_to(Endpoint("127.0.0.1", 1)) is None
+    assert _interface_to(Endpoint("127.0.0.1", 1)) is None
 
 
 def test_heartbeats_are_counted_and_carry_orders(tmp_path):
@@ -173,7 +172,7 @@ def test_node_that_can_not_take_part_leaves_the_reason(plan, zero, changes, part
     write(plan.run_dir / "nodes", zero)
     write_json(plan.run_dir / "plan.json", to_builtins(replace(plan, **changes)))
     take_part(plan.run_dir, 0)
-    outcome = verdict_of(plan, 0).outcome
+    outcome = verdict_of(plan, 0)
     assert outcome.reason == EndReason.NODE_MISMATCH
     assert re.search(part, outcome.detail)
 
@@ -185,13 +184,13 @@ def test_node_with_other_gpus_is_refused(plan, monkeypatch, tmp_path):
     write_json(plan.run_dir / "plan.json", to_builtins(cuda))
     write(plan.run_dir / "nodes", Heartbeat(1, Orders.RUN))
     take_part(plan.run_dir, 1)
-    assert "GPUs are ['A100'], node 0's are ['NVIDIA H200']" in verdict_of(plan, 1).outcome.detail
+    assert "GPUs are ['A100'], node 0's are ['NVIDIA H200']" in verdict_of(plan, 1).detail
 
 
 def test_stopped_node_starts_nothing(plan):
     write(plan.run_dir / "nodes", Heartbeat(1, Orders.STOP))
     take_part(plan.run_dir, 1)
-    assert verdict_of(plan, 1).outcome.reason == EndReason.STOPPED
+    assert verdict_of(plan, 1).reason == EndReason.STOPPED
     assert not (plan.run_dir / "nodes/1/agent.log").exists()
 
 
@@ -203,7 +202,7 @@ def test_second_agent_of_a_node_is_refused_for_all_to_see(plan, introduced, othe
         write(folder, Hello("other", {}))
     with pytest.raises(LaunchError, match=f"says it is node 1, and so does {other}; the launcher has to start one ag"):
         take_part(plan.run_dir, 1)
-    assert verdict_of(plan, 1).outcome.reason == EndReason.NODE_LAUNCHER
+    assert verdict_of(plan, 1).reason == EndReason.NODE_LAUNCHER
 
 
 def test_surplus_agent_and_one_without_the_run_folder_say_so(plan, capsys):
@@ -220,7 +219,7 @@ def test_run_folder_of_another_user_is_refused(plan):
         take_part(plan.run_dir, 1)
 
 
-def judged(plan: LaunchPlan, *verdicts: NodeVerdict | None, silent_s: float = 11.0) -> tuple[Any, Any, str]:
+def judged(plan: LaunchPlan, *verdicts: LaunchOutcome | None, silent_s: float = 11.0) -> tuple[Any, Any, str]:
     """Return the coordinator's judgement of nodes with these verdicts; a node without one is silent."""
     coordinator = Coordinator(plan, -1)
     for node, verdict in zip(coordinator.nodes, verdicts, strict=True):
@@ -234,28 +233,27 @@ def judged(plan: LaunchPlan, *verdicts: NodeVerdict | None, silent_s: float = 11
 
 
 def test_launch_whose_nodes_have_ended_well_has_ended_well(plan):
-    assert judged(plan, NodeVerdict(ENDED), NodeVerdict(ENDED)) == (EndReason.EXIT, 0, "")
+    assert judged(plan, ENDED, ENDED) == (EndReason.EXIT, 0, "")
 
 
 def test_first_node_that_failed_is_reported(plan):
-    stopped = NodeVerdict(STOPPED)
-    assert judged(plan, NodeVerdict(FAILED), stopped) == (EndReason.EXIT, 1, "")
+    assert judged(plan, FAILED, STOPPED) == (EndReason.EXIT, 1, "")
 
 
 def test_lost_guard_is_the_cause_of_ranks_that_failed_on_other_nodes(plan):
-    lost = NodeVerdict(LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 1.0))
+    lost = LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 1.0)
     reason = (EndReason.GUARD_LOST, None, "node 1 (host1): its guard was killed")
-    assert judged(plan, NodeVerdict(FAILED), lost) == reason
+    assert judged(plan, FAILED, lost) == reason
 
 
 def test_silent_node_is_lost_and_named_with_its_ranks(plan):
-    reason, status, detail = judged(plan, NodeVerdict(ENDED), None)
+    reason, status, detail = judged(plan, ENDED, None)
     assert (reason, status) == (EndReason.NODE_LOST, None)
     assert detail == "node 1 (host1) was lost after 0.0 s: no heartbeat for 11 s; it ran ranks 2, 3"
 
 
 def test_node_whose_agent_died_is_named_before_those_that_the_launcher_then_ended(plan):
-    terminated = NodeVerdict(STOPPED, is_terminated=True)
+    terminated = replace(STOPPED, reason=EndReason.NODE_LOST)
     _, _, detail = judged(plan, terminated, None)
     assert detail.startswith("node 1 (host1) was lost")
     assert "; node 0 (host0) was lost after 0.0 s: its agent was sent SIGTERM; it ran ranks 0, 1" in detail

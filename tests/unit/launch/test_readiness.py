@@ -16,10 +16,9 @@ from contextlib import ExitStack, closing
 import pytest
 
 from pytest_aorta.common import variables
-from pytest_aorta.launch.guarded import GuardedLaunch
-from pytest_aorta.launch.process.forkserver import answer_of_child
+from pytest_aorta.launch.guarded import ForkedGuard, GuardedLaunch
+from pytest_aorta.launch.process.forkserver import _answer_of_child
 from pytest_aorta.launch.sweep import end_processes, launch_ids
-from pytest_aorta.launch.warm import ForkedGuard
 from pytest_aorta.launch.watch import is_readable, readable
 from pytest_aorta.result.outcome import EndReason
 from tests.unit.builders import make_plan
@@ -29,11 +28,11 @@ SELECT_LIMIT = 1024
 VERDICT = '{"reason": "exit", "agent_status": 0, "stopped": [], "survivors": [], "wall_s": 1.0}'
 GUARD_OF_TORCHRUN = """
 import os, subprocess, time
-from pytest_aorta.launch.process.torchrun import die_with_guard
+from pytest_aorta.launch.process.torchrun import _die_with_guard
 while os.open(os.devnull, os.O_RDONLY) < 1024:
     pass
 guard = subprocess.Popen(["sleep", "60"])
-die_with_guard(guard.pid)
+_die_with_guard(guard.pid)
 guard.kill()
 time.sleep(60)
 """
@@ -96,7 +95,7 @@ def test_processes_of_a_lost_guard_are_ended_in_a_process_with_many_open_files(t
 
 @crowded
 def test_forked_child_is_asked_in_a_process_with_many_open_files():
-    assert answer_of_child(lambda: "yes", 30) == "yes"
+    assert _answer_of_child(lambda: "yes", 30) == "yes"
 
 
 def test_program_of_torchrun_ends_with_its_guard_when_it_has_many_open_files():

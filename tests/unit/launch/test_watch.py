@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.launch.watch import LaunchState, LaunchWatch, launch_state
+from pytest_aorta.launch.watch import LaunchState, LaunchWatch, _launch_state
 from pytest_aorta.plan.accelerators import SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import WorkloadSpec
@@ -72,11 +72,11 @@ class FakeLine:
 
 def test_state_of_a_launch_is_read_from_its_ranks_files(tmp_path):
     plan = make_plan(tmp_path)
-    assert launch_state(plan, 1.0) == LaunchState("toy", 2, 0, 0, 3, 0, 1.0)
+    assert _launch_state(plan, 1.0) == LaunchState("toy", 2, 0, 0, 3, 0, 1.0)
     count_steps(plan, 3, 2)
     for name in ("pid", "result.json"):
         write_rank_file(tmp_path, 1, name, "7")
-    state = launch_state(plan, 9.0)
+    state = _launch_state(plan, 9.0)
     assert state == LaunchState("toy", 2, 1, 2, 3, 1, 9.0)
 
 
@@ -88,11 +88,11 @@ def test_ranks_are_in_their_steps_from_the_last_ranks_first_step_to_the_first_re
 @pytest.mark.parametrize(("config", "total"), [({}, 40), ({"steps": 7}, 7)])
 def test_number_of_steps_comes_from_the_config_or_its_default(tmp_path, config, total):
     plan = make_plan(tmp_path, spec=SPEC, script=None, config=config)
-    assert launch_state(plan, 0.0).total_steps == total
+    assert _launch_state(plan, 0.0).total_steps == total
 
 
 def test_number_of_a_scripts_steps_is_unknown(tmp_path):
-    assert launch_state(make_plan(tmp_path, config={"args": []}), 0.0).total_steps is None
+    assert _launch_state(make_plan(tmp_path, config={"args": []}), 0.0).total_steps is None
 
 
 def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(tmp_path):

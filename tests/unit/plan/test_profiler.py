@@ -42,14 +42,10 @@ def test_wrapper_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_pat
     assert bool(before) == bool(first)
 
 
-@pytest.mark.parametrize("profiler", ["torch", "nsys", "rocprofv3"])
-def test_ranks_and_people_are_shown_the_profiler(tmp_path, profiler):
-    plan = make_plan(tmp_path, profiler=profiler)
-    assert launch_environment(plan, {})["AORTA_PROFILER"] == profiler
-
-
-def test_profiler_of_another_launch_is_not_handed_on(tmp_path):
-    assert "AORTA_PROFILER" not in launch_environment(make_plan(tmp_path), {"AORTA_PROFILER": "nsys"})
+@pytest.mark.parametrize("profiler", [None, "torch", "nsys", "rocprofv3"])
+def test_ranks_are_given_the_profiler_of_their_own_launch(tmp_path, profiler):
+    environ = launch_environment(make_plan(tmp_path, profiler=profiler), {"AORTA_PROFILER": "another launch's"})
+    assert environ.get("AORTA_PROFILER") == profiler
 
 
 def test_schedule_of_words_has_defaults_for_the_others():
@@ -105,11 +101,8 @@ def test_wrapper_has_time_to_write_once_ranks_are_done():
 def test_wrapper_that_is_not_installed_is_refused(tmp_path, profiler):
     with pytest.raises(SpecError, match=f"^--aorta-profiler={profiler}: there is no program {profiler} on PATH; it is"):
         check_profiler(profiler, {"PATH": str(tmp_path)})
-
-
-@pytest.mark.parametrize("profiler", [None, "torch"])
-def test_what_needs_no_program_is_not_looked_for(tmp_path, profiler):
-    check_profiler(profiler, {"PATH": str(tmp_path)})
+    for without_program in (None, "torch"):
+        check_profiler(without_program, {"PATH": str(tmp_path)})
 
 
 def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
@@ -124,15 +117,18 @@ def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
     assert servers.pids == []
 
 
-def test_facts_know_a_wrapper_and_no_profiler_that_runs_after_the_steps():
-    assert launch_facts(make_result([[1.0, 2.0]], profiler="nsys")).profiler == "nsys"
-    assert launch_facts(make_result([[1.0, 2.0]], profiler="torch")).profiler == ""
-
-
-def test_facts_name_a_python_tracer_as_the_profiler():
-    traced = make_result([[1.0, 2.0]], environment={"device": "cpu", "python_tracer": "coverage.CTracer"})
-    assert launch_facts(traced).profiler == "coverage.CTracer"
-    assert "python_tracer" not in launch_facts(traced).environment
+@pytest.mark.parametrize(
+    ("changes", "profiler"),
+    [
+        ({"profiler": "nsys"}, "nsys"),
+        ({"profiler": "torch"}, ""),
+        ({"environment": {"device": "cpu", "python_tracer": "coverage.CTracer"}}, "coverage.CTracer"),
+    ],
+)
+def test_facts_name_what_slowed_the_steps_down(changes, profiler):
+    facts = launch_facts(make_result([[1.0, 2.0]], **changes))
+    assert facts.profiler == profiler
+    assert "python_tracer" not in facts.environment
 
 
 @pytest.mark.parametrize("baseline", [None, make_baseline(launches=stored(*[make_facts()] * 5))])

@@ -12,29 +12,32 @@ from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE, World, WorldSpec, ch
 from tests.unit.builders import gpus, make_options
 
 ON_CPU = World(2, "cpu")
+ON_GPUS = World(2, "cuda", tuple(gpus(2)))
 
 
 @pytest.mark.parametrize(
-    ("size", "device", "options", "expected"),
+    ("spec", "options", "visible", "expected"),
     [
-        (2, "any", {}, "cuda"),
-        (2, "any", {"gpus": 2}, "cuda"),
-        (2, "any", {"gpus": 0}, "cpu"),
-        (2, "any", {"require_gpus": True}, "cuda"),
-        (2, "cuda", {}, "cuda"),
-        (2, "cpu", {}, "cpu"),
-        (2, "cpu", {"gpus": 4}, "cpu"),
-        (2, "cpu", {"require_gpus": True}, "cpu"),
+        (WorldSpec(2, "any"), {}, 4, ON_GPUS),
+        (WorldSpec(2, "any"), {"gpus": 2}, 4, ON_GPUS),
+        (WorldSpec(2, "any"), {"gpus": 0}, 4, ON_CPU),
+        (WorldSpec(2, "any"), {"require_gpus": True}, 4, ON_GPUS),
+        (WorldSpec(2, "any"), {}, 0, ON_CPU),
+        (WorldSpec(2, "any"), {"gpus": 0}, 0, ON_CPU),
+        (WorldSpec(2, "cuda"), {}, 4, ON_GPUS),
+        (WorldSpec(2, "cpu"), {}, 4, ON_CPU),
+        (WorldSpec(2, "cpu"), {"gpus": 4}, 4, ON_CPU),
+        (WorldSpec(2, "cpu"), {"require_gpus": True}, 4, ON_CPU),
+        (WorldSpec("all", "any"), {}, 4, World(4, "cuda", tuple(gpus(4)))),
+        (WorldSpec("all", "any"), {"gpus": 3}, 4, World(3, "cuda", tuple(gpus(3)))),
+        (WorldSpec("all", "any"), {}, 0, ON_CPU),
+        (WorldSpec(4, nodes=2), {"nnodes": 2}, 8, World(4, "cuda", tuple(gpus(2)), 2)),
+        (WorldSpec("all", nodes=2), {"nnodes": 2}, 8, World(16, "cuda", tuple(gpus(8)), 2)),
+        (WorldSpec("all", nodes=2), {"nnodes": 2, "gpus": 0}, 0, World(4, "cpu", nodes=2)),
     ],
 )
-def test_world_is_on_the_device_that_marker_and_options_ask_for(size, device, options, expected):
-    world = resolve_world(WorldSpec(size, device), make_options(**options), gpus(4))
-    assert world == (World(2, "cuda", tuple(gpus(2))) if expected == "cuda" else ON_CPU)
-
-
-@pytest.mark.parametrize("options", [{}, {"gpus": 0}])
-def test_test_that_takes_any_device_runs_on_cpu_ranks_where_no_gpu_is(options):
-    assert resolve_world(WorldSpec(2, "any"), make_options(**options), []) == ON_CPU
+def test_world_has_the_devices_that_marker_and_options_ask_for(spec, options, visible, expected):
+    assert resolve_world(spec, make_options(**options), gpus(visible)) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,15 +58,6 @@ def test_lacking_devices_are_reported_with_needed_and_given(size, device, option
     with pytest.raises(DevicesUnavailable) as caught:
         resolve_world(WorldSpec(size, device, nodes=options.get("nnodes", 1)), make_options(**options), gpus(visible))
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(("options", "size"), [({}, 4), ({"gpus": 3}, 3)])
-def test_all_means_the_devices_of_this_run(options, size):
-    assert resolve_world(WorldSpec("all", "any"), make_options(**options), gpus(4)).size == size
-
-
-def test_all_means_two_ranks_on_cpu():
-    assert resolve_world(WorldSpec("all", "any"), make_options(), []) == ON_CPU
 
 
 def test_more_cpu_ranks_than_make_sense_are_refused():
@@ -97,7 +91,8 @@ def test_world_never_takes_a_device_that_was_not_given(size, device, given_gpus,
     ("world", "platform"),
     [
         (World(2, "cpu"), "cpu-x2-gloo"),
-        (World(2, "cuda", tuple(gpus(2))), "nvidia-h200-x2-nccl"),
+        (ON_GPUS, "nvidia-h200-x2-nccl"),
+        (World(4, "cuda", tuple(gpus(2)), 2), "nvidia-h200-x4-n2-nccl"),
         (World(1, "cuda", tuple(gpus(1, "AMD Instinct MI300X / OAM"))), "amd-instinct-mi300x-oam-x1-nccl"),
         (World(2, "cuda", (Device("0", "B", "GPU-0"), Device("1", "A", "GPU-1"))), "a+b-x2-nccl"),
     ],
@@ -126,24 +121,9 @@ def test_promised_gpus_that_are_not_there_are_refused_with_the_variables_that_li
         check_budget(make_options(gpus=promised), gpus(visible), environ)
 
 
-def test_world_over_nodes_has_this_nodes_devices():
-    world = resolve_world(WorldSpec(4, nodes=2), make_options(nnodes=2), gpus(8))
-    assert (world.size, world.nodes, world.ranks_per_node, len(world.devices)) == (4, 2, 2, 2)
-    assert world.platform == "nvidia-h200-x4-n2-nccl"
-
-
-def test_all_over_nodes_means_the_devices_of_each():
-    world = resolve_world(WorldSpec("all", nodes=2), make_options(nnodes=2), gpus(8))
-    assert (world.size, len(world.devices)) == (16, 8)
-    assert resolve_world(WorldSpec("all", nodes=2), make_options(nnodes=2, gpus=0), []) == World(4, "cpu", nodes=2)
-
-
-def test_nodes_that_the_run_has_not_are_reported():
+def test_nodes_need_a_run_that_has_them_and_a_launcher_that_can_start_fewer():
     with pytest.raises(DevicesUnavailable, match=r"needs 2 nodes, 1 given \(--aorta-nnodes=1\)"):
         resolve_world(WorldSpec(2, nodes=2), make_options(), [])
-
-
-def test_fewer_nodes_need_a_launcher_that_can_start_fewer():
     fixed, free = (make_options(nnodes=4, node_launcher=("srun", word)) for word in ("--nodes=4", "--nodes={nodes}"))
     with pytest.raises(
         DevicesUnavailable, match=r"needs 2 nodes, 4 given .* starts a node agent on each of them; write \{nodes\}"

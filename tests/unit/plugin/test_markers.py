@@ -35,7 +35,7 @@ SIZES = [0, -1, True, False, "8", "ALL", 2.0, None, MAX_WORLD_SIZE + 1, [2]]
     ],
 )
 def test_argument_of_a_world_that_is_not_allowed_is_refused_with_what_is(keyword, given, allowed):
-    assert error("world", **{keyword: given}) == f"marker world: {keyword}={given!r}, allowed is {allowed}"
+    assert f"{keyword}={given!r}, allowed is {allowed}" in error("world", **{keyword: given})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 
 from pytest_aorta.result.evidence import FlightVerdict, flight_verdict, read_report
 
@@ -37,12 +36,11 @@ def test_dump_that_is_not_a_pickle_keeps_the_analyzers_words(tmp_path):
 
 
 def test_analyzer_that_imports_torch_for_two_minutes_is_waited_for(tmp_path, monkeypatch):
-    def run(command: list[str], *, timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
-        if timeout < 120:
-            raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, 0, REPORT, "")
+    def run(command: list[str], _environ: object, limit_s: float, **_: object) -> tuple[int, str, str]:
+        assert limit_s > 120
+        return 0, REPORT, ""
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("pytest_aorta.result.evidence.run_program", run)
     (tmp_path / "flight").mkdir()
     (tmp_path / "flight" / "rank_0").write_bytes(pickle.dumps({"entries": []}, protocol=2))
     assert flight_verdict(tmp_path) == FlightVerdict("nccl:all_reduce", 7, (1, 3))

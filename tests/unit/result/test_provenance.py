@@ -56,18 +56,15 @@ def repository(tmp_path):
     return folder
 
 
-def test_version_of_a_clean_checkout_has_the_commit_and_the_branch(repository):
-    assert code_version(repository) == (git(repository, "rev-parse", "HEAD"), "trunk", False)
-
-
-def test_changed_tracked_file_makes_the_version_dirty(repository):
-    (repository / "train.py").write_text("lr = 2\n")
-    assert code_version(repository)[2] is True
-
-
-def test_untracked_file_leaves_the_version_clean(repository):
+def test_version_has_the_commit_and_the_branch_and_is_dirty_if_a_tracked_file_differs(repository):
     (repository / "notes.txt").write_text("note")
-    assert code_version(repository)[2] is False
+    commit = git(repository, "rev-parse", "HEAD")
+    assert code_version(repository) == (commit, "trunk", False)
+    (repository / "train.py").write_text("lr = 2\n")
+    # Git is asked once per folder.
+    assert code_version(repository) == (commit, "trunk", False)
+    code_version.cache_clear()
+    assert code_version(repository) == (commit, "trunk", True)
 
 
 def digest(repository):
@@ -131,12 +128,6 @@ def test_git_that_takes_too_long_leaves_the_version_unknown(repository, monkeypa
     assert time.monotonic() - began_s < 30
 
 
-def test_git_is_asked_once_per_folder(repository):
-    first = code_version(repository)
-    (repository / "train.py").write_text("lr = 2\n")
-    assert code_version(repository) is first
-
-
 def test_git_does_not_refresh_the_index(repository):
     index = repository / ".git" / "index"
     os.utime(repository / "train.py", (1, 1))
@@ -162,14 +153,6 @@ def test_block_is_the_same_within_one_boot_and_reveals_no_name():
     assert block_id() == block_id()
     assert len(block_id()) == 12
     int(block_id(), 16)
-
-
-def test_merged_result_has_its_provenance_and_keeps_it_when_it_is_read(tmp_path):
-    write_ranks(tmp_path, rank_values(), rank_values())
-    result = collect_result(make_plan(tmp_path), ENDED_WELL)
-    assert result.provenance is not None
-    assert result.provenance.host == socket.gethostname()
-    assert read_result(tmp_path / "result.json").provenance == result.provenance
 
 
 def test_command_of_the_plan_is_in_the_result_and_in_a_baseline(tmp_path):

@@ -205,25 +205,20 @@ def test_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
     assert message in read_error(path)
 
 
-def test_file_copied_under_another_cases_name_is_refused(tmp_path):
-    source = write_baseline(tmp_path, make_baseline())
-    copy = baseline_path(tmp_path, "nvidia-h200-x2-nccl", "other case")
+@pytest.mark.parametrize(
+    ("platform", "case"),
+    [("nvidia-h200-x2-nccl", "other case"), ("cpu-x2-gloo", make_baseline().case)],
+)
+def test_file_copied_to_another_case_or_platform_is_refused(tmp_path, platform, case):
+    source, copy = write_baseline(tmp_path, make_baseline()), baseline_path(tmp_path, platform, case)
+    copy.parent.mkdir(exist_ok=True)
     copy.write_bytes(source.read_bytes())
     with pytest.raises(BaselineError) as caught:
-        read_baseline(tmp_path, "nvidia-h200-x2-nccl", "other case")
+        read_baseline(tmp_path, platform, case)
     assert str(caught.value) == (
         f"{copy}: contains case 'tests/test_a.py::test_x::fsdp' of platform 'nvidia-h200-x2-nccl', "
-        "but its name belongs to 'other case' of 'nvidia-h200-x2-nccl'; was it copied or renamed by hand?"
+        f"but its name belongs to {case!r} of {platform!r}; was it copied or renamed by hand?"
     )
-
-
-def test_file_copied_to_another_platform_is_refused(tmp_path):
-    source = write_baseline(tmp_path, make_baseline())
-    copy = tmp_path / "cpu-x2-gloo" / source.name
-    copy.parent.mkdir()
-    copy.write_bytes(source.read_bytes())
-    with pytest.raises(BaselineError, match="of platform 'nvidia-h200-x2-nccl'"):
-        read_baseline(tmp_path, "cpu-x2-gloo", make_baseline().case)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"schema_version": 2}', '{"schema_version": 2, "launches": [1]}'])
@@ -235,24 +230,19 @@ def test_unreadable_file_is_never_overwritten(tmp_path, content):
     assert path.read_text() == content
 
 
-def test_baseline_that_does_not_fit_its_schema_is_not_written(tmp_path):
-    baseline = make_baseline(launches=stored(make_facts(num_steps=0)))
-    with pytest.raises(BaselineError, match=r"not written: .*num_steps: got 0"):
-        write_baseline(tmp_path, baseline)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_baseline_with_a_number_that_is_not_finite_is_not_written(tmp_path, number):
-    with pytest.raises(BaselineError, match="not written"):
-        write_baseline(tmp_path, make_baseline(launches=stored(make_facts(final_loss=number))))
-    assert list(tmp_path.rglob("*.json")) == []
-
-
-def test_baseline_too_large_to_be_read_again_is_not_written(tmp_path):
-    large = make_baseline(launches=stored(make_facts(environment={"torch": "x" * MAX_BYTES})))
-    with pytest.raises(BaselineError, match=r"not written: .*larger than the 4,194,304 bytes allowed"):
-        write_baseline(tmp_path, large)
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_steps": 0}, "num_steps: got 0"),
+        ({"final_loss": float("nan")}, ""),
+        ({"final_loss": float("inf")}, ""),
+        ({"environment": {"torch": "x" * MAX_BYTES}}, "larger than the 4,194,304 bytes allowed"),
+    ],
+    ids=["schema", "NaN", "infinity", "size"],
+)
+def test_baseline_that_could_not_be_read_again_is_not_written(tmp_path, changes, problem):
+    with pytest.raises(BaselineError, match=f"not written: .*{problem}"):
+        write_baseline(tmp_path, make_baseline(launches=stored(make_facts(**changes))))
     assert list(tmp_path.rglob("*.json")) == []
 
 
@@ -293,26 +283,25 @@ def found_orphans(tmp_path, baseline: Baseline, *, file_exists: bool = True, col
     return orphans(tmp_path / "baselines", collected, {}, {}, tmp_path)
 
 
-def test_baseline_of_a_collected_test_is_no_orphan(tmp_path):
-    assert found_orphans(tmp_path, make_baseline()) == []
+GONE = "does not exist; delete the file, or if the test was moved, run aorta baselines move"
 
 
-def test_baseline_of_a_test_that_its_collected_file_lacks_is_an_orphan(tmp_path):
-    (line,) = found_orphans(tmp_path, make_baseline(test="tests/test_a.py::test_gone"))
-    assert line.endswith(
-        "the test tests/test_a.py::test_gone does not exist; "
-        "delete the file, or if the test was moved, run aorta baselines move"
-    )
-    assert str(tmp_path / "baselines") in line
-
-
-def test_baseline_of_a_file_that_was_not_collected_is_no_orphan(tmp_path):
-    assert found_orphans(tmp_path, make_baseline(test="tests/test_a.py::test_gone"), collected=set()) == []
-
-
-def test_baseline_of_a_file_that_is_gone_is_an_orphan(tmp_path):
-    (line,) = found_orphans(tmp_path, make_baseline(), file_exists=False, collected=set())
-    assert "the test tests/test_a.py::test_x does not exist" in line
+@pytest.mark.parametrize(
+    ("test", "file_exists", "collected", "problem"),
+    [
+        ("test_x", True, COLLECTED, None),
+        ("test_gone", True, COLLECTED, f"the test tests/test_a.py::test_gone {GONE}"),
+        ("test_gone", True, set(), None),  # its file was not collected
+        ("test_x", False, set(), f"the test tests/test_a.py::test_x {GONE}"),
+    ],
+)
+def test_baseline_is_an_orphan_if_its_file_is_gone_or_was_collected_without_it(
+    tmp_path, test, file_exists, collected, problem
+):
+    baseline = make_baseline(test=f"tests/test_a.py::{test}")
+    lines = found_orphans(tmp_path, baseline, file_exists=file_exists, collected=collected)
+    assert len(lines) == (problem is not None)
+    assert all(line.startswith(str(tmp_path / "baselines")) and line.endswith(str(problem)) for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,29 @@
-"""Verdicts on values that must be equal, and on hashes of earlier steps."""
+"""Exact comparison, and pairs of launches."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
+from pytest_aorta.common.errors import SpecError
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import default_priors, make_baseline, make_facts, on_cpu, stored
-from tests.unit.verdict.compared import OTHER_WEIGHTS, PINNED, PINNED_CPU, STABLE, SURE, check, compare
+from tests.unit.builders import default_priors, make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.verdict.compared import (
+    LONG,
+    OTHER_WEIGHTS,
+    PINNED,
+    PINNED_CPU,
+    STABLE,
+    SURE,
+    check,
+    chose,
+    compare,
+    outcomes,
+)
 
 
 def test_counts_are_exact_on_any_machine():
@@ -64,25 +79,34 @@ def test_equal_hash_of_code_that_changed_a_numeric_setting_passes(recorded, chan
     assert (row.outcome, row.detail) == (Outcome.PASS, ""), text
 
 
-def test_setting_is_named_for_an_earlier_step_that_differs():
-    baseline = make_baseline(launches=stored(make_facts(environment=PINNED_CPU)))
-    hashes = make_facts().weight_hashes | {"9": "f" * 16}
-    candidate = make_facts(environment=PINNED_CPU | {"num_threads": 2}, weight_hashes=hashes)
-    row = check(candidate, baseline=baseline)["weight_hash"]
-    assert row.detail == (
-        "after step 9; after the last step, 10, the weights are equal; changed settings: num_threads 1 -> 2"
-    )
+SLOWER_CPU = PINNED_CPU | {"num_threads": 2}
+EARLIER = make_facts().weight_hashes | {"9": "f" * 16}
 
 
-def test_setting_says_nothing_of_a_count():
-    baseline = make_baseline(launches=stored(make_facts(environment=PINNED_CPU, metrics={"num_parameters": 4.0})))
-    candidate = make_facts(environment=PINNED_CPU | {"num_threads": 2}, metrics={"num_parameters": 5.0})
-    row = check(candidate, baseline=baseline)["num_parameters"]
-    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "")
+@pytest.mark.parametrize(
+    ("recorded", "changed", "detail"),
+    [
+        ({}, {"weight_hashes": EARLIER}, "after step 9; after the last step, 10, the weights are equal"),
+        (
+            {"environment": PINNED_CPU},
+            {"weight_hashes": EARLIER, "environment": SLOWER_CPU},
+            "after step 9; after the last step, 10, the weights are equal; changed settings: num_threads 1 -> 2",
+        ),
+        # A setting says nothing of a count.
+        (
+            {"environment": PINNED_CPU, "metrics": {"num_parameters": 4.0}},
+            {"environment": SLOWER_CPU, "metrics": {"num_parameters": 5.0}},
+            "",
+        ),
+    ],
+)
+def test_regression_says_after_which_step_and_with_which_settings(recorded, changed, detail):
+    verdicts = check(make_facts(**changed), baseline=make_baseline(launches=stored(make_facts(**recorded))))
+    assert [row.detail for row in verdicts.rows if row.outcome is Outcome.REGRESSION] == [detail]
 
 
 def test_variant_with_another_setting_is_compared_and_its_setting_named():
-    candidate = make_facts(environment=PINNED_CPU | {"num_threads": 2}, weight_hashes=OTHER_WEIGHTS)
+    candidate = make_facts(environment=SLOWER_CPU, weight_hashes=OTHER_WEIGHTS)
     row = compare([candidate], [make_facts(environment=PINNED_CPU)])["weight_hash"]
     assert (row.outcome, row.detail) == (Outcome.REGRESSION, "changed settings: num_threads 1 -> 2")
 
@@ -92,12 +116,6 @@ def test_equal_hash_of_an_earlier_step_is_lost():
     row = check(early, baseline=STABLE)["weight_hash"]
     assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
     assert row.detail == "the last hash is that of step 9, the baseline's that of step 10"
-
-
-def test_other_hash_of_an_earlier_step_is_a_regression():
-    row = check(make_facts(weight_hashes=make_facts().weight_hashes | {"9": "f" * 16}), baseline=STABLE)["weight_hash"]
-    assert (row.outcome, row.value, row.baseline) == (Outcome.REGRESSION, "f" * 16, "1" * 16)
-    assert row.detail == "after step 9; after the last step, 10, the weights are equal"
 
 
 HASHES = {str(step): f"{step:x}" * 16 for step in range(1, 11)}
@@ -140,23 +158,101 @@ def test_variants_that_hash_other_steps_are_compared_in_the_steps_of_both():
 
 
 @pytest.mark.parametrize(
-    ("first", "detail"),
+    ("recorded", "changed", "detail"),
     [
-        (1, "the weights first differ after step 1"),
-        (4, "the weights first differ after step 4, and are equal after step 2"),
-        (8, "the weights first differ after step 8, and are equal after step 4"),
+        ("0000", "ffff", "the weights first differ after step 1"),
+        ("0000", "00ff", "the weights first differ after step 4, and are equal after step 2"),
+        ("0000", "000f", "the weights first differ after step 8, and are equal after step 4"),
+        # Only the last step is hashed by both sides.
+        ("   0", "  ff", ""),
     ],
 )
-def test_weights_that_differ_to_the_end_say_after_which_step_they_first_do(first, detail):
-    steps = (1, 2, 4, 8)
-    recorded = {str(step): "0" * 16 for step in steps}
-    changed = {str(step): ("f" if step >= first else "0") * 16 for step in steps}
-    baseline = make_baseline(launches=stored(make_facts(weight_hashes=recorded)))
-    row = check(make_facts(weight_hashes=changed), baseline=baseline)["weight_hash"]
+def test_weights_that_differ_to_the_end_say_after_which_step_they_first_do(recorded, changed, detail):
+    before, after = (
+        {step: value * 16 for step, value in zip("1248", side, strict=True) if value != " "}
+        for side in (recorded, changed)
+    )
+    baseline = make_baseline(launches=stored(make_facts(weight_hashes=before)))
+    row = check(make_facts(weight_hashes=after), baseline=baseline)["weight_hash"]
     assert (row.outcome, row.detail) == (Outcome.REGRESSION, detail)
 
 
-def test_weights_that_were_hashed_after_one_common_step_have_no_first_step():
-    baseline = make_baseline(launches=stored(make_facts(weight_hashes={"8": "0" * 16})))
-    row = check(make_facts(weight_hashes={"4": "f" * 16, "8": "f" * 16}), baseline=baseline)["weight_hash"]
-    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "")
+def test_candidate_is_compared_with_the_reference_in_the_baselines_place():
+    rows = outcomes(compare([with_p50(make_facts(), 20.0)] * 3, [make_facts()] * 3))
+    assert rows == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
+
+
+def test_one_pair_decides_no_time():
+    row = compare([with_p50(make_facts(), 20.0)], [make_facts()])["step_time_p50"]
+    assert (row.outcome, row.is_open) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_what_drifts_in_both_alike_is_no_change():
+    drift = [1.0, 1.2, 1.5, 1.9, 2.4, 3.0]
+    candidates, references = ([with_p50(make_facts(), p50 * level) for level in drift] for p50 in (10.0, 10.01))
+    assert compare(candidates, references)["step_time_p50"].outcome is Outcome.PASS
+
+
+def test_two_versions_on_cpu_are_compared_at_the_tolerance_that_is_asked():
+    row = compare([with_p50(on_cpu(), 30.0)] * 6, [on_cpu()] * 6, {"step_time_p50": Tolerance(0.2)})["step_time_p50"]
+    assert str(row.tolerance) == "20%"
+
+
+def test_a_b_of_named_metrics_leaves_out_the_rest():
+    verdicts = compare([make_facts(final_loss=2.0)], [make_facts(final_loss=2.0)], only=["final_loss"])
+    assert [(row.metric, row.outcome) for row in verdicts.rows] == [("final_loss", Outcome.PASS)]
+
+
+def test_a_b_by_an_unknown_metric_is_refused():
+    with pytest.raises(SpecError, match=r"metrics \['speed'\] are unknown; allowed are \["):
+        compare([make_facts()], [make_facts()], only=["speed"])
+
+
+@pytest.mark.parametrize("none", [[], (), frozenset()])
+def test_ab_of_no_metric_is_an_error_that_names_what_is_allowed(none):
+    with pytest.raises(SpecError, match=r"compare: metrics is empty; allowed are \[.*'weight_hash'\], or None"):
+        compare([make_facts()], [make_facts()], only=none)
+
+
+def test_loss_of_an_ab_is_decided_by_its_own_pairs():
+    priors = functools.partial(default_variance, device="cpu")
+    comparison = PairedComparison("case", {"final_loss": Tolerance(0.02)}, priors, ["final_loss"], 6)
+    for loss, outcome in ((2.0, Outcome.PASS), (2.1, Outcome.REGRESSION)):
+        rows = comparison.judge([on_cpu(final_loss=loss)] * 3, [on_cpu(final_loss=2.0)] * 3)
+        assert rows["final_loss"].outcome is outcome
+
+
+@pytest.mark.parametrize(("here", "there"), [(99, 100), (100, 99)])
+def test_ab_of_another_number_of_steps_is_missing(here, there):
+    verdicts = compare([make_facts(**LONG | {"num_steps": here})] * 3, [make_facts(**LONG | {"num_steps": there})] * 3)
+    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
+    assert verdicts["step_time_p50"].detail == f"the reference ran {there} measured steps, the launch {here}"
+
+
+def test_pairs_of_different_choices_are_compared_and_the_choices_noted():
+    candidates, references = [chose("full on all 4 blocks", with_p50(make_facts(), 15.0))] * 3, [chose("none")] * 3
+    verdicts = compare(candidates, references)
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
+    assert "activation_checkpointing is 'full on all 4 blocks', the reference's 'none'" in verdicts.notes
+
+
+def test_notes_of_an_ab_speak_of_its_reference():
+    slow = make_facts(rank_lag_ms=[-1.0, 1.0], canary_ms={"gemm_ms": 2.0}, sm_clock_mhz=1000.0)
+    verdicts = compare([slow], [make_facts(canary_ms={"gemm_ms": 1.0}, sm_clock_mhz=2000.0)])
+    assert len(verdicts.notes) == 3
+    assert all("in the reference" in note for note in verdicts.notes)
+
+
+def test_slow_machine_explains_no_change_of_bits():
+    slow = make_facts(canary_ms={"gemm_ms": 2.0}, weight_hashes={"10": "b" * 16, "9": "1" * 16})
+    verdicts = compare([slow], [make_facts(canary_ms={"gemm_ms": 1.0})], only=["weight_hash"])
+    assert (verdicts["weight_hash"].outcome, verdicts.notes) == (Outcome.REGRESSION, ())
+
+
+@pytest.mark.parametrize(("version", "outcome"), [("main", Outcome.MISSING), ("", Outcome.NOT_APPLICABLE)])
+def test_version_that_computes_on_another_device_is_lost_and_a_variant_may_do_so(version, outcome):
+    here = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_hashes={"10": "f" * 16})
+    comparison = PairedComparison("case", {}, default_priors, version=version)
+    assert outcomes(comparison.judge([here], [make_facts()])) == dict.fromkeys(
+        ["step_time_p50", "weight_hash"], outcome
+    )

@@ -1,14 +1,23 @@
-"""Verdicts by a stored baseline."""
+"""Comparison with a stored baseline."""
 
 from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
 
 import pytest
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.applicability import choose_tolerances
+from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.noise import default_variance, platform_priors, unresolved
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.statistics.stored import least_tolerance
+from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
 from tests.unit.builders import (
     default_priors,
@@ -20,7 +29,8 @@ from tests.unit.builders import (
     stored,
     with_p50,
 )
-from tests.unit.verdict.compared import CONFIG, STABLE, check, outcomes
+from tests.unit.simulated import run_stored
+from tests.unit.verdict.compared import CONFIG, STABLE, check, compare, outcomes
 
 
 def test_same_facts_pass_every_default_metric_they_have():
@@ -171,3 +181,178 @@ def test_baseline_without_a_device_among_its_facts_is_compared():
 def test_times_of_results_of_two_platforms_are_not_applicable():
     comparison = StoredComparison("case", CONFIG, STABLE, {}, default_priors, kind=ReferenceKind.RESULTS)
     assert comparison.judge([LOST_GPU])["step_time_p50"].outcome is Outcome.NOT_APPLICABLE
+
+
+LOSSES = {"final_loss": Tolerance(0.05)}
+
+
+def check_losses(here, there, max_launches=5):
+    baseline = make_baseline(launches=stored(*[make_facts(final_loss=value) for value in there]))
+    facts = [make_facts(final_loss=value) for value in here]
+    return check(*facts, baseline=baseline, marked=LOSSES, max_launches=max_launches)["final_loss"]
+
+
+SIGNED = [-1.0, 0.0, 1.0, -0.5, 0.5, -0.7, 0.7, 0.2, -0.2, 0.1]
+
+
+def test_value_that_is_not_positive_passes_within_the_baselines_range():
+    row = check_losses([0.9], SIGNED)
+    assert (row.outcome, row.delta, row.reason) == (
+        Outcome.PASS,
+        None,
+        "values are not positive, so their ranges are compared",
+    )
+
+
+def test_value_beyond_the_range_of_signed_ones_asks_for_launches_until_it_can_be_no_chance():
+    seen = [check_losses([1.5, 1.6, 1.7, 1.8, 1.9][:count], SIGNED) for count in range(1, 6)]
+    assert [row.outcome for row in seen] == [Outcome.INCONCLUSIVE] * 4 + [Outcome.REGRESSION]
+    assert [row.is_open for row in seen] == [True] * 4 + [False]
+
+
+def test_signed_value_below_the_range_improves():
+    assert check_losses([-1.5, -1.6, -1.7, -1.8, -1.9], SIGNED).outcome is Outcome.IMPROVED
+
+
+def test_three_launches_beyond_a_single_one_can_be_chance():
+    assert check_losses([-0.7, -0.5, -0.6], [-1.0], max_launches=3).outcome is Outcome.INCONCLUSIVE
+
+
+def test_signed_value_that_never_varies_needs_three_launches():
+    assert check_losses([0.5] * 2, [0.0] * 3).outcome is Outcome.INCONCLUSIVE
+    assert check_losses([0.5] * 3, [0.0] * 3).outcome is Outcome.REGRESSION
+    assert check_losses([0.0], [0.0] * 3).outcome is Outcome.PASS
+
+
+def test_signed_value_within_its_tolerance_passes():
+    assert check_losses([-99.0], [-100.0] * 3).outcome is Outcome.PASS
+
+
+def test_one_outlier_among_signed_values_does_not_fail():
+    assert check_losses([0.1, 0.2, 99.0], SIGNED).outcome is Outcome.PASS
+
+
+P50 = METRICS["step_time_p50"]
+STORED = sorted(Path("baselines/nvidia-h200-x2-nccl").glob("*overlap-py*.json"))
+
+
+def estimate(count: int, between=0.001):
+    values = [0.02 * (-1) ** number for number in range(count)]
+    side = Variance(0.02**2, 1)
+    return baseline_estimate({"there": values}, [[values]], VarianceComponents(side, side, Variance(between**2, 6)))
+
+
+def remedy(count: int, tolerance: float, between=0.001) -> str | None:
+    return unresolved(P50, Tolerance(tolerance), estimate(count, between), "another", 5)
+
+
+def test_remedy_is_the_least_number_of_launches_that_resolves_the_tolerance():
+    text = remedy(3, 0.097)
+    found = re.fullmatch(
+        r"record (\d+) more launches \(--update-baselines --aorta-record=replace --aorta-launches=(\d+)\): the "
+        r"baseline's 3 cannot resolve 9\.7%",
+        text,
+    )
+    more, enough = int(found[1]), int(found[2])
+    assert enough == 3 + more
+    needed = [
+        least_tolerance(estimate(3).with_launches(count), "another", max_launches=5) for count in (enough - 1, enough)
+    ]
+    assert needed[1] <= 0.097 < needed[0]
+
+
+def test_tolerance_that_is_resolved_needs_no_remedy():
+    assert remedy(10, 0.2) is None
+
+
+def test_noise_between_blocks_that_no_number_of_launches_resolves_has_a_tolerance_as_the_remedy():
+    text = remedy(3, 0.03, between=0.1)
+    wider = re.fullmatch(r"no number of launches recorded at once resolves 3%; set a tolerance of (\d+)%, or .*", text)
+    assert remedy(3, int(wider[1]) / 100, between=0.1) is None
+    assert remedy(3, int(wider[1]) / 100 - 0.01, between=0.1) is not None
+
+
+def test_more_launches_are_those_of_a_baseline_of_that_many():
+    more, other = estimate(3).with_launches(20), estimate(20)
+    assert more.counts == other.counts
+    assert more.variance.within.df == pytest.approx(other.variance.within.df, rel=0.1)
+    assert estimate(3).with_launches(3) == estimate(3)
+
+
+def test_launches_that_are_advised_let_unchanged_code_pass():
+    rng, passed, trials = random.Random(3), 0, 200
+    side = Variance(0.005**2, 1)
+    prior = VarianceComponents(side, side, Variance(0.001**2, 6))
+    for _ in range(trials):
+        center = rng.gauss(0, 0.001)
+        launches = [rng.gauss(center, 0.005) for _ in range(20)]
+        few = baseline_estimate({0: launches[:3]}, [[launches[:3]]], prior)
+        tolerance = least_tolerance(few.with_launches(8), "new", max_launches=5)
+        text = unresolved(P50, Tolerance(tolerance), few, "new", 5)
+        enough = launches[: int(re.search(r"--aorta-launches=(\d+)", text)[1])]
+        assert len(enough) <= 8
+        candidate = [rng.gauss(0, 0.001) + rng.gauss(0, 0.005) for _ in range(5)]
+        baseline = baseline_estimate({0: enough}, [[enough]], prior)
+        passed += run_stored(candidate, baseline, tolerance).outcome is Outcome.PASS
+    assert passed >= 0.85 * trials
+
+
+def test_undecided_verdict_names_the_remedy_at_once_and_recording_says_the_same():
+    few = make_baseline(launches=stored(*launches_near(10.0, 3, deviation=0.04, seed=2)))
+    marked = {"step_time_p50": Tolerance(0.11)}
+    comparison = StoredComparison(
+        "case", few.config, few, marked, lambda _metric: VarianceComponents.of(0.04, 0.02, 8), 5
+    )
+    row = comparison.judge([with_p50(make_facts(block="f" * 12), 11.0)])["step_time_p50"]
+    assert (row.outcome, row.is_open, row.launches) == (Outcome.INCONCLUSIVE, False, 1)
+    remedy_text = row.detail.removeprefix("further launches could not decide; ")
+    assert re.fullmatch(r"record \d more launch(es)? \(.*\): the baseline's 3 cannot resolve 11%", remedy_text)
+    lines = detection_lines(few, marked, comparison.priors, 5)
+    assert f"  step_time_p50: unchanged code may be inconclusive: {remedy_text}" in lines
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem.split("-test-")[-1])
+def test_stored_gpu_baselines_have_fine_tolerances_of_overlap_and_can_decide(path):
+    baseline = read_baseline_file(path)
+    priors = platform_priors(Path("baselines"), baseline.platform, "cuda", baseline.case)
+    comparison = StoredComparison(baseline.case, baseline.config, baseline, {}, priors, 5)
+    launches = list(baseline.center_launches)
+    chosen = choose_tolerances({}, launches[0])
+    overlap = {"overlap_ratio": "3 points", "exposed_comm_ms": "1% of step", "overlap_saving": "3 points"}
+    names = [name for name in overlap if name in chosen]
+    assert names
+    for name in names:
+        assert comparison.undecidable(METRICS[name], chosen[name]) is None
+        for launch in launches:
+            row = comparison.judge([launch])[name]
+            assert (row.outcome, str(row.tolerance)) == (Outcome.PASS, overlap[name])
+
+
+def test_metric_that_the_launch_lost_is_missing():
+    row = check(make_facts(weight_hashes={}), baseline=make_baseline())["weight_hash"]
+    assert (row.outcome, row.reason, row.is_lost) == (Outcome.MISSING, "the launch has no weight_hash", True)
+
+
+def test_metric_that_one_of_several_launches_lost_is_missing():
+    row = check(make_facts(), make_facts(weight_hashes={}), make_facts(), baseline=make_baseline())["weight_hash"]
+    assert row.is_lost
+
+
+def test_metric_that_the_baseline_lacks_is_missing():
+    row = check(make_facts(), baseline=make_baseline(launches=stored(make_facts(weight_hashes={}))))["weight_hash"]
+    assert (row.outcome, row.is_lost) == (Outcome.MISSING, False)
+    assert (
+        row.reason == "the baseline has no weight_hash; record it again with --update-baselines --aorta-record=replace"
+    )
+
+
+def test_marked_metric_that_neither_has_is_missing():
+    row = check(make_facts(), baseline=make_baseline(), marked={"tokens_per_s": Tolerance(0.1)})["tokens_per_s"]
+    assert (row.outcome, row.value) == (Outcome.MISSING, None)
+
+
+@pytest.mark.parametrize("lacks", ["candidate", "reference"])
+def test_metric_that_one_of_two_launches_lacks_is_missing(lacks):
+    launches = {"candidate": make_facts(), "reference": make_facts()} | {lacks: make_facts(weight_hashes={})}
+    row = compare([launches["candidate"]], [launches["reference"]])["weight_hash"]
+    assert row.outcome is Outcome.MISSING

@@ -84,7 +84,8 @@ def of_loss(model: Llama, shapes: Shapes, *, fused: bool) -> Activations:
 def of_chunked_loss(model: Llama, shapes: Shapes, num_chunks: int) -> Activations:
     """Return the activations of the last norm and of the chunked loss.
 
-    The loss is one operator, and fake tensors do not show the logits inside it. Their bytes are computed.
+    The loss is one operator, and fake tensors do not show the logits inside it, nor the float32 sum of the weight's
+    gradients. Their bytes are computed.
     """
     tail = nn.ModuleList([model.norm, model.output])
 
@@ -95,11 +96,14 @@ def of_chunked_loss(model: Llama, shapes: Shapes, num_chunks: int) -> Activation
     with _fake(tail, shapes):
         seen = _measure(run, (_inputs(model, shapes), _labels(shapes)), tail)
     weight = model.output.weight
-    num_rows = (weight.to_local() if isinstance(weight, DTensor) else weight).shape[0]
+    num_rows, dim = (weight.to_local() if isinstance(weight, DTensor) else weight).shape
     num_logits = -(-shapes.batch_size * shapes.num_positions // num_chunks) * num_rows
     copies = 0 if model.output.fused else _UNFUSED_COPIES
     # The operator computes all gradients in forward, so its logits are gone when backward begins.
     hidden = num_logits * (2 * shapes.dtype.itemsize + copies * torch.float32.itemsize)
+    if shapes.dtype != torch.float32:
+        # The sum is rounded when the logits are gone. What it is rounded to is kept, and not yet there before.
+        hidden = max(hidden - num_rows * dim * shapes.dtype.itemsize, 0) + num_rows * dim * torch.float32.itemsize
     return Activations(seen.kept, max(seen.working, hidden))
 
 

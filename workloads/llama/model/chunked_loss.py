@@ -5,7 +5,7 @@ linear cross entropy (arXiv 2410.10989), so no pass holds more than the logits o
 same kernels in an eager model and in every graph.
 
 The loss differs by rounding from the loss of whole logits. So does the gradient of the weight, which adds up chunks in
-the weight's dtype. For a given number of chunks the bits are the same in both implementations of FSDP.
+float32. For a given number of chunks the bits are the same in both implementations of FSDP.
 """
 
 from __future__ import annotations
@@ -96,12 +96,15 @@ def _(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> Results:
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     del inputs
     ctx.mark_non_differentiable(*output[1:])
+    # Autograd would else make zeros as the gradients of both gradients.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[1:])
 
 
-def _gradients(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, grad: torch.Tensor, *_: None) -> tuple[torch.Tensor | None, ...]:
     grad_x, grad_weight = ctx.saved_tensors
-    return grad * grad_x, grad * grad_weight, *[None] * 6
+    # In place, since another tensor of the weight's size may not fit. Backward runs once: its graph is not retained.
+    return grad_x.mul_(grad), grad_weight.mul_(grad), *[None] * 6
 
 
 linear_cross_entropy.register_autograd(_gradients, setup_context=_remember)
@@ -119,7 +122,7 @@ def in_chunks(
     """Compute the results of :func:`linear_cross_entropy`."""
     score, differentiate = map(_fused, (_score, _differentiate)) if fused else (_score, _differentiate)
     loss = torch.zeros((), dtype=torch.float32, device=x.device)
-    grad_x, grad_weight = x.new_empty(x.shape), weight.new_zeros(weight.shape)
+    grad_x, grad_weight = x.new_empty(x.shape), torch.zeros_like(weight, dtype=torch.float32)
     for rows in torch.arange(len(x)).chunk(num_chunks):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
         logits, own_labels = x[part] @ weight.T, labels[part] - vocabulary.first
@@ -127,8 +130,16 @@ def in_chunks(
         loss += (logsumexp - scores).sum()
         grad_logits = differentiate(logits, own_labels, logsumexp, 1 / num_tokens)
         torch.mm(grad_logits, weight, out=grad_x[part])
-        grad_weight.addmm_(grad_logits.T, x[part])
-    return loss / num_tokens, grad_x, grad_weight
+        _add_product(grad_weight, grad_logits.T, x[part])
+    return loss / num_tokens, grad_x, grad_weight.type_as(weight)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add a product to the float32 ``total`` without a rounded product in between."""
+    if left.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:  # CPUs have no product of another dtype than its operands
+        total.addmm_(left.float(), right.float())
 
 
 def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

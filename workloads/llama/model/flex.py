@@ -2,10 +2,11 @@
 
 Torch's own function becomes a part of the graph around it, and a graph that does not reach inductor would evaluate the
 function unfused, with different bits. This operator runs the same compiled kernels in an eager model, in every graph
-and under activation checkpointing. Its backward kernel uses no atomics, so it is deterministic.
+and under activation checkpointing. On CUDA its backward kernel uses no atomics, so it is deterministic.
 
-On CUDA each pass is compiled once per shape. Torch has no backward kernel for CPUs, so CPU ranks evaluate the same
-formulas unfused, with all scores in memory.
+On CUDA each pass is compiled once per shape. Torch has no backward kernel for CPUs, and its compiled kernels for HIP do
+not repeat their bits. CPU ranks, and deterministic runs on HIP, evaluate the same formulas unfused, with all scores in
+memory.
 
 Every use of FlexAttention's private interface is in this module. Written for torch 2.11 to 2.13.
 """
@@ -25,7 +26,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import register_flop_formula
 
 Option = int | bool
 Results = tuple[torch.Tensor, ...]
@@ -57,12 +57,18 @@ def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[t
     Tensors are ``[batch, heads, seq_len, head_dim]``; ``k`` and ``v`` may have fewer heads. The logsumexp is float32
     ``[batch, heads, seq_len]``. Results are contiguous.
     """
+    if _is_unfused(q.device):
+        return _evaluate(q, k, v)
     out, logsumexp = _run_fused(_forward, (q, k, v), q, k)
     return out, logsumexp
 
 
-@flex_attention.register_kernel("cpu")
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _is_unfused(device: torch.device) -> bool:
+    on_hip = torch.version.hip is not None and torch.are_deterministic_algorithms_enabled()
+    return device.type == "cpu" or on_hip
+
+
+def _evaluate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scores, (_, v) = _scores(q, k), _for_each_query_head(q, k, v)
     logsumexp = scores.logsumexp(-1)
     out = (scores - logsumexp.unsqueeze(-1)).exp().type_as(v) @ v
@@ -80,12 +86,13 @@ def flex_attention_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of ``q``, ``k`` and ``v``, contiguous, from ``grad``, the gradient of ``out``."""
+    if _is_unfused(q.device):
+        return _differentiate(grad, q, k, v, out, logsumexp)
     grad_q, grad_k, grad_v = _run_fused(_backward, (grad, q, k, v, out, logsumexp), q, k)
     return grad_q, grad_k, grad_v
 
 
-@flex_attention_backward.register_kernel("cpu")
-def _(
+def _differentiate(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     whole_k, whole_v = _for_each_query_head(q, k, v)
@@ -120,16 +127,6 @@ def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Results:
 flex_attention.register_autograd(_gradients, setup_context=_remember)
 
 
-@register_flop_formula(torch.ops.aorta.flex_attention)
-def _forward_flops(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
-    return 4 * math.prod(q) * k[-2]
-
-
-@register_flop_formula(torch.ops.aorta.flex_attention_backward)
-def _backward_flops(_: torch.Size, q: torch.Size, k: torch.Size, *__: Any, **___: Any) -> int:
-    return 10 * math.prod(q) * k[-2]
-
-
 def _scale(q: torch.Tensor) -> float:
     return 1 / math.sqrt(q.shape[-1])
 
@@ -138,7 +135,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Return the scaled scores of all pairs in float32, -inf where a key is hidden from a query."""
     (whole_k,) = _for_each_query_head(q, k)
     scores = _scale(q) * (q.float() @ whole_k.float().transpose(-2, -1))
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(k.shape[-2] - q.shape[-2] + 1)
+    hidden = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(k.shape[-2] - q.shape[-2] + 1)
     return scores.masked_fill(hidden, -math.inf)
 
 

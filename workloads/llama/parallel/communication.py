@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 # NVLink multicast is off wherever symmetric memory is used: a fault in it can take all GPUs of a host out of service.
@@ -105,26 +105,18 @@ def turn_off_multicast() -> None:
     os.environ.update(_WITHOUT_MULTICAST)
 
 
-def divide_products(mesh: DeviceMesh) -> None:
-    """Let inductor divide matrix products and overlap the parts with their collectives over ``mesh``.
+def divided_products(mesh: DeviceMesh) -> dict[str, Any]:
+    """Return inductor's options that divide matrix products and overlap the parts with their collectives over ``mesh``.
 
-    Raises:
-        RuntimeError: This version of torch has no such pass.
+    Torch refuses the options if this version lacks the pass.
     """
-    import torch._inductor.config as inductor
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
-    if not hasattr(inductor, "_micro_pipeline_tp"):
-        raise RuntimeError(
-            f"async_tensor_parallel is true and torch {torch.__version__} has no torch._inductor.config."
-            f"_micro_pipeline_tp; use another version of torch"
-        )
     from .flat_gathers import FlatGathers
 
     group = mesh.get_group().group_name
-    inductor._micro_pipeline_tp = True
-    inductor.post_grad_custom_pre_pass = FlatGathers(group)
     with warnings.catch_warnings():
         # Deprecated from torch 2.10 on, but the pass still ignores groups without this call.
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(group)
+    return {"_micro_pipeline_tp": True, "post_grad_custom_pre_pass": FlatGathers(group)}

@@ -11,7 +11,8 @@ from torch import nn
 from ..model.decoder import LlamaConfig
 from .mesh import Degrees
 
-_NEEDED = (8, 9)
+# The least compute capability with products of float8: Ada, and MI300 among AMD's GPUs, whose MI200 has (9, 0).
+_NEEDED_CUDA, _NEEDED_HIP = (8, 9), (9, 4)
 # torch._scaled_mm needs every size to be a multiple of this.
 _MULTIPLE = 16
 
@@ -20,7 +21,8 @@ def check_float8(device: torch.device, degrees: Degrees, config: LlamaConfig, to
     """Check that ``float8_linear`` can run; ``tokens`` is the number of tokens of one micro-batch on a rank.
 
     Raises:
-        RuntimeError: torchao, CUDA or a GPU of compute capability 8.9 is missing; the message names which.
+        RuntimeError: torchao, CUDA or a GPU of compute capability 8.9, or 9.4 on ROCm, is missing; the message says
+            which.
         ValueError: Tensor parallelism is asked for too, or a size is not a multiple of 16.
     """
     if degrees.tensor_parallel > 1:
@@ -36,18 +38,21 @@ def check_float8(device: torch.device, degrees: Degrees, config: LlamaConfig, to
     }
     if uneven := {name: size for name, size in sizes.items() if size % _MULTIPLE}:
         raise ValueError(f"float8_linear is true, and sizes that are not multiples of {_MULTIPLE} are {uneven}")
-    missing = []
+    missing, needed = [], _NEEDED_HIP if torch.version.hip else _NEEDED_CUDA
     if device.type != "cuda":
         missing.append(f"CUDA (ranks are on {device.type})")
-    elif (found := torch.cuda.get_device_capability(device)) < _NEEDED:
-        missing.append(f"compute capability {_NEEDED} (the GPU has {found})")
+    elif (found := torch.cuda.get_device_capability(device)) < needed:
+        missing.append(f"compute capability {needed} (the GPU has {found})")
     if importlib.util.find_spec("torchao") is None:
         missing.append("the package torchao")
     if missing:
         raise RuntimeError(f"float8_linear is true, and this launch is missing {' and '.join(missing)}")
 
 
-def convert_blocks(model: nn.Module) -> None:
+def convert_blocks(model: nn.Module, recipe: str) -> None:
     """Replace the linear layers of all blocks before they are sharded; every forward pass casts weights."""
     torchao = importlib.import_module("torchao.float8")
-    torchao.convert_to_float8_training(model, module_filter_fn=lambda _, name: name.startswith("layers."))
+    config = torchao.Float8LinearConfig.from_recipe_name(recipe)
+    torchao.convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name.startswith("layers.")
+    )

@@ -6,12 +6,11 @@ import torch
 
 from ..model.decoder import Llama
 from ..settings import LlamaSettings
-from .communication import divide_products
 from .context import apply_context_parallel, own_positions
 from .expert import check_experts, exchange_tokens, split_experts
 from .float8 import check_float8, convert_blocks
 from .mesh import Degrees, ParallelMesh
-from .pipeline import check_pipeline, keep_stage
+from .pipeline import check_pipeline, count_stages, keep_stage, split_stages, stages_of_rank
 from .tensor import apply_tensor_parallel, check_tensor_parallel
 
 
@@ -51,16 +50,29 @@ def _check_latent(settings: LlamaSettings) -> None:
         )
 
 
-def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> None:
-    """Change the modules of ``model``, which is on the meta device, for all axes but data parallelism."""
-    if mesh.pipeline is not None:
-        keep_stage(model, mesh.pipeline.size(), mesh.pipeline.get_local_rank())
+def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> list[Llama]:
+    """Change the modules of ``model``, which is on the meta device, for all axes but data parallelism.
+
+    Return the models that a step runs: that of each stage of this rank, or ``model`` itself.
+    """
+    if mesh.pipeline is None:
+        _split_modules(model, mesh, settings)
+        return [model]
+    schedule, num_ranks = settings.pipeline_parallel_schedule, mesh.pipeline.size()
+    stages, num_stages = (
+        stages_of_rank(schedule, num_ranks, mesh.pipeline.get_local_rank()),
+        count_stages(schedule, num_ranks),
+    )
+    keep_stage(model, num_stages, *stages)
+    _split_modules(model, mesh, settings)
+    return split_stages(model, num_stages, stages)
+
+
+def _split_modules(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> None:
     if settings.float8_linear:
-        convert_blocks(model)
+        convert_blocks(model, settings.float8_recipe)
     if mesh.tensor is not None:
         apply_tensor_parallel(model, mesh.tensor, chunked_loss=settings.loss_chunks > 0)
-        if settings.communication.async_tensor_parallel:
-            divide_products(mesh.tensor)
     if mesh.context is not None:
         apply_context_parallel(model, mesh.context, settings.seq_len)
     if (split := mesh.expert_axes.split) is not None:

@@ -1,19 +1,25 @@
 """Pipeline parallelism: stages hold consecutive blocks, and micro-batches pass through them in turn.
 
-The schedule is PipeDream-Flush, or 1F1B (arXiv 2006.09503, section 2.2; 2104.04473, section 2.2.1): once a stage has
-enough micro-batches in flight, each forward pass is followed by a backward pass. A step ends when all micro-batches are
-done.
+The schedules are torch's, under torch's names. A step ends when all micro-batches are done.
+
+- ``1F1B``, or PipeDream-Flush (arXiv 2006.09503, section 2.2; 2104.04473, section 2.2.1): once a stage has enough
+  micro-batches in flight, each forward pass is followed by a backward pass.
+- ``Interleaved1F1B`` (arXiv 2104.04473, section 2.2.2): a rank has two stages, and waits less at the ends of a step.
+- ``ZBVZeroBubble`` (arXiv 2401.10241, section 6): the second stages are in the reverse order of ranks, and gradients of
+  weights are computed later than those of activations, where a rank would wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
 
 from ...common.gradients import whole_norm
 from ..model.decoder import Llama
@@ -22,6 +28,7 @@ from .mesh import ParallelMesh
 
 _T = TypeVar("_T")
 _BOUNDARIES = ("forward", "backward")
+_1F1B, ZERO_BUBBLE = "1F1B", "ZBVZeroBubble"
 
 
 def stage_layers(n_layers: int, num_stages: int, stage: int) -> range:
@@ -30,16 +37,50 @@ def stage_layers(n_layers: int, num_stages: int, stage: int) -> range:
     return range(begin, end)
 
 
+def stages_of_rank(schedule: str, num_ranks: int, rank: int) -> tuple[int, ...]:
+    """Return the numbers of the stages that a rank of the pipeline holds."""
+    if schedule == _1F1B:
+        return (rank,)
+    return rank, 2 * num_ranks - 1 - rank if schedule == ZERO_BUBBLE else num_ranks + rank
+
+
+def count_stages(schedule: str, num_ranks: int) -> int:
+    """Return the number of stages of all ranks."""
+    return num_ranks * len(stages_of_rank(schedule, num_ranks, 0))
+
+
 def check_pipeline(degree: int, settings: LlamaSettings) -> None:
-    """Raise ValueError if a key contradicts ``degree`` stages; the message names the key."""
+    """Raise ValueError if a key contradicts a pipeline of ``degree`` ranks; the message names the key."""
+    schedule, micro_batches = settings.pipeline_parallel_schedule, settings.gradient_accumulation
     if degree == 1:
+        if schedule != _1F1B:
+            raise ValueError(
+                f"pipeline_parallel_schedule is {schedule!r} and pipeline_parallel_degree is 1: there are no stages; "
+                f"allowed is a degree of 2 or more"
+            )
         return
     asked = f"pipeline_parallel_degree is {degree}"
-    if degree > settings.model.n_layers:
-        raise ValueError(f"{asked} and n_layers is {settings.model.n_layers}: each stage holds at least one block")
-    if (micro_batches := settings.gradient_accumulation) < degree:
+    if (num_stages := count_stages(schedule, degree)) > settings.model.n_layers:
         raise ValueError(
-            f"{asked} and gradient_accumulation is {micro_batches}: 1F1B takes at least as many micro-batches as stages"
+            f"{asked} and n_layers is {settings.model.n_layers}: {schedule} has {num_stages} stages, and each holds at "
+            f"least one block"
+        )
+    if micro_batches < degree:
+        raise ValueError(
+            f"{asked} and gradient_accumulation is {micro_batches}: a schedule takes at least as many micro-batches as "
+            f"ranks"
+        )
+    if schedule == "Interleaved1F1B" and micro_batches % (rounds := micro_batches // degree):
+        raise ValueError(
+            f"{asked} and gradient_accumulation is {micro_batches}: {schedule} divides micro-batches into {rounds} "
+            f"equal rounds; allowed are multiples of {rounds}"
+        )
+    refused = {_1F1B: (), ZERO_BUBBLE: ("auto", "elementwise", "selective")}.get(schedule, ("auto",))
+    if (checkpointing := settings.model.activation_checkpointing) in refused:
+        raise ValueError(
+            f"pipeline_parallel_schedule is {schedule!r} and activation_checkpointing is {checkpointing!r}: memory is "
+            f"estimated for 1F1B only, and under ZBVZeroBubble a saved tensor would be read twice, which torch does "
+            f"not allow; refused are {', '.join(refused)}"
         )
     if boundaries := [kind for kind in settings.hashing.hash_tensors if kind in _BOUNDARIES]:
         raise ValueError(
@@ -53,28 +94,54 @@ def check_pipeline(degree: int, settings: LlamaSettings) -> None:
         )
 
 
-def keep_stage(model: Llama, num_stages: int, stage: int) -> None:
-    """Drop the modules of other stages from ``model``, which is on the meta device; names stay the whole model's.
+def keep_stage(model: Llama, num_stages: int, *stages: int) -> None:
+    """Drop the modules of all but ``stages`` from ``model``, which is on the meta device; names stay the whole model's.
 
     The first stage then maps token ids to activations ``[batch, seq_len, dim]``, stages between map activations to
     activations, and the last stage maps activations to logits.
     """
-    kept = stage_layers(len(model.layers), num_stages, stage)
+    kept = {number for stage in stages for number in stage_layers(len(model.layers), num_stages, stage)}
     for number in range(len(model.layers)):
         if number not in kept:
             # ``del layers[number]`` would renumber the layers after it.
             delattr(model.layers, str(number))
-    dropped = ["tok_embeddings"] if stage > 0 else []
-    dropped += ["norm", "output"] if stage < num_stages - 1 else []
+    dropped = ["tok_embeddings"] if 0 not in stages else []
+    dropped += ["norm", "output"] if num_stages - 1 not in stages else []
     for name in dropped:
         setattr(model, name, nn.Identity())
+
+
+def split_stages(model: Llama, num_stages: int, stages: Sequence[int]) -> list[Llama]:
+    """Return a model of each stage, made of the modules of ``model``, which holds all ``stages`` and nothing else."""
+    if len(stages) == 1:
+        return [model]
+    models = []
+    for stage in stages:
+        with torch.device("meta"):
+            own = Llama(model.config)
+        keep_stage(own, num_stages, stage)
+        for name, _ in own.layers.named_children():
+            setattr(own.layers, name, model.layers.get_submodule(name))
+        for name in ("tok_embeddings", "norm", "output"):
+            if not isinstance(own.get_submodule(name), nn.Identity):
+                setattr(own, name, model.get_submodule(name))
+        models.append(own)
+    return models
+
+
+def _place(name: str) -> float:
+    """Return the place, in the model's order, of the module that has the parameter ``name``."""
+    outer, _, inner = name.partition(".")
+    if outer == "layers":
+        return int(inner.split(".")[0])
+    return -math.inf if outer == "tok_embeddings" else math.inf
 
 
 class Stages:
     """Combines values of a pipeline's stages into values of the whole model; a single stage already has the values.
 
     Attributes:
-        group: the ranks of this rank's stage; None means all ranks.
+        group: the ranks that hold the same stages as this rank; None means all ranks.
     """
 
     def __init__(self, mesh: ParallelMesh | None = None) -> None:
@@ -84,16 +151,16 @@ class Stages:
         if self._pipeline is not None:
             self.group, _ = dist.new_subgroups(dist.get_world_size() // self._pipeline.size())
 
-    def concatenated(self, own: list[_T]) -> list[_T]:
-        """Concatenate the lists of all stages, in the model's order of registration; collective."""
+    def merged(self, own: dict[str, _T]) -> dict[str, _T]:
+        """Merge the values by name of all stages, in the model's order of registration; collective."""
         if self._pipeline is None:
             return own
-        parts: list[list[_T]] = [[] for _ in range(self._pipeline.size())]
+        parts: list[dict[str, _T]] = [{} for _ in range(self._pipeline.size())]
         dist.all_gather_object(parts, own, group=self._pipeline.get_group())
-        return [item for part in parts for item in part]
+        return dict(sorted((item for part in parts for item in part.items()), key=lambda item: _place(item[0])))
 
     def norm(self, own: torch.Tensor) -> torch.Tensor:
-        """Return the norm over all stages from the norm of each, with the same bits on every rank; collective.
+        """Return the norm over all ranks' stages from that of each rank, with the same bits on each; collective.
 
         The norms are gathered, since a reduction does not add in the same order on every rank.
         """
@@ -120,11 +187,11 @@ class _ReducedAtOnce(nn.Module):
 
 
 class Pipeline:
-    """One stage's part of a step: every micro-batch's forward and backward pass, and the reduction of gradients."""
+    """One rank's part of a step: every micro-batch's passes through its stages, and the reduction of gradients."""
 
     def __init__(
         self,
-        model: Llama,
+        models: Sequence[Llama],
         mesh: ParallelMesh,
         settings: LlamaSettings,
         rotations: torch.Tensor,
@@ -135,33 +202,35 @@ class Pipeline:
         """Make the schedule.
 
         Args:
+            models: the models of this rank's stages, in the order of :func:`stages_of_rank`.
             loss: a function that computes one micro-batch's part of the global loss.
             reduce_every_micro_batch: whether each backward pass reduces its gradients, or only the last of a step.
         """
         assert mesh.pipeline is not None
-        # Activations have the dtype of gathered parameters.
-        dtype = settings.param_dtype
         self._device = rotations.device
-        # Rotations are the same for all micro-batches, and the schedule would split them as an argument.
-        model.register_forward_pre_hook(lambda _, inputs: (*inputs, rotations))
-        stage, num_stages = mesh.pipeline.get_local_rank(), mesh.pipeline.size()
-        self._is_first, self._is_last = stage == 0, stage == num_stages - 1
-        num_positions = rotations.shape[-2]
-        tokens = (settings.batch_size, num_positions)
-        # Between blocks, tensor parallelism splits activations along the sequence.
-        split = (settings.batch_size, num_positions // mesh.degrees.tensor_parallel, settings.model.dim)
-        between = torch.empty(split, dtype=dtype, device="meta", requires_grad=True)
-        logits = torch.empty((*tokens, settings.model.vocab_size), dtype=dtype, device="meta", requires_grad=True)
-        self._schedule = Schedule1F1B(
-            PipelineStage(
-                _ReducedAtOnce(model) if reduce_every_micro_batch else model,
-                stage,
-                num_stages,
-                self._device,
-                input_args=torch.empty(tokens, dtype=torch.int64, device="meta") if self._is_first else between,
-                output_args=logits if self._is_last else between,
-                group=mesh.pipeline.get_group(),
-            ),
+        schedule, num_ranks = settings.pipeline_parallel_schedule, mesh.pipeline.size()
+        numbers = stages_of_rank(schedule, num_ranks, mesh.pipeline.get_local_rank())
+        num_stages = count_stages(schedule, num_ranks)
+        self._is_first, self._is_last = 0 in numbers, num_stages - 1 in numbers
+        tokens, between, logits = _passed(settings, rotations.shape[-2], mesh.degrees.tensor_parallel)
+        stages = []
+        for number, model in zip(numbers, models, strict=True):
+            # Rotations are the same for all micro-batches, and the schedule would split them as an argument.
+            model.register_forward_pre_hook(lambda _, inputs: (*inputs, rotations))
+            stages.append(
+                PipelineStage(
+                    _ReducedAtOnce(model) if reduce_every_micro_batch else model,
+                    number,
+                    num_stages,
+                    self._device,
+                    input_args=tokens if number == 0 else between,
+                    output_args=logits if number == num_stages - 1 else between,
+                    group=mesh.pipeline.get_group(),
+                )
+            )
+        make: Any = get_schedule_class(schedule)
+        self._schedule = make(
+            stages[0] if schedule == _1F1B else stages,
             settings.gradient_accumulation,
             loss_fn=loss,
             # The loss is divided by the global batch's count already.
@@ -171,7 +240,7 @@ class Pipeline:
     def step(self, batch: torch.Tensor) -> torch.Tensor:
         """Add the gradients of ``batch`` ``[micro-batch, inputs or labels, sequence, token]``; return this rank's loss.
 
-        The loss is zero on all stages but the last.
+        The loss is zero on all ranks but that of the last stage.
         """
         # Torch 2.11 also compares strides with the strides of the announced arguments.
         inputs, labels = (part.flatten(0, 1).contiguous() for part in batch.unbind(1))
@@ -182,3 +251,15 @@ class Pipeline:
         for loss in losses:
             total += loss.detach()
         return total
+
+
+def _passed(settings: LlamaSettings, num_positions: int, tensor_parallel: int) -> tuple[torch.Tensor, ...]:
+    """Return the input of the first stage, what stages pass on, and the output of the last stage, on the meta device.
+
+    Activations have the dtype of gathered parameters, and tensor parallelism splits them along the sequence.
+    """
+    tokens = (settings.batch_size, num_positions)
+    split = (settings.batch_size, num_positions // tensor_parallel, settings.model.dim)
+    between = torch.empty(split, dtype=settings.param_dtype, device="meta", requires_grad=True)
+    logits = between.new_empty((*tokens, settings.model.vocab_size), requires_grad=True)
+    return torch.empty(tokens, dtype=torch.int64, device="meta"), between, logits

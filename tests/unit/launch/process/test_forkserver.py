@@ -13,7 +13,7 @@ import pytest
 
 from pytest_aorta.launch import warm
 from pytest_aorta.launch.process.channel import close_all, receive, send
-from pytest_aorta.launch.process.forkserver import children, rank_environment
+from pytest_aorta.launch.process.forkserver import _rank_environment, children
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan.world import World
 from tests.unit.builders import make_plan, replace
@@ -97,7 +97,7 @@ def test_source_that_is_deleted_while_sources_are_listed_changes_the_key(tmp_pat
 
 
 def test_rank_environment_has_its_number_and_the_rendezvous():
-    environment = rank_environment(2, 4, 12345, "run")
+    environment = _rank_environment(2, 4, 12345, "run")
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "4")
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "12345")
     assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"
@@ -114,12 +114,12 @@ def test_children_are_found_when_a_thread_has_ended_after_the_threads_were_liste
 STOPPED_BETWEEN_WAIT_AND_RECORD = """
 import os, signal
 from pathlib import Path
-from pytest_aorta.launch.process.forkserver import WarmAgent, fork
+from pytest_aorta.launch.process.forkserver import _WarmAgent, fork
 
 ended, running = fork(signal.pause), fork(signal.pause)
 os.kill(ended, signal.SIGKILL)
 os.waitpid(ended, 0)
-agent = WarmAgent(Path(), 2)
+agent = _WarmAgent(Path(), 2)
 agent.running = {ended: 0, running: 1}
 agent.stop()
 print(os.path.exists(f"/proc/{running}"))
@@ -141,7 +141,7 @@ stacks, ready = open("stacks.txt", "w"), Path("ready")
 rank = warm_agent.fork(lambda: hold(stacks, ready))
 while not ready.exists():
     time.sleep(0.01)
-agent = warm_agent.WarmAgent(Path(), 1)
+agent = warm_agent._WarmAgent(Path(), 1)
 agent.running = {rank: 0}
 agent.stop()
 print("in hold" in Path("stacks.txt").read_text(), Path(f"/proc/{rank}").exists())

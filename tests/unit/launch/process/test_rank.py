@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.process.rank import shown_traceback, without_collection, write_error
+from pytest_aorta.launch.process.rank import _shown_traceback, _write_error, without_collection
 
 PROGRAM = """
 import os, signal, sys, types
@@ -72,7 +72,7 @@ def script_error(tmp_path: Path, text: str) -> BaseException:
 
 def test_traceback_begins_with_the_first_frame_of_the_script(tmp_path):
     error = script_error(tmp_path, "def load():\n    raise ValueError('boom')\nload()\n")
-    assert shown_traceback(error) == (
+    assert _shown_traceback(error) == (
         "Traceback (most recent call last):\n"
         f'  File "{tmp_path}/train.py", line 3, in <module>\n'
         "    load()\n"
@@ -83,13 +83,13 @@ def test_traceback_begins_with_the_first_frame_of_the_script(tmp_path):
 
 
 def test_frames_of_libraries_after_the_scripts_own_are_kept(tmp_path):
-    text = shown_traceback(script_error(tmp_path, "import json, runpy\nrunpy.run_path('/no/such.py')\n"))
+    text = _shown_traceback(script_error(tmp_path, "import json, runpy\nrunpy.run_path('/no/such.py')\n"))
     assert text.startswith(f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 2, in <module>\n')
     assert "in run_path" in text
 
 
 def test_script_that_can_not_be_compiled_has_its_line_and_no_frame(tmp_path):
-    text = shown_traceback(script_error(tmp_path, "def main(:\n"))
+    text = _shown_traceback(script_error(tmp_path, "def main(:\n"))
     assert text.startswith(f'  File "{tmp_path}/train.py", line 1\n    def main(:\n')
     assert text.endswith("SyntaxError: invalid syntax\n")
 
@@ -99,30 +99,30 @@ def test_errors_that_led_to_the_error_have_no_frames_of_the_harness(tmp_path):
     try:
         raise RuntimeError("no learning rate") from inner
     except RuntimeError as caught:
-        text = shown_traceback(caught)
+        text = _shown_traceback(caught)
     assert "pytest_aorta/worker" not in text
     assert "runpy" not in text
     assert "KeyError: 'lr'\n\nThe above exception was the direct cause" in text
 
 
 def test_members_of_a_group_have_no_frames_of_the_harness(tmp_path):
-    text = shown_traceback(ExceptionGroup("two", [script_error(tmp_path, "1 / 0\n"), ValueError("boom")]))
+    text = _shown_traceback(ExceptionGroup("two", [script_error(tmp_path, "1 / 0\n"), ValueError("boom")]))
     assert "runpy" not in text
     assert "train.py" in text
 
 
 def test_file_has_the_shown_and_the_full_traceback(tmp_path, capsys):
     error = script_error(tmp_path, "raise ValueError('boom')\n")
-    write_error(tmp_path, error)
+    _write_error(tmp_path, error)
     document = json.loads((tmp_path / "error.json").read_text())
     assert (document["type"], document["message"]) == ("ValueError", "boom")
-    assert document["traceback"] == shown_traceback(error) == capsys.readouterr().err
+    assert document["traceback"] == _shown_traceback(error) == capsys.readouterr().err
     assert "in run_rank" in document["full_traceback"]
 
 
 @pytest.mark.parametrize(("code", "output"), [("3", ""), ("'set DATA_DIR'", "set DATA_DIR\n")])
 def test_script_that_exits_writes_what_the_interpreter_would_write(tmp_path, capsys, code, output):
-    write_error(tmp_path, script_error(tmp_path, f"raise SystemExit({code})\n"))
+    _write_error(tmp_path, script_error(tmp_path, f"raise SystemExit({code})\n"))
     assert capsys.readouterr().err == output
     assert "train.py" in json.loads((tmp_path / "error.json").read_text())["traceback"]
 
@@ -130,7 +130,7 @@ def test_script_that_exits_writes_what_the_interpreter_would_write(tmp_path, cap
 def test_error_is_kept_although_the_script_has_closed_standard_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", (tmp_path / "closed").open("w"))
     sys.stderr.close()
-    write_error(tmp_path, ValueError("boom"))
+    _write_error(tmp_path, ValueError("boom"))
     assert json.loads((tmp_path / "error.json").read_text())["message"] == "boom"
 
 
@@ -139,14 +139,14 @@ def test_error_without_a_message_is_kept(tmp_path, capsys):
         def __str__(self) -> str:
             raise KeyError("code")
 
-    write_error(tmp_path, Broken())
+    _write_error(tmp_path, Broken())
     document = json.loads((tmp_path / "error.json").read_text())
     assert (document["type"], document["message"]) == ("Broken", "(no message: its __str__ raised KeyError)")
     assert "exception str() failed" in capsys.readouterr().err
 
 
 def test_long_message_does_not_displace_the_frames(tmp_path, capsys):
-    write_error(tmp_path, script_error(tmp_path, "raise ValueError('key' * 100_000)\n"))
+    _write_error(tmp_path, script_error(tmp_path, "raise ValueError('key' * 100_000)\n"))
     text = json.loads((tmp_path / "error.json").read_text())["traceback"]
     assert 'train.py", line 1, in <module>' in text
     assert len(text) < 21_000
@@ -156,7 +156,7 @@ def test_long_message_does_not_displace_the_frames(tmp_path, capsys):
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from pytest_aorta.launch.process.rank import leave_last_words
+from pytest_aorta.launch.process.rank import _leave_last_words
 
 install = {"signal": signal.signal, "set_wakeup_fd": signal.set_wakeup_fd}
 
@@ -167,7 +167,7 @@ def interrupted(name):
     return call
 
 setattr(signal, sys.argv[1], interrupted(sys.argv[1]))
-leave_last_words(Path(sys.argv[2]), open(os.devnull, "w"))
+_leave_last_words(Path(sys.argv[2]), open(os.devnull, "w"))
 sys.stdin.read()
 """
 
@@ -185,10 +185,10 @@ def test_sigterm_that_arrives_while_its_handler_is_installed_ends_the_rank(tmp_p
 OWN_HANDLER = """
 import os, signal, sys, time
 from pathlib import Path
-from pytest_aorta.launch.process.rank import leave_last_words
+from pytest_aorta.launch.process.rank import _leave_last_words
 
 stacks = Path(sys.argv[1], "stacks.txt")
-leave_last_words(Path(sys.argv[1]), stacks.open("w"))
+_leave_last_words(Path(sys.argv[1]), stacks.open("w"))
 before = signal.getsignal(signal.SIGTERM)
 
 def save(number, frame):
@@ -227,10 +227,10 @@ def test_scripts_own_handler_finishes_its_work_and_decides_what_follows(tmp_path
 FORKED = """
 import os, signal, sys, time
 from pathlib import Path
-from pytest_aorta.launch.process.rank import leave_last_words
+from pytest_aorta.launch.process.rank import _leave_last_words
 
 stacks = Path(sys.argv[1], "stacks.txt")
-leave_last_words(Path(sys.argv[1]), stacks.open("w"))
+_leave_last_words(Path(sys.argv[1]), stacks.open("w"))
 ready, has_started = os.pipe()
 if (child := os.fork()) == 0:
     os.write(has_started, b".")

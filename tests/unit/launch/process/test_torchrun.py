@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 import signal
 
-from pytest_aorta.launch.process.torchrun import StoppedRanks
+from pytest_aorta.launch.process.torchrun import _StoppedRanks
 
 
 def test_ranks_that_torchrun_stops_are_read_from_its_log(tmp_path, caplog):
@@ -12,7 +12,7 @@ def test_ranks_that_torchrun_stops_are_read_from_its_log(tmp_path, caplog):
         (tmp_path / "ranks" / str(rank) / "pid").write_text(str(100 + rank))
     (tmp_path / "ranks" / "3").mkdir()
     (tmp_path / "ranks" / "3" / "pid").write_text("half")
-    logger, stopped = logging.getLogger("test_torchrun"), StoppedRanks()
+    logger, stopped = logging.getLogger("test_torchrun"), _StoppedRanks()
     logger.addFilter(stopped)
     # The messages of torch 2.13.
     logger.warning("Sending process %s closing signal %s", 100, "SIGTERM")

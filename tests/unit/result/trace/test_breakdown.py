@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.trace.kineto_capture import overlap_with_host
 from pytest_aorta.result.trace.overlap import Part, break_down
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from tests.unit.builders import make_result, replace
-from tests.unit.kineto_traces import boundary, event, kernel, trace
+from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
 GATHER = "ncclDevKernel_AllGather_RING_LL"
 AHEAD = HeadStart(lead_ms=50.0, attempts=1, step_ratio=1.0, succeeded=True)

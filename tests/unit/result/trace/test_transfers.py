@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.model import convert
-from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
-from pytest_aorta.result.trace.transfers import MAX_CALLS, CollectiveFacts, collective_facts, waits_ms
+from pytest_aorta.result.trace.profiled_steps import (
+    MAX_CALLS,
+    CollectiveCalls,
+    CollectiveFacts,
+    collective_facts,
+    waits_ms,
+)
 
 
 def calls(*ms: float, kind="all_gather", group="0 [0, 1]", size=2, num_bytes=1 << 20):

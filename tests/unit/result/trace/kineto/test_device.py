@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.trace.families import is_communication
-from pytest_aorta.result.trace.kineto_capture import learn_step, overlap_of_device, overlap_with_host
-from pytest_aorta.result.trace.transfers import waits_ms
-from tests.unit.kineto_traces import boundary, event, kernel, trace
+from pytest_aorta.result.trace.kineto_capture import learn_step, overlap_of_device
+from pytest_aorta.result.trace.profiled_steps import waits_ms
+from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
 ALL_GATHER, REDUCE_SCATTER = (
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",

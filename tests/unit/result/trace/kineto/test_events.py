@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.result.trace.kineto_capture import overlap_with_host
 from pytest_aorta.result.trace.kineto_events import events_and_boundaries, steps_alone
-from tests.unit.kineto_traces import boundary, kernel, trace
+from tests.unit.kineto_traces import boundary, kernel, overlap_with_host, trace
 
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 

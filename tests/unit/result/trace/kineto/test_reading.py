@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pytest_aorta.result.trace.kineto_events import read_trace
+from pytest_aorta.result.trace.kineto_events import TraceError, read_trace
 from tests.unit.kineto_traces import boundary, trace
 
 
@@ -16,7 +16,14 @@ def test_trace_is_read_gzipped_or_not_and_anything_else_is_refused(tmp_path):
     plain, packed, other = tmp_path / "plain.json", tmp_path / "packed.json.gz", tmp_path / "other.json"
     plain.write_text(json.dumps(document))
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    other.write_text("[]")
     assert read_trace(plain) == read_trace(packed) == document
-    with pytest.raises(ValueError, match="not a Chrome trace"):
-        read_trace(other)
+    for content, message in ([], "Expected `object`, got `array`"), (without_duration(), r"traceEvents\[1\].*lacks"):
+        other.write_text(json.dumps(content))
+        with pytest.raises(TraceError, match=message):
+            read_trace(other)
+
+
+def without_duration():
+    document = trace(boundary(0), boundary(1))
+    del document["traceEvents"][1]["dur"]
+    return document

@@ -1,0 +1,44 @@
+"""What a step costs on GPUs: FLOP/s of the Llama workloads, the loss in chunks in bfloat16, and schedules of float8."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.distributed import small_llama
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.world(size=1, device="cuda", warm=True),
+    pytest.mark.launch_timeout(240),
+]
+
+TRAINING = small_llama.TRAINING | {"param_dtype": "bfloat16", "steps": 10, "deterministic": True}
+
+
+@pytest.mark.parametrize("name", ["llama_fsdp2", "llama_simple_fsdp"])
+def test_throughput_is_that_of_the_operations_of_the_model(workload, name):
+    metrics = workload.run(name, **TRAINING).metrics
+    # Without attention and the embedding, which is not multiplied.
+    least = 5 * metrics["num_parameters"] * metrics["tokens_per_s"] / 1e12
+    assert least < metrics["model_tflops"] < 10 * least
+    assert 0 < metrics.get("mfu", 0.5) < 1
+
+
+def test_the_loss_in_chunks_trains_as_whole_logits(workload):
+    whole, chunked = (workload.run("llama_fsdp2", loss_chunks=number, **TRAINING) for number in (0, 4))
+    assert chunked.loss == pytest.approx(whole.loss, rel=2e-3)
+    assert chunked.grad_norm == pytest.approx(whole.grad_norm, rel=2e-2)
+
+
+@pytest.mark.world(size=2, device="cuda", warm=True)
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_a_schedule_by_estimated_times_has_the_bits_of_none_in_float8(workload, recipe):
+    float8 = TRAINING | {"float8_linear": True, "float8_recipe": recipe, "backend": "aot_eager"}
+    plain, scheduled = (
+        workload.run("llama_simple_fsdp", bucketing=bucketing, overlap_reorder=bucketing == "auto", **float8)
+        for bucketing in ("none", "auto")
+    )
+    assert scheduled.weight_hashes == plain.weight_hashes

@@ -1,0 +1,145 @@
+"""Fakes of the libraries that list and read GPUs; a test puts one into ``sys.modules`` and changes its attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_REASONS = (
+    "GpuIdle",
+    "ApplicationsClocksSetting",
+    "SwPowerCap",
+    "HwSlowdown",
+    "SyncBoost",
+    "SwThermalSlowdown",
+    "HwThermalSlowdown",
+    "HwPowerBrakeSlowdown",
+)
+HOT_BITS = 1 << _REASONS.index("HwThermalSlowdown")
+
+
+class FakeNvml:
+    """GPUs 0 and 1, and a MIG device of the second, without a memory clock; those in ``hot`` are throttled."""
+
+    class NVMLError(Exception):
+        def __init__(self, text: str, value: int = 999) -> None:
+            super().__init__(text)
+            self.value = value
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 3, 9, 12
+
+    def __init__(
+        self, names: tuple[str, ...] = ("GPU-aaaa-1", "GPU-aabb-2", "MIG-cccc-3"), error: Exception | None = None
+    ) -> None:
+        self.names, self.error = names, error
+        self.hot: tuple[str, ...] = ()
+        self.hot_bits = HOT_BITS
+        self.power_limit_mw = 700_000
+        self.lost = False
+        self.num_open = 0
+
+    def __getattr__(self, name: str) -> int:
+        reason = name.removeprefix("nvmlClocksEventReason")
+        if reason not in _REASONS:
+            raise AttributeError(name)
+        return 1 << _REASONS.index(reason)
+
+    def nvmlInit(self) -> None:
+        if self.error:
+            raise self.error
+        self.num_open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.num_open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len([name for name in self.names if name.startswith("GPU")])
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return self.names[index]
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
+        if name not in self.names:
+            raise self.NVMLError("Not Found")
+        return name
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        if handle == self.names[0]:
+            raise self.NVMLError("Not Supported")
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, place: int) -> str:
+        if place != 4:
+            raise self.NVMLError("Not Found")
+        return self.names[2]
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:
+        return self.names[1]
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return f"model {self.names.index(handle)}"
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
+        return self.hot_bits if handle in self.hot else 0
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        if kind == self.NVML_CLOCK_MEM:
+            raise self.NVMLError("Not Supported", self.NVML_ERROR_NOT_SUPPORTED)
+        return 1200 if handle in self.hot else 1980
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        return self.power_limit_mw
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: str) -> int:
+        return 700_000
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        if self.lost:
+            raise self.NVMLError("GPU is lost", 15)
+        return 690_500
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        return 61
+
+
+class FakeAmdsmi:
+    """Three GPUs with the serial numbers ``serials``, whose handles are their numbers."""
+
+    class AmdSmiException(Exception):
+        pass
+
+    class AmdSmiClkType:
+        GFX = 0
+
+    def __init__(
+        self,
+        serials: tuple[str, ...] = ("0x00000000000000A1", "0x00000000000000A2", "0x00000000000000C3"),
+        error: Exception | None = None,
+    ) -> None:
+        self.serials, self.error = serials, error
+        self.tables: list[dict[str, Any]] = [{} for _ in serials]
+
+    def amdsmi_init(self) -> None:
+        if self.error:
+            raise self.error
+
+    def amdsmi_shut_down(self) -> None:
+        pass
+
+    def amdsmi_get_processor_handles(self) -> list[int]:
+        return list(range(len(self.serials)))
+
+    def amdsmi_get_gpu_asic_info(self, handle: int) -> dict[str, str]:
+        return {"market_name": "AMD Instinct MI300X", "asic_serial": self.serials[handle]}
+
+    def amdsmi_get_gpu_metrics_info(self, handle: int) -> dict[str, Any]:
+        return self.tables[handle]
+
+    def amdsmi_get_clock_info(self, handle: int, kind: int) -> dict[str, int]:
+        return {"clk": 132, "max_clk": 2100}

@@ -1,0 +1,366 @@
+"""Bitwise comparison: step by step, and the first tensor, module and operator that differ."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.result.measurements import TensorHashes
+from pytest_aorta.result.trace.rank_files import OperatorCall
+from pytest_aorta.verdict import bitwise
+from pytest_aorta.verdict.bitwise import (
+    STEP_METRICS,
+    Difference,
+    Evidence,
+    compare_steps,
+    difference_text,
+    first_difference,
+    first_operator,
+    locate_operator,
+    split,
+)
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import make_result, replace
+
+HASHES = {"1": "a" * 32, "2": "b" * 32, "3": "c" * 32}
+
+
+def trained(**changes):
+    values = {"weight_hashes": HASHES, "loss": [3.0, 2.0, 1.0], "grad_norm": [0.3, 0.2, 0.1]}
+    return make_result([[1.0] * 3] * 2, **values | changes)
+
+
+def rows(candidate, reference, steps=3, metrics=tuple(STEP_METRICS)):
+    return {row.metric: row for row in compare_steps("case", candidate, reference, steps, metrics)}
+
+
+def test_equal_bits_pass_every_metric():
+    assert {row.outcome for row in rows(trained(), trained()).values()} == {Outcome.PASS}
+
+
+def test_one_ulp_of_one_loss_is_a_regression_that_names_the_step():
+    row = rows(trained(loss=[3.0, 2.0000000000000004, 1.0]), trained())["loss"]
+    assert (row.outcome, row.value, row.baseline) == (Outcome.REGRESSION, 2.0000000000000004, 2.0)
+    assert row.reason == "first in step 2, in 1 of 3 steps"
+
+
+def test_sign_of_a_zero_is_a_difference():
+    assert rows(trained(loss=[0.0, 2.0, 1.0]), trained(loss=[-0.0, 2.0, 1.0]))["loss"].outcome is Outcome.REGRESSION
+
+
+def test_steps_beyond_those_asked_for_do_not_count():
+    assert rows(trained(loss=[3.0, 2.0, 9.0]), trained(), steps=2)["loss"].outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(
+    ("metric", "lacking", "remedy"),
+    [
+        (
+            "weight_hash",
+            {"weight_hashes": {"3": "c" * 32}},
+            "1 of steps 1 to 3, but not for step 1; *config hash_every=1",
+        ),
+        ("loss", {"loss": []}, "0 of steps 1 to 3, but not for step 1; use recorder.loss"),
+        ("grad_norm", {"grad_norm": [0.3, 0.2]}, "2 of steps 1 to 3, but not for step 3; use recorder.grad_norm"),
+    ],
+)
+def test_what_one_side_lacks_is_lost_and_never_passes(side, metric, lacking, remedy):
+    pair = [trained(), trained()]
+    pair[side] = trained(**lacking)
+    row = rows(*pair)[metric]
+    assert row.is_lost
+    assert row.reason.startswith(f"the {('candidate', 'reference')[side]} has values for ")
+    assert all(part in row.reason for part in remedy.split("*"))
+
+
+def test_too_few_measured_steps_are_reported_as_such():
+    row = rows(trained(), trained(), steps=25)["loss"]
+    assert row.is_lost
+    assert "not for step 4; use config steps=25; it measured 3" in row.reason
+
+
+def test_bits_that_differ_between_settings_of_the_code_are_a_regression_that_names_the_setting():
+    facts = {"torch": "2.11.0", "device": "cpu", "num_threads": 1}
+    candidate = trained(loss=[3.0, 2.0, 9.0], environment=facts | {"num_threads": 2})
+    row = rows(candidate, trained(environment=facts))["loss"]
+    assert (row.outcome, row.detail) == (
+        Outcome.REGRESSION,
+        "first in step 3, in 1 of 3 steps; changed settings: num_threads 1 -> 2",
+    )
+
+
+def test_bits_that_differ_between_environments_are_not_applicable():
+    other = trained(loss=[3.0, 2.0, 9.0], environment={"torch": "2.13.0", "device": "cpu"})
+    found = rows(other, trained())
+    assert found["loss"].outcome is Outcome.NOT_APPLICABLE
+    assert found["loss"].reason == "torch is '2.13.0', the reference's '2.11.0'"
+    assert found["weight_hash"].outcome is Outcome.PASS
+
+
+def test_difference_without_deterministic_mode_fails_and_says_so():
+    chance = {"torch": "2.11.0", "device": "cuda", "bitwise_reproducible": False}
+    row = rows(trained(environment=chance, loss=[3.0, 2.0, 9.0]), trained(environment=chance))["loss"]
+    assert row.outcome is Outcome.REGRESSION
+    assert "run both in their deterministic mode" in row.reason
+
+
+def test_first_difference_is_the_earliest_step_and_what_a_step_makes_first():
+    odd = trained(loss=[3.0, 2.0, 9.0], grad_norm=[0.3, 0.2, 9.0], weight_hashes=HASHES | {"2": "d" * 32})
+    assert first_difference(odd, trained(), 3, list(STEP_METRICS)) == Difference(2, "weight_hash")
+    assert first_difference(odd, trained(), 3, ["grad_norm", "loss"]) == Difference(3, "loss")
+    assert first_difference(trained(), trained(), 3, list(STEP_METRICS)) is None
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8),
+)
+def test_verdict_and_first_difference_agree(here, there):
+    steps = min(len(here), len(there))
+    candidate, reference = make_result([[1.0]], loss=here), make_result([[1.0]], loss=there)
+    [row] = compare_steps("case", candidate, reference, steps, ["loss"])
+    odd = [step for step in range(1, steps + 1) if here[step - 1].hex() != there[step - 1].hex()]
+    assert first_difference(candidate, reference, steps, ["loss"]) == (Difference(odd[0], "loss") if odd else None)
+    assert row.outcome is (Outcome.REGRESSION if odd else Outcome.PASS)
+
+
+def test_metrics_are_distinguished_by_what_they_are_about():
+    assert split(None) == (["loss", "grad_norm", "weight_hash"], [])
+    assert split(["step_time_p50", "weight_hash"]) == (["weight_hash"], ["step_time_p50"])
+    with pytest.raises(SpecError, match=r"metrics \['los'\] are unknown"):
+        split(["los"])
+
+
+def test_comparison_of_no_metric_is_an_error_that_names_what_is_allowed():
+    with pytest.raises(
+        SpecError, match=r"compare: metrics is empty; allowed are \[.*'loss', .*'weight_hash'\], or None"
+    ):
+        split([])
+
+
+WEIGHTS = ["tok.weight", "layers.0.w.weight", "out.weight"]
+FORWARD = [":input", "tok:input", "tok:output", "layers.0:input", "layers.0.w:input", "layers.0.w:output", ":output"]
+BACKWARD = [":output", "layers.0.w:output", "tok:output"]
+
+
+def locate(here, there, step):
+    """Return the lines about two results whose run folders are not known."""
+    return bitwise.locate(here, there, step, lambda result: None)
+
+
+def hashes(names, *odd, step=2):
+    """Return hashes of a step, with different hashes for the names in ``odd``."""
+    values = ["f" * 32 if name in odd else "0" * 32 for name in names]
+    return TensorHashes(list(names), [[place, 4] for place in range(len(names))], {str(step): values})
+
+
+def result(weights=(), gradients=(), forward=((), ()), backward=((), ()), **changes):
+    return make_result(
+        [[1.0] * 3] * 2,
+        tensor_hashes={
+            "weights": hashes(WEIGHTS, *weights),
+            "gradients": hashes(WEIGHTS, *gradients),
+            "optimizer": hashes([f"{name}.exp_avg" for name in WEIGHTS]),
+        },
+        boundary_hashes=[
+            {"forward": hashes(FORWARD, *one), "backward": hashes(BACKWARD, *other)}
+            for one, other in zip(forward, backward, strict=True)
+        ],
+        **changes,
+    )
+
+
+def line(kind, **odd):
+    [found] = [line for line in locate(result(**odd), result(), 2) if line.startswith(f"step 2, {kind}: ")]
+    return found.removeprefix(f"step 2, {kind}: ")
+
+
+def test_first_parameter_is_that_of_registration_order_with_count_and_shape():
+    found = line("weights", weights=["out.weight", "layers.0.w.weight"])
+    assert found == "2 of 3 parameters differ, first layers.0.w.weight [1, 4]"
+
+
+def test_weights_alone_that_differ_were_changed_by_or_after_the_optimizer():
+    assert locate(result(weights=["tok.weight"]), result(), 2)[-1] == (
+        "so the weights were changed in the optimizer's step, or after it"
+    )
+    assert not locate(result(weights=["tok.weight"], gradients=["tok.weight"]), result(), 2)[-1].startswith("so ")
+
+
+def test_module_that_computes_another_output_of_the_same_input_is_named_with_its_rank():
+    found = line("forward", forward=((), ("layers.0.w:output", ":output")))
+    assert found == (
+        "2 of 7 inputs and outputs of modules differ on rank 1, first the output of layers.0.w [5, 4]: what layers.0.w "
+        "was given is the same, so that it is computed there (some differ on 1 of 2 ranks)"
+    )
+
+
+def test_difference_between_modules_is_the_parents():
+    found = line("forward", forward=(("layers.0.w:input", "layers.0.w:output"), ()))
+    assert "first the input of layers.0.w [4, 4]: computed outside of modules, in what layers.0 does after" in found
+
+
+def test_other_data_are_reported():
+    assert "the model is given other data" in line("forward", forward=((":input",), ()))
+
+
+def test_of_several_ranks_the_one_where_it_is_earliest_is_named():
+    assert "differ on rank 1" in line("forward", forward=((":output",), ("tok:output",)))
+
+
+def test_gradient_is_named_with_the_one_before_it():
+    found = line("backward", backward=(("tok:output",), ()))
+    assert found == (
+        "1 of 3 gradients of modules' outputs differ on rank 0, first the gradient of the output of tok [2, 4]: made "
+        "by backward between it and the gradient of the output of layers.0.w, which is the same "
+        "(some differ on 1 of 2 ranks)"
+    )
+    assert "it comes from the loss" in line("backward", backward=((":output",), ()))
+
+
+def test_what_is_the_same_is_said():
+    assert line("gradients") == "all 3 gradients are the same"
+    assert line("forward") == "all 7 inputs and outputs of modules are the same on all 2 ranks"
+
+
+def test_names_of_one_side_alone_are_reported():
+    here = make_result([[1.0]], tensor_hashes={"weights": hashes(["a", "b"])})
+    there = make_result([[1.0]], tensor_hashes={"weights": hashes(["a"])})
+    assert locate(here, there, 2) == ["step 2, weights: all 1 parameters are the same; one of the two alone has ['b']"]
+
+
+def test_other_shape_of_the_same_values_is_a_difference():
+    one, other = TensorHashes(["a"], [[2, 3]], {"2": ["0" * 32]}), TensorHashes(["a"], [[3, 2]], {"2": ["0" * 32]})
+    here, there = (make_result([[1.0]], tensor_hashes={"weights": of}) for of in (one, other))
+    assert locate(here, there, 2) == ["step 2, weights: 1 of 1 parameters differ, first a [3, 2]"]
+
+
+def test_steps_without_hashes_give_no_line():
+    assert locate(result(), result(), 3) == []
+
+
+def test_only_keys_that_both_configs_have_are_reported():
+    here = make_result([[1.0]], config={"lr": 1, "backend": "eager"})
+    there = make_result([[1.0]], config={"lr": 2, "prefetch": 1})
+    assert difference_text([], here, there, []).splitlines()[1:] == ["  config: lr is 1, the reference's 2"]
+
+
+MM, ADAMW, GATHER = "aten.mm.default", "aten._fused_adamw_.default", "c10d._allgather_base_.default"
+
+
+def call(name: str, inputs: str, outputs: str, **more) -> OperatorCall:
+    """Return a call whose tensors have one letter each."""
+    values = {"phase": "forward", "module": "layers.0", "source": "model.py:7", "is_collective": False, "arguments": ""}
+    return OperatorCall(name, inputs=tuple(inputs), outputs=tuple(outputs), **(values | more))
+
+
+# a, w -> b; the other rank's part c arrives; b, c -> d.
+STEP = [call(MM, "aw", "b"), call(GATHER, "b", "c", is_collective=True), call(MM, "bc", "d")]
+
+
+def test_equal_steps_have_no_first_operator():
+    assert first_operator(0, STEP, STEP) is None
+    assert locate_operator({0: STEP, 1: STEP}, {0: STEP, 1: STEP}) == (
+        "all 6 outputs of operators are the same on all 2 ranks"
+    )
+
+
+def test_operator_that_computes_another_output_is_named_with_its_place():
+    wrong = [replace(STEP[0], outputs=("x",)), call(GATHER, "x", "y", is_collective=True), call(MM, "xy", "z")]
+    assert locate_operator({0: wrong}, {0: STEP}) == (
+        "first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs gave another output "
+        "(some operators differ on 1 of 1 rank)"
+    )
+
+
+def test_rank_that_only_received_the_difference_is_not_blamed():
+    receiver = [STEP[0], replace(STEP[1], outputs=("y",)), call(MM, "by", "z")]
+    culprit = [replace(STEP[0], outputs=("x",)), call(GATHER, "x", "y", is_collective=True), call(MM, "xy", "z")]
+    line = locate_operator({0: receiver, 1: culprit}, {0: STEP, 1: STEP})
+    assert "on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)" in line
+
+
+def test_collective_is_named_if_every_rank_gave_it_the_same():
+    wrong = [STEP[0], replace(STEP[1], outputs=("y",)), call(MM, "by", "z")]
+    line = locate_operator({0: wrong, 1: wrong}, {0: STEP, 1: STEP})
+    assert line.startswith("first c10d._allgather_base_.default in forward of layers.0 (model.py:7) on rank 0: ")
+    assert "every rank gave the same, and this rank received another output" in line
+
+
+def test_input_that_changed_between_operators_is_named_with_its_reader():
+    wrong = [STEP[0], call(GATHER, "x", "y", is_collective=True), call(MM, "by", "z")]
+    line = locate_operator({0: wrong}, {0: STEP})
+    assert "c10d._allgather_base_.default" in line
+    assert "its input 1 of 1 is not in the reference, and no captured operator before wrote it" in line
+
+
+def test_parameter_that_an_optimizer_wrote_is_named():
+    right = [call(ADAMW, "pq", "rs", phase="optimizer", module="", parameters=((0, "a.weight"), (1, "b.weight")))]
+    line = locate_operator({0: [replace(right[0], outputs=("r", "x"))]}, {0: right})
+    assert line.startswith("first aten._fused_adamw_.default in optimizer (model.py:7) on rank 0: ")
+    assert "the same inputs gave another b.weight" in line
+
+
+def test_one_of_several_outputs_is_counted_from_one():
+    line = locate_operator({0: [call(MM, "a", "bx")]}, {0: [call(MM, "a", "bc")]})
+    assert "the same inputs gave another output 2 of 2" in line
+
+
+def other_program(**wrong) -> list[OperatorCall]:
+    """Return STEP with a collective of another name, which gathers into a buffer of its own."""
+    gather = call("_c10d_functional.all_gather_into_tensor.default", "b", "u", is_collective=True, source="fsdp.py:3")
+    copied = call("aten.copy_.default", "u", "c", source="fsdp.py:4")
+    return [STEP[0], gather, copied, replace(STEP[2], **wrong)]
+
+
+def test_variants_that_run_other_operators_have_a_difference_only_where_equal_inputs_differ():
+    line = locate_operator({0: other_program(outputs=("x",))}, {0: STEP})
+    assert line.startswith("first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs gave ")
+
+
+def test_value_that_only_another_program_has_is_not_named():
+    changed = [*other_program()[:2], call(MM, "bx", "z")]
+    assert locate_operator({0: changed}, {0: STEP}) == (
+        "none named, because no operator gave another output for the same inputs, and the variants run different "
+        "operators: the candidate alone _c10d_functional.all_gather_into_tensor.default in forward of layers.0 "
+        "(fsdp.py:3), the reference alone c10d._allgather_base_.default in forward of layers.0 (model.py:7)"
+    )
+
+
+def test_operator_that_the_reference_does_not_run_is_named():
+    extra = [STEP[0], call("aten.neg.default", "b", "n"), call(GATHER, "n", "y", is_collective=True)]
+    line = locate_operator({0: extra}, {0: STEP})
+    assert "aten.neg.default" in line
+    assert "the reference does not run this operator on these inputs" in line
+
+
+def test_arguments_that_are_no_tensors_tell_calls_apart():
+    right = [call(MM, "a", "b", arguments="[1]"), call(MM, "a", "c", arguments="[2]")]
+    wrong = [right[0], replace(right[1], outputs=("b",))]
+    assert first_operator(0, wrong, right).call is wrong[1]
+
+
+def test_ranks_that_one_side_alone_captured_are_left_out():
+    assert locate_operator({0: STEP}, {1: STEP}) is None
+    assert locate_operator({}, {}) is None
+
+
+@given(st.permutations(range(3)))
+def test_independent_operators_may_run_in_any_order(order):
+    right = [call(MM, letter, letter.upper()) for letter in "abc"]
+    assert first_operator(0, [right[number] for number in order], right) is None
+
+
+@given(st.integers(0, 19), st.integers(0, 3))
+def test_planted_output_is_found_whatever_follows_from_it(position, rank):
+    # A chain, in which each call reads the output of the call before.
+    right = {number: [call(MM, chr(100 + i), chr(101 + i)) for i in range(20)] for number in range(4)}
+    chain = [call(MM, chr(100 + i), chr(101 + i)) for i in range(position)]
+    follows = [call(MM, chr(500 + i), chr(501 + i)) for i in range(position + 1, 20)]
+    wrong = [*chain, call(MM, chr(100 + position), chr(500 + position + 1)), *follows]
+    found = first_operator(rank, wrong, right[rank])
+    assert (found.rank, found.evidence, found.call) == (rank, Evidence.COMPUTED, wrong[position])
+    assert f" on rank {rank}: " in locate_operator(right | {rank: wrong}, right)
