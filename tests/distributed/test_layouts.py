@@ -59,10 +59,13 @@ def collectives_of_a_step(world, result):
     groups = {
         group: [f"{kind} {found[group, kind]}" for of, kind in sorted(found) if of == group] for group, _ in found
     }
-    return "; ".join(f"{group}: {', '.join(groups[group])}" for group in sorted(groups, key=GROUPS.index))
+    return "; ".join(f"{group}: {', '.join(groups[group])}" for group in sorted(groups, key=_outermost_first))
 
 
-GROUPS = ("world", "pp", "dp_replicate", "fsdp", "expert_fsdp", "cp", "ep", "tp")
+def _outermost_first(group):
+    """Return the place of a group in the mesh; flattened dimensions come last."""
+    order = ("world", "pp", "dp_replicate", "fsdp", "expert_fsdp", "cp", "ep", "tp", group)
+    return order.index(group), group
 
 
 def _group_and_kind(name):

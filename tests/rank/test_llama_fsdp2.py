@@ -138,7 +138,7 @@ def gathers_between_exchanges(workload):
         if isinstance(module, MoeFeedForward):
             module.evaluate = exchange
     workload._train_step(0, workload._batches[0])
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         workload._train_step(0, workload._batches[0])
     gathered = [set()]
     for event in sorted(profile.events(), key=lambda event: event.time_range.start):
