@@ -33,7 +33,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from aorta_workloads.llama.model import flex
-from aorta_workloads.llama.model.attention import Attend
+from aorta_workloads.llama.model.attention import SDPA
 from aorta_workloads.llama_fsdp2 import LlamaFsdp2Workload
 
 from pytest_aorta.plan.workloads import find_workload, resolve_config
@@ -196,9 +196,9 @@ def torch_passes(kernel: str, tensors: Sequence[torch.Tensor], *, deterministic:
     """Return the passes of one of torch's kernels."""
     *given, grad = tensors
     inputs = [tensor.detach().requires_grad_() for tensor in given]
-    out = Attend(kernel)(*inputs)
+    out = SDPA(kernel)(*inputs)
     return Passes(
-        forward=lambda: Attend(kernel)(*inputs),
+        forward=lambda: SDPA(kernel)(*inputs),
         backward=lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True),
         deterministic=deterministic,
     )
@@ -361,7 +361,7 @@ class OneGpu(LlamaFsdp2Workload):
     def use(self, kernel: str) -> None:
         """Make all blocks use ``kernel`` for attention."""
         for layer in self._model.layers:
-            layer.attention.attend = Attend(kernel)  # type: ignore[union-attr]
+            layer.attention.attend = SDPA(kernel)  # type: ignore[union-attr]
 
     def compile_all(self) -> None:
         """Compile blocks and loss from now on."""

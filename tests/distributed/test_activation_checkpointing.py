@@ -116,7 +116,7 @@ def test_layouts_are_estimated_and_have_the_bits_of_none(workload, layout):
 @pytest.mark.extended
 @pytest.mark.parametrize(
     "model",
-    [{}, {"num_experts": 4, "shared_experts": 1, "kv_latent_dim": 32, "rotary_dim": 8}],
+    [{}, {"num_experts": 4, "shared_experts": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 8}],
     ids=["Llama", "DeepSeek"],
 )
 def test_graph_with_split_matrices_is_estimated(workload, model):

@@ -80,7 +80,7 @@ def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_ali
 
 def test_a_rank_to_which_no_token_goes_takes_part(workload):
     # Four tokens per step.
-    starved = TRAINING | {"seq_len": 1, "batch_size": 1, "experts_per_token": 1, "steps": 3}
+    starved = TRAINING | {"seq_len": 1, "batch_size": 1, "top_k": 1, "steps": 3}
     reference = workload.run("llama_fsdp2", **starved)
     result = workload.run("llama_fsdp2", expert_parallel_degree=4, **starved)
     assert result.loss == pytest.approx(reference.loss, rel=1e-5)
@@ -166,7 +166,7 @@ def test_stages_share_out_their_experts(workload):
 
 @pytest.mark.extended
 def test_traced_ranks_to_which_no_token_goes_have_every_bit_of_fsdp2(workload):
-    starved = TRAINING | {"seq_len": 1, "batch_size": 1, "experts_per_token": 1, "steps": 3}
+    starved = TRAINING | {"seq_len": 1, "batch_size": 1, "top_k": 1, "steps": 3}
     eager = workload.run("llama_fsdp2", expert_parallel_degree=4, **starved)
     traced = workload.run("llama_simple_fsdp", expert_parallel_degree=4, **starved)
     assert traced.weight_hashes == eager.weight_hashes

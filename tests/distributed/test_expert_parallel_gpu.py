@@ -68,7 +68,7 @@ def test_recomputed_exchanges_have_every_bit(workload, eager, kind):
 
 def test_a_rank_to_which_no_token_goes_takes_part(workload):
     # Four tokens per step.
-    starved = BFLOAT16 | {"seq_len": 1, "experts_per_token": 1, "steps": 3}
+    starved = BFLOAT16 | {"seq_len": 1, "top_k": 1, "steps": 3}
     reference = workload.run("llama_fsdp2", **starved)
     result = workload.run("llama_fsdp2", expert_parallel_degree=4, **starved)
     assert result.loss == pytest.approx(reference.loss, rel=2e-2)

@@ -14,7 +14,7 @@ MOVED = {
     "kept parameters": {"reshard_after_forward": False},
     "one bucket of two blocks": {"blocks_per_bucket": 2},
     "last block kept": {"unsharded_blocks": 1},
-    "real rotations": {"rotary": "real"},
+    "real freqs_cis": {"rotary": "real"},
     "selective checkpointing": {"activation_checkpointing": "selective"},
     "full checkpointing": {"activation_checkpointing": "full"},
     "hashes of all tensors": {"hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"]},

@@ -8,7 +8,7 @@ import pytest
 import torch
 from aorta_workloads.llama.data import initialize, sequences
 from aorta_workloads.llama.model import flex
-from aorta_workloads.llama.model.attention import KERNELS, Attend, AttentionInputs, choose_kernel
+from aorta_workloads.llama.model.attention import KERNELS, SDPA, AttentionInputs, choose_kernel
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.model.flex import causal_blocks, flex_attention, flex_attention_backward
 from hypothesis import given, settings
@@ -45,7 +45,7 @@ def attend_by_formula(q, k, v):
 @pytest.mark.parametrize(("num_queries", "num_keys"), LENGTHS)
 def test_every_kernel_computes_causal_attention_and_its_gradients(kernel, num_queries, num_keys):
     inputs = tensors(num_queries, num_keys)
-    attend = Attend(kernel)
+    attend = SDPA(kernel)
     out, expected = attend(*inputs, attend.mask(num_queries, num_keys)), attend_by_formula(*inputs)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
 
@@ -154,7 +154,7 @@ def model(**changes):
 
 def gradients(made):
     tokens = sequences(0, 0, range(2), 31, 256)
-    made(tokens, made.config.rotations(torch.arange(32))).square().mean().backward()
+    made(tokens, made.config.freqs_cis(torch.arange(32))).square().mean().backward()
     return {name: parameter.grad.numpy().tobytes() for name, parameter in made.named_parameters()}
 
 
@@ -178,4 +178,4 @@ def test_a_kernel_that_can_not_run_is_refused_with_those_that_can(kernel):
 
 def test_an_unknown_kernel_is_an_error():
     with pytest.raises(ValueError, match="attention is 'auto', allowed are cudnn, flash, efficient, math, flex"):
-        Attend("auto")
+        SDPA("auto")

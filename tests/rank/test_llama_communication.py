@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.parallel.communication import CommunicationSettings, divided_products, turn_off_multicast
-from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
 from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.llama_fsdp2.symmetric import check_all_gather, gather_symmetrically
@@ -86,7 +86,7 @@ def test_keys_of_fsdp2_that_contradict_each_other_are_refused(keys, cause):
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
 
     with pytest.raises(ValueError, match=cause):
-        settings.check_degrees(Degrees.of_world(settings.degrees, 4))
+        settings.check_degrees(ParallelDims.of_world(settings.degrees, 4))
 
 
 def test_all_gathers_name_why_they_cannot_run(monkeypatch):
@@ -136,7 +136,7 @@ def test_multicast_that_was_on_is_turned_off(monkeypatch):
 @pytest.fixture
 def tensor_mesh():
     with fake_group(2):
-        yield ParallelMesh.build(Degrees(1, 1, 1, 2), "cpu")
+        yield ParallelMesh.build(ParallelDims(1, 1, 1, 2), "cpu")
 
 
 def collectives_of_a_block(mesh, batch_size):
@@ -162,7 +162,7 @@ def collectives_of_a_block(mesh, batch_size):
         block = torch.compile(model.layers[0], backend=backend, fullgraph=True, dynamic=False)
         # A fused collective has no kernel for CPU ranks, so the graph is made but can't run.
         with pytest.raises((RuntimeError, NotImplementedError)) as caught:
-            block(torch.randn(batch_size, 16, 64), model.config.rotations(torch.arange(32)))
+            block(torch.randn(batch_size, 16, 64), model.config.freqs_cis(torch.arange(32)))
     assert found, caught.value
     return found[0]
 

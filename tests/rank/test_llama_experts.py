@@ -17,11 +17,11 @@ DIM, HIDDEN = 8, 12
 
 
 SOFTMAX = MixtureConfig()
-SIGMOID = MixtureConfig(shared_experts=2, expert_scores="sigmoid", expert_scale=2.5)
+SIGMOID = MixtureConfig(shared_experts=2, score_func="sigmoid", route_scale=2.5)
 
 
-def make_moe(num_experts, experts_per_token, mixture=SOFTMAX):
-    moe = MoeFeedForward(DIM, HIDDEN, num_experts, experts_per_token, mixture)
+def make_moe(num_experts, top_k, mixture=SOFTMAX):
+    moe = MoeFeedForward(DIM, HIDDEN, num_experts, top_k, mixture)
     for name, parameter in moe.named_parameters():
         # The distribution is wide, so that the outputs of experts differ.
         torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name) + ord(name[-1])))
@@ -32,8 +32,8 @@ def every_expert(moe, x):
     """Apply every expert to every token, and sum the outputs by the router's weights, which are 0 for most experts."""
     logits = moe.router(x)
     scores = torch.softmax(logits, dim=-1) if moe.mixture == SOFTMAX else torch.sigmoid(logits)
-    kept = torch.zeros_like(scores).scatter(-1, scores.topk(moe.experts_per_token).indices, 1.0) * scores
-    weights = moe.mixture.expert_scale * kept / kept.sum(dim=-1, keepdim=True)
+    kept = torch.zeros_like(scores).scatter(-1, scores.topk(moe.top_k).indices, 1.0) * scores
+    weights = moe.mixture.route_scale * kept / kept.sum(dim=-1, keepdim=True)
     experts = moe.experts
     outputs = [
         F.linear(F.silu(F.linear(x, w1)) * F.linear(x, w3), w2)
@@ -71,7 +71,7 @@ def test_weights_are_the_shares_of_the_scores_that_are_kept():
 
 
 def test_weights_of_sigmoids_add_up_to_the_scale_even_where_all_scores_vanish():
-    mixture = MixtureConfig(expert_scores="sigmoid", expert_scale=2.5)
+    mixture = MixtureConfig(score_func="sigmoid", route_scale=2.5)
     routing = route(torch.tensor([[0.0, 4.0, 2.0], [-200.0, -200.0, -200.0]]), 2, mixture)
 
     assert routing.experts.tolist() == [[1, 2], [0, 1]]
@@ -154,7 +154,7 @@ def own_experts(moe, num_ranks, rank):
 
 def run_rank(moe, board, num_ranks, rank, x, outputs):
     experts, exchanged = own_experts(moe, num_ranks, rank), OnBoard(board, num_ranks, rank)
-    alone = MoeFeedForward(DIM, HIDDEN, moe.num_experts, moe.experts_per_token)
+    alone = MoeFeedForward(DIM, HIDDEN, moe.num_experts, moe.top_k)
     alone.router, alone.evaluate = moe.router, lambda _, rows, counts: exchanged(experts, rows, counts)
     outputs[rank] = alone(x)
 

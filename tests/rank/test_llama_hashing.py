@@ -21,7 +21,7 @@ from tests.rank.ranks import fake_group
 ALL = ["weights", "gradients", "optimizer", "forward", "backward"]
 TOKENS = torch.arange(16).reshape(2, 8)
 MODEL = LlamaConfig(16, 2, 2, 1, 32, 32, 500000.0, 1e-5)
-ROTATIONS = MODEL.rotations(torch.arange(TOKENS.shape[1]))
+ROTATIONS = MODEL.freqs_cis(torch.arange(TOKENS.shape[1]))
 
 
 def make_model(checkpointing="none"):

@@ -19,8 +19,8 @@ from tests.rank.settings import make_settings
 DIM, HEADS, HEAD_DIM, SEQ_LEN = 24, 3, 8, 7
 
 
-def make_attention(q_latent_dim, kernel="flash"):
-    latent = LatentConfig(kv_latent_dim=10, q_latent_dim=q_latent_dim, rotary_dim=4)
+def make_attention(q_lora_rank, kernel="flash"):
+    latent = LatentConfig(kv_lora_rank=10, q_lora_rank=q_lora_rank, qk_rope_head_dim=4)
     attention = LatentAttention(DIM, HEADS, HEAD_DIM, latent, norm_eps=1e-6, kernel=kernel)
     random = torch.Generator().manual_seed(0)
     for parameter in attention.parameters():
@@ -28,21 +28,21 @@ def make_attention(q_latent_dim, kernel="flash"):
     return attention
 
 
-def head_by_head(attention, x, rotations):
+def head_by_head(attention, x, freqs_cis):
     """Evaluate the paper's formulas for one sequence, one head and one query at a time."""
     latent = attention.latent
-    queries = attention.q_norm(attention.wq_down(x)) if latent.q_latent_dim else x
-    shared = apply_rope((x @ attention.wkv_down.weight[latent.kv_latent_dim :].T)[:, None], rotations)[:, 0]
+    queries = attention.q_norm(attention.wq_down(x)) if latent.q_lora_rank else x
+    shared = apply_rope((x @ attention.wkv_down.weight[latent.kv_lora_rank :].T)[:, None], freqs_cis)[:, 0]
     compressed = F.rms_norm(
-        x @ attention.wkv_down.weight[: latent.kv_latent_dim].T,
-        (latent.kv_latent_dim,), attention.kv_norm.weight, 1e-6,
+        x @ attention.wkv_down.weight[: latent.kv_lora_rank].T,
+        (latent.kv_lora_rank,), attention.kv_norm.weight, 1e-6,
     )  # fmt: skip
-    width = HEAD_DIM + latent.rotary_dim
+    width = HEAD_DIM + latent.qk_rope_head_dim
     outputs = []
     for head in range(HEADS):
         q = queries @ attention.wq.weight[head * width : (head + 1) * width].T
         k, v = (compressed @ attention.wkv.weight[head * 2 * HEAD_DIM :][: 2 * HEAD_DIM].T).chunk(2, dim=-1)
-        turned = apply_rope(q[:, None, HEAD_DIM:], rotations)[:, 0]
+        turned = apply_rope(q[:, None, HEAD_DIM:], freqs_cis)[:, 0]
         rows = []
         for position in range(len(x)):
             scores = k[: position + 1] @ q[position, :HEAD_DIM] + shared[: position + 1] @ turned[position]
@@ -52,15 +52,15 @@ def head_by_head(attention, x, rotations):
 
 
 @pytest.mark.parametrize("kernel", ["flash", "math", "flex"])
-@pytest.mark.parametrize("q_latent_dim", [0, 6])
-def test_attention_and_its_gradients_are_those_of_the_formulas(q_latent_dim, kernel):
-    attention = make_attention(q_latent_dim, kernel)
+@pytest.mark.parametrize("q_lora_rank", [0, 6])
+def test_attention_and_its_gradients_are_those_of_the_formulas(q_lora_rank, kernel):
+    attention = make_attention(q_lora_rank, kernel)
     x = torch.randn(2, SEQ_LEN, DIM, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    rotations = rope_rotations(torch.arange(SEQ_LEN), 4, 10000.0)
+    freqs_cis = rope_rotations(torch.arange(SEQ_LEN), 4, 10000.0)
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
 
-    out = attention(x, rotations)
-    expected = torch.stack([head_by_head(attention, sequence, rotations) for sequence in x])
+    out = attention(x, freqs_cis)
+    expected = torch.stack([head_by_head(attention, sequence, freqs_cis) for sequence in x])
 
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     wanted = [x, *attention.parameters()]
@@ -71,10 +71,10 @@ def test_attention_and_its_gradients_are_those_of_the_formulas(q_latent_dim, ker
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rotary_dim": 2}, "kv_latent_dim is 0, q_latent_dim is 0 and rotary_dim is 2"),
-        ({"q_latent_dim": 8}, "kv_latent_dim is 0, q_latent_dim is 8"),
-        ({"kv_latent_dim": 8}, "kv_latent_dim is 8 and rotary_dim is 0"),
-        ({"kv_latent_dim": 8, "rotary_dim": 3}, "kv_latent_dim is 8 and rotary_dim is 3"),
+        ({"qk_rope_head_dim": 2}, "kv_lora_rank is 0, q_lora_rank is 0 and qk_rope_head_dim is 2"),
+        ({"q_lora_rank": 8}, "kv_lora_rank is 0, q_lora_rank is 8"),
+        ({"kv_lora_rank": 8}, "kv_lora_rank is 8 and qk_rope_head_dim is 0"),
+        ({"kv_lora_rank": 8, "qk_rope_head_dim": 3}, "kv_lora_rank is 8 and qk_rope_head_dim is 3"),
     ],
 )
 def test_widths_that_contradict_each_other_are_an_error(given, message):

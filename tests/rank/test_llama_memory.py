@@ -16,7 +16,7 @@ from aorta_workloads.llama.memory.estimate import Gathering, estimate
 from aorta_workloads.llama.memory.live import LiveBytes
 from aorta_workloads.llama.memory.step import Activations, Communication, StepMemory, Unit
 from aorta_workloads.llama.model.decoder import Block
-from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
 from aorta_workloads.llama.settings import MemorySettings
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
@@ -193,7 +193,7 @@ def test_less_memory_gives_more_recomputation_and_too_little_is_refused(world):
 
 def check_all(settings):
     settings.check()
-    settings.check_degrees(Degrees(1, 1, 1, 1))
+    settings.check_degrees(ParallelDims(1, 1, 1, 1))
 
 
 def test_a_budget_without_auto_is_refused():
@@ -265,8 +265,8 @@ OTHER_LAYOUTS = {
     "FSDP 2, not resharded": (2, {"reshard_after_forward": False}),
     "FSDP 2, CP 2": (4, {"context_parallel_degree": 2}),
 }
-LATENT = {"kv_latent_dim": 64, "q_latent_dim": 96, "rotary_dim": 16}
-DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "expert_hidden": 128}
+LATENT = {"kv_lora_rank": 64, "q_lora_rank": 96, "qk_rope_head_dim": 16}
+DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128}
 
 
 @pytest.mark.parametrize(
@@ -327,20 +327,20 @@ def test_llama_8b_on_h200s_took_what_is_estimated_to_a_twentieth(world, launch):
         compile_blocks=compiler is not None,
         compile_loss=compiler is not None,
     )
-    mesh = ParallelMesh.build(Degrees(1, size, 1, 1), "cpu")
+    mesh = ParallelMesh.build(ParallelDims(1, size, 1, 1), "cpu")
     step = estimate(settings, mesh, CPU, Gathering(compiler))
     assert step.peak([kind] * 32) / GIB == pytest.approx(measured_gib, rel=0.05)
 
 
 def test_a_rank_of_distributed_experts_is_given_the_most_rows_that_it_can_get(world):
     world(2)
-    experts = {"attention": "flash", "num_experts": 4, "experts_per_token": 2, "expert_parallel_degree": 2}
+    experts = {"attention": "flash", "num_experts": 4, "top_k": 2, "expert_parallel_degree": 2}
     settings, alone = (
         make_settings(LlamaFsdp2Settings, "llama_fsdp2", **SMALL | keys)
         for keys in (experts, experts | {"expert_parallel_degree": 1})
     )
     distributed, local = (
-        estimate(given, ParallelMesh.build(Degrees(1, 2, 1, 1, 1, degree), "cpu"), CPU, Gathering(None))
+        estimate(given, ParallelMesh.build(ParallelDims(1, 2, 1, 1, 1, degree), "cpu"), CPU, Gathering(None))
         for given, degree in ((settings, 2), (alone, 1))
     )
     # Both of a token's experts may be on this rank, which then evaluates the tokens of both ranks.
@@ -354,11 +354,11 @@ def test_the_measured_block_is_given_rotations_in_the_form_of_the_config(world, 
     given = []
     run = Block.forward
     monkeypatch.setattr(
-        Block, "forward", lambda block, x, rotations: given.append(rotations) or run(block, x, rotations)
+        Block, "forward", lambda block, x, freqs_cis: given.append(freqs_cis) or run(block, x, freqs_cis)
     )
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **SMALL | {"attention": "flash", "rotary": rotary})
-    estimate(settings, ParallelMesh.build(Degrees(1, 1, 1, 1), "cpu"), CPU, Gathering(None))
-    assert {rotations.is_complex() for rotations in given} == {rotary == "complex"}
+    estimate(settings, ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu"), CPU, Gathering(None))
+    assert {freqs_cis.is_complex() for freqs_cis in given} == {rotary == "complex"}
 
 
 def test_earlier_stages_of_a_pipeline_keep_more_micro_batches(monkeypatch, world):
@@ -367,7 +367,7 @@ def test_earlier_stages_of_a_pipeline_keep_more_micro_batches(monkeypatch, world
     for rank in range(2):
         world(2, rank)
         settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
-        mesh = ParallelMesh.build(Degrees(1, 1, 1, 1, 2), "cpu")
+        mesh = ParallelMesh.build(ParallelDims(1, 1, 1, 1, 2), "cpu")
         steps.append(estimate(settings, mesh, CPU, Gathering(None, accumulates_unsharded=True)))
     assert [step.num_in_flight for step in steps] == [2, 1]
     assert [list(step.blocks) for step in steps] == [[0, 1], [2, 3]]

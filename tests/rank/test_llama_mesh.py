@@ -8,11 +8,11 @@ from contextlib import ExitStack
 import pytest
 import torch
 from aorta_workloads.llama.data import local_part
-from aorta_workloads.llama.model.attention import Attend
+from aorta_workloads.llama.model.attention import SDPA
 from aorta_workloads.llama.model.experts import MoeFeedForward
 from aorta_workloads.llama.parallel.context import GatheredAttention, own_positions
 from aorta_workloads.llama.parallel.expert import expert_placement, split_experts
-from aorta_workloads.llama.parallel.mesh import AxisDegrees, Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.mesh import AxisDegrees, ParallelDims, ParallelMesh
 from aorta_workloads.llama.parallel.parallelize import check_parallelism
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from hypothesis import given
@@ -40,13 +40,13 @@ class Coordinates:
 def test_shards_are_over_what_the_degrees_leave_of_the_world():
     given = AxisDegrees(data_parallel_replicate_degree=2, context_parallel_degree=2, tensor_parallel_degree=3)
 
-    degrees = Degrees.of_world(given, 36)
+    degrees = ParallelDims.of_world(given, 36)
 
     assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (3, 6, 6)
 
 
 def test_stages_share_the_work_of_a_sequence():
-    degrees = Degrees.of_world(AxisDegrees(pipeline_parallel_degree=2, tensor_parallel_degree=3), 24)
+    degrees = ParallelDims.of_world(AxisDegrees(pipeline_parallel_degree=2, tensor_parallel_degree=3), 24)
 
     assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (4, 4, 6)
 
@@ -55,7 +55,7 @@ def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them(
     given = AxisDegrees(data_parallel_replicate_degree=2, tensor_parallel_degree=3)
     message = r"8 ranks, not a multiple of data_parallel_replicate_degree 2 x .* x tensor_parallel_degree 3 = 6"
     with pytest.raises(ValueError, match=message):
-        Degrees.of_world(given, 8)
+        ParallelDims.of_world(given, 8)
 
 
 def parallelism(**changes):
@@ -64,7 +64,7 @@ def parallelism(**changes):
 
 
 STAGES = {"n_layers": 2, "gradient_accumulation": 2, "pipeline_parallel_degree": 2}
-LATENT = {"kv_latent_dim": 16, "rotary_dim": 4}
+LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 4}
 CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
 
 
@@ -87,14 +87,14 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
         ),
         ({"expert_parallel_degree": 3}, "expert_parallel_degree is 3, and parameters are sharded over 8 ranks"),
         ({"expert_parallel_degree": 2}, "expert_parallel_degree is 2 and num_experts is 0"),
-        ({"num_experts": 1}, "experts_per_token is 2, allowed is up to num_experts 1"),
+        ({"num_experts": 1}, "top_k is 2, allowed is up to num_experts 1"),
         (
             {"num_experts": 6, "expert_parallel_degree": 4},
             "num_experts is 6, not a multiple of expert_p.* 4",
         ),
         (
-            {"num_experts": 4, "expert_hidden": 31, "expert_parallel_degree": 2, "tensor_parallel_degree": 2},
-            r"tensor_parallel_degree is 2, .* not multiples of 2 are \{'expert_hidden': 31\}",
+            {"num_experts": 4, "moe_inter_dim": 31, "expert_parallel_degree": 2, "tensor_parallel_degree": 2},
+            r"tensor_parallel_degree is 2, .* not multiples of 2 are \{'moe_inter_dim': 31\}",
         ),
         ({"num_experts": 4, "float8_linear": True}, "num_experts is 4 and float8_linear is true"),
         (
@@ -102,16 +102,16 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
             r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are not",
         ),
         (
-            {"num_experts": 4, "expert_hidden": 30},
-            r"in float32 experts take multiples of 4: \{'expert_hidden': 30\} are",
+            {"num_experts": 4, "moe_inter_dim": 30},
+            r"in float32 experts take multiples of 4: \{'moe_inter_dim': 30\} are",
         ),
         ({"shared_experts": 1}, "num_experts is 0, and there are no experts for .*shared_experts=1"),
-        ({"num_experts": 4, "dense_blocks": 1}, "dense_blocks is 1 and n_layers is 1: no block has experts"),
+        ({"num_experts": 4, "n_dense_layers": 1}, "n_dense_layers is 1 and n_layers is 1: no block has experts"),
         (
-            {"num_experts": 4, "dense_blocks": 1, "n_layers": 2, "unsharded_blocks": None},
-            "dense_blocks is 1, activation_checkpointing is 'none' and unsharded_blocks is None: memory is estimated",
+            {"num_experts": 4, "n_dense_layers": 1, "n_layers": 2, "unsharded_blocks": None},
+            "n_dense_layers is 1, activation_checkpointing is 'none' and unsharded_blocks is None: memory is estimated",
         ),
-        (LATENT | {"float8_linear": True}, "kv_latent_dim is 16 and float8_linear is true: latent"),
+        (LATENT | {"float8_linear": True}, "kv_lora_rank is 16 and float8_linear is true: latent"),
     ],
 )
 def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
@@ -165,7 +165,7 @@ def make_mesh():
 def test_what_a_rank_reads_depends_on_its_place_among_data_parallel_ranks_alone(make_mesh):
     places = []
     for rank in range(16):
-        mesh = make_mesh(rank, Degrees(2, 2, 2, 2))
+        mesh = make_mesh(rank, ParallelDims(2, 2, 2, 2))
         places.append((mesh.data_rank, mesh.context_rank, mesh.counts_loss))
 
     assert [place[0] for place in places] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
@@ -176,34 +176,34 @@ def test_what_a_rank_reads_depends_on_its_place_among_data_parallel_ranks_alone(
 
 
 def test_parameters_of_distributed_experts_have_axes_of_their_own(make_mesh):
-    mesh = make_mesh(5, Degrees(2, 4, 2, 1, expert_parallel=4))
+    mesh = make_mesh(5, ParallelDims(2, 4, 2, 1, expert_parallel=4))
     dense, experts = mesh.dense_axes, mesh.expert_axes
 
     assert (dense.whole.mesh_dim_names, dense.split) == (("dp_replicate", "fsdp"), None)
     assert experts.whole.mesh_dim_names == ("dp_replicate", "expert_fsdp", "ep")
     assert (experts.replicas.size(), experts.shards.mesh.tolist(), experts.split.size()) == (2, [1, 5], 4)
-    alone = make_mesh(5, Degrees(1, 16, 1, 1, expert_parallel=16))
+    alone = make_mesh(5, ParallelDims(1, 16, 1, 1, expert_parallel=16))
     assert (alone.expert_axes.replicas, alone.expert_axes.shards.size()) == (None, 1)
-    plain = make_mesh(5, Degrees(1, 16, 1, 1))
+    plain = make_mesh(5, ParallelDims(1, 16, 1, 1))
     assert plain.expert_axes == plain.dense_axes
 
 
 def test_an_axis_of_one_rank_is_left_out_and_the_shards_axis_is_not(make_mesh):
-    alone = make_mesh(3, Degrees(1, 16, 1, 1))
+    alone = make_mesh(3, ParallelDims(1, 16, 1, 1))
     assert (alone.whole.mesh_dim_names, alone.data.shape) == (("fsdp",), (16,))
     assert (alone.replicas, alone.context, alone.tensor, alone.counts_loss) == (None, None, None, True)
 
-    tensor = make_mesh(3, Degrees(1, 1, 1, 16))
+    tensor = make_mesh(3, ParallelDims(1, 1, 1, 16))
     assert (tensor.whole.mesh_dim_names, tensor.shards.size(), tensor.data_rank) == (("fsdp", "tp"), 1, 0)
 
 
 def test_a_stages_mesh_is_that_of_a_world_of_its_size(make_mesh):
     alone, places = [], []
     for rank in range(8):
-        mesh = make_mesh(rank, Degrees(2, 1, 2, 2), world_size=8)
+        mesh = make_mesh(rank, ParallelDims(2, 1, 2, 2), world_size=8)
         alone.append((mesh.data_rank, mesh.context_rank, mesh.counts_loss))
     for rank in range(16):
-        mesh = make_mesh(rank, Degrees(2, 1, 2, 2, pipeline_parallel=2))
+        mesh = make_mesh(rank, ParallelDims(2, 1, 2, 2, pipeline_parallel=2))
         places.append((mesh.data_rank, mesh.context_rank, mesh.counts_loss))
         assert mesh.pipeline.get_local_rank() == rank // 8
 
@@ -214,25 +214,25 @@ def test_a_stages_mesh_is_that_of_a_world_of_its_size(make_mesh):
 
 
 def test_context_parallelism_of_the_whole_world_has_a_process_group_of_its_own(make_mesh):
-    mesh = make_mesh(0, Degrees(1, 1, 16, 1))
+    mesh = make_mesh(0, ParallelDims(1, 1, 16, 1))
 
     assert mesh.context.get_group().group_name != mesh.shards.get_group().group_name
 
 
 def test_experts_are_shared_out_among_neighbours_that_share_parameters(make_mesh):
-    mesh = make_mesh(5, Degrees(2, 4, 2, 1, expert_parallel=4))
+    mesh = make_mesh(5, ParallelDims(2, 4, 2, 1, expert_parallel=4))
 
     assert mesh.experts.mesh.tolist() == [4, 5, 6, 7]
     assert mesh.expert_data.mesh.tolist() == [[1, 5], [9, 13]]
     assert mesh.data.shape == (2, 8)
-    assert make_mesh(5, Degrees(1, 16, 1, 1)).experts is None
+    assert make_mesh(5, ParallelDims(1, 16, 1, 1)).experts is None
 
 
 @pytest.mark.parametrize(
     ("num_experts", "dim", "along"), [(16, 64, 0), (8, 64, 1), (8, 66, 0)], ids=["experts", "width", "uneven"]
 )
 def test_data_parallelism_shards_experts_along_a_dim_that_divides(make_mesh, num_experts, dim, along):
-    mesh = make_mesh(0, Degrees(1, 16, 1, 1, expert_parallel=4))
+    mesh = make_mesh(0, ParallelDims(1, 16, 1, 1, expert_parallel=4))
     with torch.device("meta"):
         moe = MoeFeedForward(dim, 64, num_experts, 2)
 
@@ -245,9 +245,9 @@ def test_data_parallelism_shards_experts_along_a_dim_that_divides(make_mesh, num
 @pytest.mark.parametrize(
     ("degrees", "distributed", "shares"),
     [
-        (Degrees(2, 4, 1, 2, expert_parallel=4), True, (4, 2)),
-        (Degrees(1, 8, 1, 2, expert_parallel=2), True, (2, 2)),
-        (Degrees(2, 4, 1, 2), False, (1, 2)),
+        (ParallelDims(2, 4, 1, 2, expert_parallel=4), True, (4, 2)),
+        (ParallelDims(1, 8, 1, 2, expert_parallel=2), True, (2, 2)),
+        (ParallelDims(2, 4, 1, 2), False, (1, 2)),
     ],
     ids=["replicas", "shards", "tensor parallel alone"],
 )
@@ -256,12 +256,12 @@ def test_tensor_parallelism_splits_the_hidden_dimension_of_each_expert(make_mesh
     with torch.device("meta"):
         moe = MoeFeedForward(32, 64, 8, 2)
 
-    split_experts(moe, mesh.expert_axes.split, distributed=distributed, tensor_parallel=True)
+    split_experts(moe, mesh.expert_axes.non_dp_mesh, distributed=distributed, tensor_parallel=True)
 
     experts, hidden = 8 // shares[0], 64 // shares[1]
     assert moe.experts.w1.to_local().shape == moe.experts.w3.to_local().shape == (experts, hidden, 32)
     assert moe.experts.w2.to_local().shape == (experts, 32, hidden)
-    assert mesh.tensor.get_local_rank() == mesh.expert_axes.split.get_local_rank("tp") == 1
+    assert mesh.tensor.get_local_rank() == mesh.expert_axes.non_dp_mesh.get_local_rank("tp") == 1
 
 
 @given(rows=st.integers(0, 9), columns=st.integers(1, 6), shards=st.integers(1, 4), splits=st.integers(1, 3))
@@ -314,7 +314,7 @@ class Gathered(GatheredAttention):
 @pytest.mark.parametrize("kernel", ["flash", "math", "flex"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_attention_to_gathered_keys_is_that_of_the_whole_sequence(num_ranks, kernel):
-    attend_whole = Attend(kernel)
+    attend_whole = SDPA(kernel)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, heads, 12, 8, generator=generator) for heads in (4, 2, 2))
     whole = attend_whole(q, k, v)

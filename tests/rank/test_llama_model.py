@@ -34,7 +34,7 @@ def tokens(num_sequences=2, seq_len=8):
 
 
 def logits(model, tokens):
-    return model(tokens, model.config.rotations(torch.arange(tokens.shape[1])))
+    return model(tokens, model.config.freqs_cis(torch.arange(tokens.shape[1])))
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_no_logit_depends_on_later_tokens():
 
 def test_rotated_products_depend_on_the_distance_of_positions_alone():
     query, key = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
-    rotations = rope_rotations(torch.arange(32), 16, 10000.0)
+    freqs_cis = rope_rotations(torch.arange(32), 16, 10000.0)
 
     def product(query_position, key_position):
         turned = [
-            apply_rope(x, rotations[:, position : position + 1])
+            apply_rope(x, freqs_cis[:, position : position + 1])
             for x, position in ((query, query_position), (key, key_position))
         ]
         return torch.sum(turned[0] * turned[1])
@@ -94,10 +94,10 @@ def test_rotation_keeps_lengths_and_leaves_position_0():
 def test_complex_numbers_rotate_with_every_bit_of_real_ones(dtype):
     x = torch.randn(2, 9, 4, 16).to(dtype).requires_grad_()
     config = LlamaConfig(**DEBUG)
-    real, whole = (replace(config, rotary=form).rotations(torch.arange(9)) for form in ("real", "complex"))
+    real, whole = (replace(config, rotary=form).freqs_cis(torch.arange(9)) for form in ("real", "complex"))
     gradient = torch.randn(2, 9, 4, 16).to(dtype)
 
-    turned = [apply_rope(x, rotations) for rotations in (real, whole)]
+    turned = [apply_rope(x, freqs_cis) for freqs_cis in (real, whole)]
     gradients = [torch.autograd.grad(one, x, gradient)[0] for one in turned]
 
     assert whole.is_complex()

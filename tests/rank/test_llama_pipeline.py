@@ -6,7 +6,7 @@ import pytest
 import torch
 from aorta_workloads.llama.data import initialize
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.mesh import Degrees
+from aorta_workloads.llama.parallel.mesh import ParallelDims
 from aorta_workloads.llama.parallel.pipeline import (
     check_pipeline,
     count_stages,
@@ -24,7 +24,7 @@ from tests.rank.settings import make_settings
 
 TOKENS = torch.arange(16).reshape(2, 8)
 MODEL = LlamaConfig(16, 4, 2, 1, 32, 32, 500000.0, 1e-5)
-ROTATIONS = MODEL.rotations(torch.arange(8))
+ROTATIONS = MODEL.freqs_cis(torch.arange(8))
 
 
 @given(num_stages=st.integers(1, 9), more=st.integers(0, 40))
@@ -116,7 +116,7 @@ def test_a_key_that_contradicts_a_schedule_is_an_error_that_names_it(given, mess
 
 def check_all(settings):
     check_pipeline(4, settings)
-    settings.check_degrees(Degrees(1, 1, 1, 1, 4))
+    settings.check_degrees(ParallelDims(1, 1, 1, 1, 4))
 
 
 def test_a_schedule_without_stages_is_refused():

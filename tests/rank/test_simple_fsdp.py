@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
 from aorta_workloads.llama.parallel.pipeline import keep_stage
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils.flop_counter import flop_registry
@@ -24,9 +24,9 @@ with warnings.catch_warnings():
     from aorta_workloads.llama_simple_fsdp import passes
     from aorta_workloads.llama_simple_fsdp.buckets import (
         block_buckets,
-        buckets_in_place,
         buckets_of_stage,
         module_buckets,
+        no_reorder_buckets,
     )
     from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
     from aorta_workloads.llama_simple_fsdp.labels import POSITION, check_labels, label_reductions
@@ -51,7 +51,7 @@ EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "res
 @pytest.fixture(scope="module")
 def mesh():
     with fake_group(2):
-        yield ParallelMesh.build(Degrees(1, 2, 1, 1), "cpu")
+        yield ParallelMesh.build(ParallelDims(1, 2, 1, 1), "cpu")
 
 
 def make_model(config=DEBUG):
@@ -94,15 +94,15 @@ def collectives_of_a_step(mesh, blocks_per_bucket=1, kept="layers.none.", stage=
     buckets = block_buckets(model, blocks_per_bucket) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = buckets_of_stage(model, module_buckets(whole, settings.bucket_modules))
-    in_place = buckets_in_place(whole, buckets, settings.overlap_reorder_modules)
+    in_place = no_reorder_buckets(whole, buckets, settings.overlap_reorder_modules)
     parameters, groups = dict(model.named_parameters()), collective_groups(model, mesh)
     backend = passes.make_backend(settings, parameters, buckets, groups, in_place, names_of(model, kept))
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
-    rotations = model.config.rotations(torch.arange(8))
-    model(tokens, rotations).sum().backward()
+    freqs_cis = model.config.freqs_cis(torch.arange(8))
+    model(tokens, freqs_cis).sum().backward()
     with profiled() as forward:
-        loss = model(tokens, rotations).sum()
+        loss = model(tokens, freqs_cis).sum()
     with profiled() as backward:
         loss.backward()
     return count(forward, "all_gather"), count(backward, "all_gather"), count(backward, "reduce_scatter")
@@ -200,7 +200,7 @@ def test_a_schedule_that_divides_backward_passes_is_refused():
     given = {"pipeline_parallel_schedule": "ZBVZeroBubble", "pipeline_parallel_degree": 2}
     settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", **given)
     with pytest.raises(ValueError, match="here that is one graph; allowed are 1F1B and Interleaved1F1B"):
-        settings.check_degrees(Degrees.of_world(settings.degrees, 2))
+        settings.check_degrees(ParallelDims.of_world(settings.degrees, 2))
 
 
 def test_a_stage_buckets_its_own_parameters_of_each_group():
@@ -307,7 +307,7 @@ def test_only_the_buckets_of_named_modules_are_reordered(mesh, monkeypatch, modu
     ],
 )
 def test_gradients_of_a_bucket_are_summed_over_replicas_together(mesh, monkeypatch, given, order):
-    replicas = ParallelMesh.build(Degrees(2, 1, 1, 1), "cpu")
+    replicas = ParallelMesh.build(ParallelDims(2, 1, 1, 1), "cpu")
     assert orders_of_a_step(replicas, monkeypatch, **given) == ["", order]
 
 
@@ -360,10 +360,10 @@ def test_single_collectives_are_reordered_by_estimated_times(mesh, monkeypatch):
 def test_buckets_in_place_are_those_without_a_named_module():
     model = make_model()
     buckets = block_buckets(model)
-    assert buckets_in_place(model, buckets, ()) == ()
-    assert buckets_in_place(model, buckets, ("tok_embeddings", "layers.[0-1]", "norm", "output")) == ()
-    assert buckets_in_place(model, buckets, ("layers.[0-1]",)) == (buckets[0], buckets[3])
-    assert buckets_in_place(model, buckets, ("norm", "output")) == buckets[:3]
+    assert no_reorder_buckets(model, buckets, ()) == ()
+    assert no_reorder_buckets(model, buckets, ("tok_embeddings", "layers.[0-1]", "norm", "output")) == ()
+    assert no_reorder_buckets(model, buckets, ("layers.[0-1]",)) == (buckets[0], buckets[3])
+    assert no_reorder_buckets(model, buckets, ("norm", "output")) == buckets[:3]
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_buckets_in_place_are_those_without_a_named_module():
 def test_modules_that_cover_no_whole_bucket_are_refused(modules, message):
     model = make_model()
     with pytest.raises(ValueError, match=message):
-        buckets_in_place(model, block_buckets(model), modules)
+        no_reorder_buckets(model, block_buckets(model), modules)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def compile_forward(mesh, buckets=None, settings=PLANNED, **extra):
     groups = collective_groups(model, mesh) | dict.fromkeys(extra, UNGROUPED)
     backend = passes.make_backend(settings, parameters, buckets or block_buckets(model), groups)
     model.compile(backend=backend, fullgraph=True, dynamic=False)
-    model(torch.zeros(2, 8, dtype=torch.int64), model.config.rotations(torch.arange(8)))
+    model(torch.zeros(2, 8, dtype=torch.int64), model.config.freqs_cis(torch.arange(8)))
 
 
 def test_collectives_that_are_in_no_bucket_are_an_error_that_names_their_parameters(mesh):
@@ -694,7 +694,7 @@ def assert_saved(mesh, kind):
         collective_groups(model, mesh),
     )
     model.compile(backend=backend, fullgraph=True, dynamic=False)
-    loss = model(torch.zeros(2, 8, dtype=torch.int64), model.config.rotations(torch.arange(8))).sum()
+    loss = model(torch.zeros(2, 8, dtype=torch.int64), model.config.freqs_cis(torch.arange(8))).sum()
     with profiled() as backward:
         loss.backward()
     num_attentions = sum(

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from aorta_workloads.llama.model.decoder import Llama
-from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
 from aorta_workloads.llama.parallel.parallelize import parallelize
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,7 +39,7 @@ def shards(implementation, changes):
     """Return placements and local shape of each parameter."""
     workload = implementation(default_config(implementation.name, **changes))
     settings = workload._settings = workload.read_settings().with_kernels("flash")
-    mesh = ParallelMesh.build(Degrees.of_world(settings.degrees, 4), "cpu")
+    mesh = ParallelMesh.build(ParallelDims.of_world(settings.degrees, 4), "cpu")
     with torch.device("meta"):
         model = Llama(settings.model)
     parallelize(model, mesh, settings)
@@ -74,7 +74,7 @@ class Collectives(TorchDispatchMode):
 )
 def test_parameters_are_gathered_and_gradients_summed_over_shards_and_replicas_in_their_dtypes(gathered, reduced):
     model = torch.nn.Linear(8, 8, bias=False)
-    shard_parameters(model, ParallelMesh.build(Degrees(2, 2, 1, 1), "cpu"), MixedPrecision(gathered, reduced))
+    shard_parameters(model, ParallelMesh.build(ParallelDims(2, 2, 1, 1), "cpu"), MixedPrecision(gathered, reduced))
 
     with Collectives() as collectives:
         model(torch.ones(2, 8, dtype=gathered)).sum().backward()

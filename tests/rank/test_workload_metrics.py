@@ -6,7 +6,7 @@ import pytest
 import torch
 from aorta_workloads.fsdp.settings import Settings
 from aorta_workloads.fsdp.workload import FsdpWorkload
-from aorta_workloads.llama.parallel.mesh import Degrees
+from aorta_workloads.llama.parallel.mesh import ParallelDims
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from aorta_workloads.ranking.workload import RankingWorkload
 
@@ -31,7 +31,9 @@ def test_fsdp_counts_three_products_and_two_gathers_of_each_layer():
 
 
 @pytest.mark.parametrize(
-    ("degrees", "tokens_per_s"), [(Degrees(2, 2, 1, 1), 480), (Degrees(1, 1, 2, 2), 120)], ids=["HSDP", "CP, TP"]
+    ("degrees", "tokens_per_s"),
+    [(ParallelDims(2, 2, 1, 1), 480), (ParallelDims(1, 1, 2, 2), 120)],
+    ids=["HSDP", "CP, TP"],
 )
 def test_tokens_of_a_sequence_are_divided_among_the_ranks_that_share_it(degrees, tokens_per_s):
     workload = LlamaFsdp2Workload(

@@ -63,9 +63,9 @@ def flops_per_token(config: LlamaConfig, seq_len: int) -> float:
     with torch.device("meta"):
         # All kernels of attention do the same work; this one has operators that run without a device.
         model = Llama(replace(config, attention="math", activation_checkpointing="none"))
-        tokens, rotations = torch.zeros(1, seq_len, dtype=torch.int64), config.rotations(torch.arange(seq_len))
+        tokens, freqs_cis = torch.zeros(1, seq_len, dtype=torch.int64), config.freqs_cis(torch.arange(seq_len))
     with FlopCounterMode(display=False) as counter:
-        model(tokens, rotations).sum().backward()
+        model(tokens, freqs_cis).sum().backward()
     total: int = counter.get_total_flops()
     return total / seq_len
 

@@ -13,7 +13,7 @@ from .faults import Fault
 from .model.attention import AUTO
 from .model.decoder import LlamaConfig
 from .parallel.communication import CommunicationSettings, turn_off_multicast
-from .parallel.mesh import AxisDegrees, Degrees
+from .parallel.mesh import AxisDegrees, ParallelDims
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class LlamaSettings:
             rotary = "real" if self.fuses_blocks else "complex"
         return replace(self, model=replace(self.model, attention=attention, rotary=rotary))
 
-    def check_degrees(self, degrees: Degrees) -> None:
+    def check_degrees(self, degrees: ParallelDims) -> None:
         """Raise ValueError if keys that only one workload has contradict ``degrees``."""
 
     @property

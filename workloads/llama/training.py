@@ -107,7 +107,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             micro_batches=settings.gradient_accumulation,
         )
         self._batches = self._make_batches(positions, trained_steps)
-        self._rotations = self._model.config.rotations(positions.to(self._device))
+        self._rotations = self._model.config.freqs_cis(positions.to(self._device))
         self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
 
     @property

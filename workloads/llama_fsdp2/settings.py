@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..llama.parallel.mesh import Degrees
+from ..llama.parallel.mesh import ParallelDims
 from ..llama.parallel.pipeline import ZERO_BUBBLE
 from ..llama.settings import LlamaSettings
 from .symmetric import COPY_ENGINE, DEFAULT, use_copy_engines
@@ -21,7 +21,7 @@ class LlamaFsdp2Settings(LlamaSettings):
     reduce_every_micro_batch: bool
     compile_blocks: bool
 
-    def check_degrees(self, degrees: Degrees) -> None:
+    def check_degrees(self, degrees: ParallelDims) -> None:
         """Raise ValueError if a key of this workload contradicts ``degrees``."""
         self.communication.check_resharding(reshard_after_forward=self.reshard_after_forward)
         if self.pipeline_parallel_schedule == ZERO_BUBBLE:

@@ -42,7 +42,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         policy = MixedPrecisionPolicy(
             param_dtype=settings.param_dtype,
             reduce_dtype=settings.reduce_dtype,
-            # The model takes token ids and rotations, and neither may be rounded.
+            # The model takes token ids and freqs_cis, and neither may be rounded.
             cast_forward_inputs=False,
         )
         reshard = settings.reshard_after_forward

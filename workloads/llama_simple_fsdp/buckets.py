@@ -64,7 +64,7 @@ def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...
     return tuple(tuple(bucket) for bucket in buckets)
 
 
-def buckets_in_place(model: nn.Module, buckets: Sequence[Bucket], modules: Sequence[str]) -> tuple[Bucket, ...]:
+def no_reorder_buckets(model: nn.Module, buckets: Sequence[Bucket], modules: Sequence[str]) -> tuple[Bucket, ...]:
     """Return the buckets that are not reordered: those without a parameter of ``modules``; none for no modules.
 
     Raises:

@@ -119,14 +119,14 @@ class _Gather:
 
     def __call__(self, parameter: DTensor) -> torch.Tensor:
         """Return this rank's whole part of the parameter in the dtype of compute; a DTensor if an axis splits it."""
-        shape, split = list(parameter.shape), self.axes.split
-        placements = [] if split is None else list(parameter.placements[-split.ndim :])
+        shape, mesh = list(parameter.shape), self.axes.non_dp_mesh
+        placements = [] if mesh is None else list(parameter.placements[-mesh.ndim :])
         for axis, placement in enumerate(placements):
-            if split is not None and isinstance(placement, Shard):
-                shape[placement.dim] //= split.size(axis)
+            if mesh is not None and isinstance(placement, Shard):
+                shape[placement.dim] //= mesh.size(axis)
         local = parameter.to_local(grad_placements=parameter.placements)
         whole = self._over_shards(self._over_replicas(local), shape)
-        return whole if split is None else _dtensor(whole, split, placements, parameter.shape)
+        return whole if mesh is None else _dtensor(whole, mesh, placements, parameter.shape)
 
     def _over_replicas(self, local: torch.Tensor) -> torch.Tensor:
         """Return the same value, whose gradient is summed over replicas in the dtype of reductions."""

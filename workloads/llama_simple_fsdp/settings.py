@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..llama.parallel.mesh import Degrees
+from ..llama.parallel.mesh import ParallelDims
 from ..llama.parallel.pipeline import ZERO_BUBBLE
 from ..llama.settings import LlamaSettings
 
@@ -74,7 +74,7 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         """Return whether inductor compiles blocks."""
         return self.graph.backend == "inductor"
 
-    def check_degrees(self, degrees: Degrees) -> None:
+    def check_degrees(self, degrees: ParallelDims) -> None:
         """Raise ValueError if the keys of ``graph`` contradict each other or ``degrees``."""
         if self.pipeline_parallel_schedule == ZERO_BUBBLE:
             raise ValueError(
@@ -85,7 +85,7 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         self.graph.check_context_parallel(degrees.context_parallel)
         self._check_communication(degrees)
 
-    def _check_communication(self, degrees: Degrees) -> None:
+    def _check_communication(self, degrees: ParallelDims) -> None:
         communication, graph = self.communication, self.graph
         communication.check_resharding(reshard_after_forward=graph.reshard_after_forward)
         communication.check_async_tensor_parallel(

@@ -12,7 +12,7 @@ from ..llama.model.decoder import Llama
 from ..llama.parallel.communication import divided_products
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
-from .buckets import Bucket, block_buckets, buckets_in_place, buckets_of_stage, module_buckets, num_blocks
+from .buckets import Bucket, block_buckets, buckets_of_stage, module_buckets, no_reorder_buckets, num_blocks
 from .parametrization import MixedPrecision, collective_groups, shard_parameters
 from .passes import make_backend
 from .settings import LlamaSimpleFsdpSettings
@@ -50,7 +50,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         graph = self._settings.graph
         groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
-        in_place = buckets_in_place(self._whole(model), buckets, graph.overlap_reorder_modules)
+        in_place = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
         parameters, kept = dict(model.named_parameters()), _kept(self._settings, model)
         tensor, is_divided = self._mesh.tensor, self._settings.communication.async_tensor_parallel
         options = divided_products(tensor) if tensor is not None and is_divided else None

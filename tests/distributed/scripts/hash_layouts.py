@@ -35,7 +35,7 @@ def train(model: Llama) -> None:
         with recorder.step():
             tokens = sequences(0, step, range(dist.get_rank(), dist.get_rank() + 1), SEQ_LEN, CONFIG.vocab_size)
             optimizer.zero_grad()
-            logits = model(tokens[:, :-1], CONFIG.rotations(torch.arange(SEQ_LEN)))
+            logits = model(tokens[:, :-1], CONFIG.freqs_cis(torch.arange(SEQ_LEN)))
             summed_cross_entropy(logits, tokens[:, 1:]).backward()
             optimizer.step()
 

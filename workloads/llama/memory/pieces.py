@@ -113,7 +113,7 @@ def _inputs(model: Llama, shapes: Shapes) -> torch.Tensor:
 
 
 def _rotations(model: Llama, shapes: Shapes) -> torch.Tensor:
-    return model.config.rotations(torch.empty(shapes.num_positions, dtype=torch.int64, device=shapes.device))
+    return model.config.freqs_cis(torch.empty(shapes.num_positions, dtype=torch.int64, device=shapes.device))
 
 
 def _labels(shapes: Shapes) -> torch.Tensor:
@@ -202,7 +202,7 @@ def _bounded_exchange(block: Block) -> Iterator[None]:
         yield
         return
     exchange = feed_forward.evaluate
-    feed_forward.evaluate = exchange.bounded(feed_forward.experts_per_token)
+    feed_forward.evaluate = exchange.bounded(feed_forward.top_k)
     try:
         yield
     finally:

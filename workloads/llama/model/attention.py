@@ -27,7 +27,7 @@ _FASTEST_DETERMINISTIC = (FLEX, "flash", "efficient", "math")
 
 
 @dataclass(frozen=True)
-class Attend:
+class SDPA:
     """Causal attention within ``[batch, heads, seq_len, head_dim]``, in which the last query attends to all keys.
 
     Keys and values may have fewer heads than queries, and more positions. ``kernel`` is one of ``KERNELS``.
@@ -127,7 +127,7 @@ def _refusal(kernel: str, inputs: AttentionInputs) -> str | None:
             if kernel == FLEX:
                 check_flex(inputs.device, inputs.head_dim)
             for num_keys in inputs.num_keys:
-                attend = Attend(kernel)
+                attend = SDPA(kernel)
                 q, k, v = inputs.make(num_keys)
                 attend(q, k, v, attend.mask(inputs.num_queries, num_keys)).sum().backward()
         except (RuntimeError, ValueError) as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from .attention import Attend
+from .attention import SDPA
 from .checkpointing import run_checkpointed
 from .chunked_loss import Output
 from .experts import MixtureConfig, MoeFeedForward
@@ -25,7 +25,7 @@ from .rotary import apply_rope, rope_rotations
 class LlamaConfig:
     """The model's dimensions; every field is a config key of the workload.
 
-    ``attention`` names a kernel of :class:`Attend`, and ``rotary`` is the form of :meth:`rotations`, ``real`` or
+    ``attention`` names a kernel of :class:`SDPA`, and ``rotary`` is the form of :meth:`freqs_cis`, ``real`` or
     ``complex``; a workload replaces ``auto`` of both before it builds the model. ``mixture`` and ``latent`` group keys.
     """
 
@@ -41,7 +41,7 @@ class LlamaConfig:
     activation_checkpointing: str = "none"
     rotary: str = "real"
     num_experts: int = 0
-    experts_per_token: int = 2
+    top_k: int = 2
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     latent: LatentConfig = field(default_factory=LatentConfig)
 
@@ -60,17 +60,17 @@ class LlamaConfig:
     @property
     def key_dim(self) -> int:
         """Return the width of one head's keys, which is that of queries too."""
-        return self.head_dim + self.latent.rotary_dim
+        return self.head_dim + self.latent.qk_rope_head_dim
 
     @property
     def num_key_heads(self) -> int:
         """Return the number of heads of keys and values that attention takes."""
-        return self.n_heads if self.latent.kv_latent_dim else self.n_kv_heads
+        return self.n_heads if self.latent.kv_lora_rank else self.n_kv_heads
 
-    def rotations(self, positions: torch.Tensor) -> torch.Tensor:
+    def freqs_cis(self, positions: torch.Tensor) -> torch.Tensor:
         """Return :func:`rope_rotations` of ``positions`` ``[n]`` for this model's heads, in the form of ``rotary``."""
-        rotations = rope_rotations(positions, self.latent.rotary_dim or self.head_dim, self.rope_theta)
-        return torch.complex(*rotations) if self.rotary == "complex" else rotations
+        freqs_cis = rope_rotations(positions, self.latent.qk_rope_head_dim or self.head_dim, self.rope_theta)
+        return torch.complex(*freqs_cis) if self.rotary == "complex" else freqs_cis
 
 
 class Attention(nn.Module):
@@ -82,27 +82,27 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = Attend(config.attention)
+        self.attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = SDPA(config.attention)
         kv_dim = config.n_kv_heads * config.head_dim
         self.wq = nn.Linear(config.dim, config.dim, bias=False)
         self.wk = nn.Linear(config.dim, kv_dim, bias=False)
         self.wv = nn.Linear(config.dim, kv_dim, bias=False)
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
 
-    def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor:
         """Attend within each sequence of ``x`` ``[batch, seq_len, dim]``; return a tensor of the same shape."""
         # -1 for the heads: under tensor parallelism a rank holds a part of them.
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.wq, self.wk, self.wv))
         # Heads are rotated in the projected order, [batch, seq_len, heads, head_dim]. Attention's output has the memory
         # order of its inputs, so new tensors in attention's order would need a copy before wo.
-        q, k = apply_rope(q, rotations), apply_rope(k, rotations)
+        q, k = apply_rope(q, freqs_cis), apply_rope(k, freqs_cis)
         q, k, v = (projected.transpose(1, 2) for projected in (q, k, v))
         out: torch.Tensor = self.wo(self.attend(q, k, v).transpose(1, 2).flatten(-2))
         return out
 
 
 def _attention(config: LlamaConfig) -> nn.Module:
-    if not config.latent.kv_latent_dim:
+    if not config.latent.kv_lora_rank:
         return Attention(config)
     return LatentAttention(
         config.dim, config.n_heads, config.head_dim, config.latent, norm_eps=config.norm_eps, kernel=config.attention
@@ -111,10 +111,10 @@ def _attention(config: LlamaConfig) -> nn.Module:
 
 def _feed_forward(config: LlamaConfig, number: int) -> nn.Module:
     mixture = config.mixture
-    if not config.num_experts or number < mixture.dense_blocks:
+    if not config.num_experts or number < mixture.n_dense_layers:
         return FeedForward(config.dim, config.ffn_hidden)
-    hidden = mixture.expert_hidden or config.ffn_hidden
-    return MoeFeedForward(config.dim, hidden, config.num_experts, config.experts_per_token, mixture)
+    hidden = mixture.moe_inter_dim or config.ffn_hidden
+    return MoeFeedForward(config.dim, hidden, config.num_experts, config.top_k, mixture)
 
 
 class Block(nn.Module):
@@ -131,14 +131,14 @@ class Block(nn.Module):
         self.feed_forward = _feed_forward(config, number)
         self.checkpointing = config.activation_checkpointing
 
-    def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor:
         """Run the block on ``x`` ``[batch, seq_len, dim]``; ``checkpointing`` decides what is kept for backward."""
         # Checkpointing inside the module that FSDP wraps keeps parameter names, and FSDP has gathered the parameters
         # when backward recomputes.
-        return run_checkpointed(self.checkpointing, self._run, x, rotations)
+        return run_checkpointed(self.checkpointing, self._run, x, freqs_cis)
 
-    def _run(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotations)
+    def _run(self, x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), freqs_cis)
         out: torch.Tensor = x + self.feed_forward(self.ffn_norm(x))
         return out
 
@@ -157,11 +157,11 @@ class Llama(nn.Module):
     def forward(
         self,
         tokens: torch.Tensor,
-        rotations: torch.Tensor,
+        freqs_cis: torch.Tensor,
         labels: torch.Tensor | None = None,
         num_tokens: int = 1,
     ) -> torch.Tensor:
-        """Predict each next token; ``rotations`` belong to the tokens' positions in their sequence.
+        """Predict each next token; ``freqs_cis`` belong to the tokens' positions in their sequence.
 
         Given ``labels`` of the shape of ``tokens``, return their cross entropy, summed and divided by ``num_tokens``,
         instead of the logits. Then only the logits of one chunk exist at a time.
@@ -170,7 +170,7 @@ class Llama(nn.Module):
         """
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
-            x = layer(x, rotations)
+            x = layer(x, freqs_cis)
         x = self.norm(x)
         scored: torch.Tensor = self.output(x) if labels is None else self.output(x, labels, num_tokens)
         return scored

@@ -47,44 +47,44 @@ class MixtureConfig:
 
     Attributes:
         shared_experts: experts that get every token, computed as one feed-forward as wide as all of them.
-        dense_blocks: first blocks that have a single feed-forward in place of experts.
-        expert_hidden: width of each expert; None is ``ffn_hidden``.
-        expert_scores: ``softmax`` over all experts, or ``sigmoid`` of each expert's score.
-        expert_scale: sum of the weights of a token's experts.
+        n_dense_layers: first blocks that have a single feed-forward in place of experts.
+        moe_inter_dim: width of each expert; None is ``ffn_hidden``.
+        score_func: ``softmax`` over all experts, or ``sigmoid`` of each expert's score.
+        route_scale: sum of the weights of a token's experts.
         moe_force_load_balance: whether tokens go to all experts in turn, whatever their scores.
     """
 
     shared_experts: int = 0
-    dense_blocks: int = 0
-    expert_hidden: int | None = None
-    expert_scores: str = "softmax"
-    expert_scale: float = 1.0
+    n_dense_layers: int = 0
+    moe_inter_dim: int | None = None
+    score_func: str = "softmax"
+    route_scale: float = 1.0
     moe_force_load_balance: bool = False
 
 
 _PLAIN = MixtureConfig()
 
 
-def route(logits: torch.Tensor, experts_per_token: int, mixture: MixtureConfig = _PLAIN) -> Routing:
+def route(logits: torch.Tensor, top_k: int, mixture: MixtureConfig = _PLAIN) -> Routing:
     """Choose the experts with the highest of ``[tokens, num_experts]`` scores, and weights that add up to the scale.
 
     Scores are a float32 softmax over all experts or sigmoids; of equal scores the first wins. With
     ``moe_force_load_balance``, tokens take experts in turn.
     """
-    is_softmax = mixture.expert_scores == "softmax"
+    is_softmax = mixture.score_func == "softmax"
     scores = torch.softmax(logits.float(), dim=-1) if is_softmax else logits.float().sigmoid()
     if mixture.moe_force_load_balance:
         num_tokens, num_experts = scores.shape
-        turns = torch.arange(num_tokens * experts_per_token, device=scores.device) % num_experts
-        experts = turns.view(num_tokens, experts_per_token)
+        turns = torch.arange(num_tokens * top_k, device=scores.device) % num_experts
+        experts = turns.view(num_tokens, top_k)
         kept = scores.gather(-1, experts)
     else:
         # A stable sort, since topk does not define which of equal scores it takes.
         scores, experts = scores.sort(dim=-1, descending=True, stable=True)
-        kept, experts = scores[:, :experts_per_token], experts[:, :experts_per_token]
+        kept, experts = scores[:, :top_k], experts[:, :top_k]
     total = kept.sum(dim=-1, keepdim=True)
     weights = kept / (total if is_softmax else total + _NOT_ZERO)
-    return Routing(experts, weights if mixture.expert_scale == 1 else weights * mixture.expert_scale)
+    return Routing(experts, weights if mixture.route_scale == 1 else weights * mixture.route_scale)
 
 
 def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
@@ -202,11 +202,11 @@ class MoeFeedForward(nn.Module):
         dim: int,
         hidden: int,
         num_experts: int,
-        experts_per_token: int,
+        top_k: int,
         mixture: MixtureConfig = _PLAIN,
     ) -> None:
         super().__init__()
-        self.num_experts, self.experts_per_token, self.mixture = num_experts, experts_per_token, mixture
+        self.num_experts, self.top_k, self.mixture = num_experts, top_k, mixture
         self.router = nn.Linear(dim, num_experts, bias=False)
         self.experts = Experts(num_experts, dim, hidden)
         self.shared = FeedForward(dim, mixture.shared_experts * hidden) if mixture.shared_experts else None
@@ -218,11 +218,11 @@ class MoeFeedForward(nn.Module):
         The outputs of shared experts are added to it.
         """
         tokens = x.flatten(0, 1)
-        routing = route(local_value(self.router(tokens)), self.experts_per_token, self.mixture)
+        routing = route(local_value(self.router(tokens)), self.top_k, self.mixture)
         tokens = local_value(tokens)
         groups = group_rows(routing.experts.flatten(), self.num_experts)
-        copies = tokens.unsqueeze(1).expand(-1, self.experts_per_token, -1).flatten(0, 1)
+        copies = tokens.unsqueeze(1).expand(-1, self.top_k, -1).flatten(0, 1)
         out = self.evaluate(self.experts, copies[groups.order], groups.counts)[groups.inverse]
-        out = out.unflatten(0, (-1, self.experts_per_token)) * routing.weights.unsqueeze(-1).type_as(out)
+        out = out.unflatten(0, (-1, self.top_k)) * routing.weights.unsqueeze(-1).type_as(out)
         summed: torch.Tensor = out.sum(dim=1).view(x.shape)
         return summed if self.shared is None else summed + self.shared(x)

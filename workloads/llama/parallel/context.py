@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from ..model.attention import Attend
+from ..model.attention import SDPA
 from ..model.decoder import Attention, Llama
 from ..model.latent import LatentAttention
 
@@ -47,7 +47,7 @@ def key_lengths(seq_len: int, num_ranks: int, rank: int) -> tuple[int, ...]:
 
 def apply_context_parallel(model: Llama, mesh: DeviceMesh, seq_len: int) -> None:
     """Make each block attend to keys and values of all ranks of the one-dimensional ``mesh``."""
-    attend = GatheredAttention(mesh, seq_len, Attend(model.config.attention))
+    attend = GatheredAttention(mesh, seq_len, SDPA(model.config.attention))
     for module in model.modules():
         if isinstance(module, Attention | LatentAttention):
             module.attend = attend
@@ -56,7 +56,7 @@ def apply_context_parallel(model: Llama, mesh: DeviceMesh, seq_len: int) -> None
 class GatheredAttention:
     """Causal attention of this rank's queries, at :func:`own_positions`, to keys and values gathered from all ranks."""
 
-    def __init__(self, mesh: DeviceMesh, seq_len: int, attend: Attend) -> None:
+    def __init__(self, mesh: DeviceMesh, seq_len: int, attend: SDPA) -> None:
         self._mesh, self._attend = mesh, attend
         self._num_keys = key_lengths(seq_len, mesh.size(), mesh.get_local_rank())
         self._masks = [attend.mask(seq_len // (2 * mesh.size()), num_keys) for num_keys in self._num_keys]

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard
 
 from ..model.experts import Experts, MixtureConfig, MoeFeedForward, group_rows, local_experts
 from ..settings import LlamaSettings
-from .mesh import Degrees
+from .mesh import ParallelDims
 from .tensor import check_tensor_parallel, distribute_parameter
 
 # Torch's grouped matrix products need every stride to be a multiple of this size.
@@ -20,14 +20,14 @@ _STRIDE_BYTES = 16
 _HIDDEN = {"w1": 1, "w2": 2, "w3": 1}
 
 
-def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
+def check_experts(settings: LlamaSettings, degrees: ParallelDims) -> None:
     """Check that the experts fit the other keys.
 
     Raises:
         ValueError: The combination can't run; the message names the keys.
     """
     model, degree = settings.model, degrees.expert_parallel
-    num_experts, per_token = model.num_experts, model.experts_per_token
+    num_experts, per_token = model.num_experts, model.top_k
     if not num_experts:
         if degree > 1:
             raise ValueError(
@@ -37,13 +37,13 @@ def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
             raise ValueError(f"num_experts is 0, and there are no experts for the keys of {model.mixture}")
         return
     if per_token > num_experts:
-        raise ValueError(f"experts_per_token is {per_token}, allowed is up to num_experts {num_experts}")
+        raise ValueError(f"top_k is {per_token}, allowed is up to num_experts {num_experts}")
     if num_experts % degree:
         raise ValueError(f"num_experts is {num_experts}, not a multiple of expert_parallel_degree {degree}")
     _check_combinations(settings)
     multiple = _STRIDE_BYTES // settings.param_dtype.itemsize
-    width = "ffn_hidden" if model.mixture.expert_hidden is None else "expert_hidden"
-    hidden = model.mixture.expert_hidden or model.ffn_hidden
+    width = "ffn_hidden" if model.mixture.moe_inter_dim is None else "moe_inter_dim"
+    hidden = model.mixture.moe_inter_dim or model.ffn_hidden
     check_tensor_parallel(degrees.tensor_parallel, {width: hidden})
     sizes = {"dim": model.dim, width: hidden // degrees.tensor_parallel}
     if uneven := {key: size for key, size in sizes.items() if size % multiple}:
@@ -60,14 +60,14 @@ def _check_combinations(settings: LlamaSettings) -> None:
             f"num_experts is {num_experts} and float8_linear is true: experts are not linear layers, and a rounded "
             f"router would choose other experts; use one of the two"
         )
-    if (dense := settings.model.mixture.dense_blocks) >= settings.model.n_layers:
+    if (dense := settings.model.mixture.n_dense_layers) >= settings.model.n_layers:
         raise ValueError(
-            f"dense_blocks is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
+            f"n_dense_layers is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
             f"num_experts 0"
         )
     if dense and settings.has_memory_choices:
         raise ValueError(
-            f"dense_blocks is {dense}, activation_checkpointing is {settings.model.activation_checkpointing!r} and "
+            f"n_dense_layers is {dense}, activation_checkpointing is {settings.model.activation_checkpointing!r} and "
             f"unsharded_blocks is {settings.communication.unsharded_blocks}: memory is estimated for equal blocks; "
             f"name a kind and a number"
         )
@@ -99,9 +99,9 @@ class ExchangedExperts:
     def __init__(self, group: dist.ProcessGroup, num_ranks: int) -> None:
         self._group, self._num_ranks = group, num_ranks
 
-    def bounded(self, experts_per_token: int) -> BoundedExchange:
+    def bounded(self, top_k: int) -> BoundedExchange:
         """Return the exchange in which this rank receives the most rows that it can."""
-        return BoundedExchange(self._group, self._num_ranks, experts_per_token)
+        return BoundedExchange(self._group, self._num_ranks, top_k)
 
     def __call__(self, experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Evaluate ``rows``, in the order of all experts; ``counts`` holds the rows of each expert."""
@@ -132,9 +132,9 @@ class ExchangedExperts:
 class BoundedExchange(ExchangedExperts):
     """An exchange without data, in which each rank sends this rank as many rows as its experts can receive."""
 
-    def __init__(self, group: dist.ProcessGroup, num_ranks: int, experts_per_token: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, num_ranks: int, top_k: int) -> None:
         super().__init__(group, num_ranks)
-        self._experts_per_token = experts_per_token
+        self._experts_per_token = top_k
 
     def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
         del sent

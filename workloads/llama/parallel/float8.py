@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..model.decoder import LlamaConfig
-from .mesh import Degrees
+from .mesh import ParallelDims
 
 # The least compute capability with products of float8: Ada, and MI300 among AMD's GPUs, whose MI200 has (9, 0).
 _NEEDED_CUDA, _NEEDED_HIP = (8, 9), (9, 4)
@@ -17,7 +17,7 @@ _NEEDED_CUDA, _NEEDED_HIP = (8, 9), (9, 4)
 _MULTIPLE = 16
 
 
-def check_float8(device: torch.device, degrees: Degrees, config: LlamaConfig, tokens: int) -> None:
+def check_float8(device: torch.device, degrees: ParallelDims, config: LlamaConfig, tokens: int) -> None:
     """Check that ``float8_linear`` can run; ``tokens`` is the number of tokens of one micro-batch on a rank.
 
     Raises:

@@ -28,7 +28,7 @@ class AxisDegrees:
 
 
 @dataclass(frozen=True)
-class Degrees:
+class ParallelDims:
     """The number of ranks along each axis of a world; ``data_parallel_shard`` is what the other axes leave."""
 
     data_parallel_replicate: int
@@ -39,7 +39,7 @@ class Degrees:
     expert_parallel: int = 1
 
     @classmethod
-    def of_world(cls, given: AxisDegrees, world_size: int) -> Degrees:
+    def of_world(cls, given: AxisDegrees, world_size: int) -> ParallelDims:
         """Divide a world by the given degrees.
 
         Raises:
@@ -87,13 +87,13 @@ class ParameterAxes:
         whole: all dimensions.
         replicas: the dimension along which the parameters are replicated.
         shards: the dimension along which they are sharded for data parallelism, which gathers them.
-        split: the dimensions along which each rank computes with a part of them: of all experts, and of matrices.
+        non_dp_mesh: the dimensions along which each rank computes with a part of them: of all experts, and of matrices.
     """
 
     whole: DeviceMesh
     replicas: DeviceMesh | None
     shards: DeviceMesh
-    split: DeviceMesh | None
+    non_dp_mesh: DeviceMesh | None
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class ParallelMesh:
     whole parameters, so parameters are sharded over them as over any others.
     """
 
-    degrees: Degrees
+    degrees: ParallelDims
     pipeline: DeviceMesh | None
     whole: DeviceMesh
     context: DeviceMesh | None
     _experts: DeviceMesh | None = None
 
     @classmethod
-    def build(cls, degrees: Degrees, device_type: str) -> ParallelMesh:
+    def build(cls, degrees: ParallelDims, device_type: str) -> ParallelMesh:
         """Make the process groups; collective over the world."""
         sizes = {
             PIPELINE: degrees.pipeline_parallel,
@@ -207,7 +207,7 @@ class ParallelMesh:
         return self.whole.get_local_rank(name) if name in self._names else 0
 
 
-def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
+def _context_mesh(degrees: ParallelDims, device_type: str) -> DeviceMesh | None:
     """Return the mesh of neighbors within ``fsdp`` that share sequences.
 
     Its process group is its own even if the group covers the world, so that graph passes and traces distinguish

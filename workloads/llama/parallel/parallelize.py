@@ -9,19 +9,19 @@ from ..settings import LlamaSettings
 from .context import apply_context_parallel, own_positions
 from .expert import check_experts, exchange_tokens, split_experts
 from .float8 import check_float8, convert_blocks
-from .mesh import Degrees, ParallelMesh
+from .mesh import ParallelDims, ParallelMesh
 from .pipeline import check_pipeline, count_stages, keep_stage, split_stages, stages_of_rank
 from .tensor import apply_tensor_parallel, check_tensor_parallel
 
 
-def check_parallelism(settings: LlamaSettings, world_size: int, device: torch.device) -> Degrees:
+def check_parallelism(settings: LlamaSettings, world_size: int, device: torch.device) -> ParallelDims:
     """Return the degrees of all axes in a world of ``world_size`` ranks.
 
     Raises:
         RuntimeError: ``float8_linear`` is true, and a package or a device that it needs is missing.
         ValueError: The combination can't run; the message names the keys.
     """
-    degrees, model = Degrees.of_world(settings.degrees, world_size), settings.model
+    degrees, model = ParallelDims.of_world(settings.degrees, world_size), settings.model
     check_pipeline(degrees.pipeline_parallel, settings)
     num_positions = len(own_positions(settings.seq_len, degrees.context_parallel, 0))
     split = {
@@ -43,9 +43,9 @@ def check_parallelism(settings: LlamaSettings, world_size: int, device: torch.de
 
 def _check_latent(settings: LlamaSettings) -> None:
     """Raise ValueError for latent attention with converted projections."""
-    if (width := settings.model.latent.kv_latent_dim) and settings.float8_linear:
+    if (width := settings.model.latent.kv_lora_rank) and settings.float8_linear:
         raise ValueError(
-            f"kv_latent_dim is {width} and float8_linear is true: latent projections are not converted; use one of "
+            f"kv_lora_rank is {width} and float8_linear is true: latent projections are not converted; use one of "
             f"the two"
         )
 
@@ -75,7 +75,7 @@ def _split_modules(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) ->
         apply_tensor_parallel(model, mesh.tensor, chunked_loss=settings.loss_chunks > 0)
     if mesh.context is not None:
         apply_context_parallel(model, mesh.context, settings.seq_len)
-    if (split := mesh.expert_axes.split) is not None:
+    if (split := mesh.expert_axes.non_dp_mesh) is not None:
         split_experts(model, split, distributed=mesh.experts is not None, tensor_parallel=mesh.tensor is not None)
     if mesh.experts is not None:
         exchange_tokens(model, mesh.experts)

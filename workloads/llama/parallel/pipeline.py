@@ -194,7 +194,7 @@ class Pipeline:
         models: Sequence[Llama],
         mesh: ParallelMesh,
         settings: LlamaSettings,
-        rotations: torch.Tensor,
+        freqs_cis: torch.Tensor,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         *,
         reduce_every_micro_batch: bool,
@@ -207,16 +207,16 @@ class Pipeline:
             reduce_every_micro_batch: whether each backward pass reduces its gradients, or only the last of a step.
         """
         assert mesh.pipeline is not None
-        self._device = rotations.device
+        self._device = freqs_cis.device
         schedule, num_ranks = settings.pipeline_parallel_schedule, mesh.pipeline.size()
         numbers = stages_of_rank(schedule, num_ranks, mesh.pipeline.get_local_rank())
         num_stages = count_stages(schedule, num_ranks)
         self._is_first, self._is_last = 0 in numbers, num_stages - 1 in numbers
-        tokens, between, logits = _passed(settings, rotations.shape[-2], mesh.degrees.tensor_parallel)
+        tokens, between, logits = _passed(settings, freqs_cis.shape[-2], mesh.degrees.tensor_parallel)
         stages = []
         for number, model in zip(numbers, models, strict=True):
             # Rotations are the same for all micro-batches, and the schedule would split them as an argument.
-            model.register_forward_pre_hook(lambda _, inputs: (*inputs, rotations))
+            model.register_forward_pre_hook(lambda _, inputs: (*inputs, freqs_cis))
             stages.append(
                 PipelineStage(
                     _ReducedAtOnce(model) if reduce_every_micro_batch else model,

@@ -106,7 +106,7 @@ def _block_plan(block: Block) -> dict[str, ParallelStyle]:
     )
     return {
         "attention_norm": SequenceParallel(),
-        # The second input, rotations, is a plain tensor.
+        # The second input, freqs_cis, is a plain tensor.
         "attention": PrepareModuleInput(input_layouts=(_SEQUENCE, None), desired_input_layouts=(Replicate(), None)),
         **{f"attention.{name}": style for name, style in attention.items()},
         "attention.wo": RowwiseParallel(output_layouts=_SEQUENCE),
