@@ -179,9 +179,9 @@ def test_parameters_of_distributed_experts_have_axes_of_their_own(make_mesh):
     mesh = make_mesh(5, ParallelDims(2, 4, 2, 1, expert_parallel=4))
     dense, experts = mesh.dense_axes, mesh.expert_axes
 
-    assert (dense.whole.mesh_dim_names, dense.split) == (("dp_replicate", "fsdp"), None)
+    assert (dense.whole.mesh_dim_names, dense.non_dp_mesh) == (("dp_replicate", "fsdp"), None)
     assert experts.whole.mesh_dim_names == ("dp_replicate", "expert_fsdp", "ep")
-    assert (experts.replicas.size(), experts.shards.mesh.tolist(), experts.split.size()) == (2, [1, 5], 4)
+    assert (experts.replicas.size(), experts.shards.mesh.tolist(), experts.non_dp_mesh.size()) == (2, [1, 5], 4)
     alone = make_mesh(5, ParallelDims(1, 16, 1, 1, expert_parallel=16))
     assert (alone.expert_axes.replicas, alone.expert_axes.shards.size()) == (None, 1)
     plain = make_mesh(5, ParallelDims(1, 16, 1, 1))
