@@ -52,7 +52,7 @@ class Hello(Model, frozen=True):
 
 
 class Orders(StrEnum):
-    """What node 0 asks of the node agents."""
+    """Orders of node 0 to the node agents."""
 
     WAIT = "wait"  # until every node has an agent
     RUN = "run"

@@ -58,7 +58,7 @@ class _AgentFailure(Model, frozen=True, forbid_unknown_fields=False):
 
 
 class _AgentReport(Model, frozen=True, forbid_unknown_fields=False):
-    """What the torchrun agent has seen; ``running`` are the ranks that ran on when it found a failure."""
+    """Observations of the torchrun agent; ``running`` are the ranks that ran on when it found a failure."""
 
     failures: list[_AgentFailure]
     running: list[Count] = field(default_factory=list)

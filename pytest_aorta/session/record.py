@@ -1,4 +1,4 @@
-"""What a test leaves: its launches and comparisons while it runs, then one frozen record.
+"""Records of a test: its launches and comparisons while it runs, then one frozen record.
 
 pytest sends the record with the test's report, even under xdist. The summary, the Markdown, JUnit's properties, the
 page and the history are functions of records.

@@ -53,7 +53,7 @@ class _Decided(NamedTuple):
 
 
 class _Comparison(ABC):
-    """What both kinds of comparison share: the way from a metric that can be compared to its verdict."""
+    """Base of both kinds of comparison: the way from a metric that can be compared to its verdict."""
 
     case: str
 

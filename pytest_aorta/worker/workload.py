@@ -1,4 +1,4 @@
-"""What a workload is and knows: its base class, the identity of its rank, and the telemetry of its steps."""
+"""Base class of workloads, with the identity of their rank and the telemetry of their steps."""
 
 from __future__ import annotations
 

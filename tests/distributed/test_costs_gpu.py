@@ -1,4 +1,4 @@
-"""What a step costs on GPUs: FLOP/s of the Llama workloads, the loss in chunks in bfloat16, and schedules of float8."""
+"""Costs of a step on GPUs: FLOP/s of the Llama workloads, the loss in chunks in bfloat16, and schedules of float8."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _of_attention_backward(
     return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
-# Up to torch 2.12, its formulas of these three kernels fail where query heads share key heads; goes with torch 2.12.
+# Up to torch 2.12, its formulas of these kernels fail where query heads share key heads; goes with torch 2.12.
 _KERNELS = ("_flash_attention", "_efficient_attention", "_cudnn_attention", "_flash_attention_for_cpu")
 _FORMULAS = {
     _of_grouped_products: (aten._grouped_mm, aorta.grouped_mm),

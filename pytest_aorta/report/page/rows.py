@@ -1,4 +1,4 @@
-"""What the page shows of each test: rows of verdicts, their intervals, and the values that its script draws."""
+"""Contents of the page for each test: rows of verdicts, their intervals, and the values that its script draws."""
 
 from __future__ import annotations
 

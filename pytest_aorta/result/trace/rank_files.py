@@ -1,4 +1,4 @@
-"""What each rank leaves beside its result: arrivals at collectives, captured operators and telemetry."""
+"""Files that each rank leaves beside its result: arrivals at collectives, captured operators and telemetry."""
 
 from __future__ import annotations
 
