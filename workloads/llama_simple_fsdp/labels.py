@@ -18,18 +18,10 @@ _AC_GRAPH_ID = 1 << 30
 
 
 def collectives(graph: fx.Graph, groups: Collection[str]) -> list[fx.Node]:
-    """Return the all-gathers and reduce-scatters of the process groups named ``groups``, in the graph's order."""
-    return _of_groups(graph, groups, (_ALL_GATHER, _REDUCE_SCATTER))
-
-
-def all_reduces(graph: fx.Graph, groups: Collection[str]) -> list[fx.Node]:
-    """Return the all-reduces of the process groups named ``groups``, in the graph's order."""
-    return _of_groups(graph, groups, (ALL_REDUCE,))
-
-
-def _of_groups(graph: fx.Graph, groups: Collection[str], targets: Collection[object]) -> list[fx.Node]:
+    """Return the all-gathers, reduce-scatters and all-reduces of the groups named ``groups``, in the graph's order."""
+    kinds = (_ALL_GATHER, _REDUCE_SCATTER, ALL_REDUCE)
     # The group's name is the last argument of each.
-    return [node for node in graph.nodes if node.target in targets and node.args[-1] in groups]
+    return [node for node in graph.nodes if node.target in kinds and node.args[-1] in groups]
 
 
 def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: bool) -> None:

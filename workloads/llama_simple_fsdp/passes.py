@@ -39,7 +39,7 @@ except ImportError as error:
 
 from .buckets import Bucket
 from .estimation import precomputed_ms
-from .labels import ALL_REDUCE, POSITION, all_reduces, check_labels, collectives, label_gather, label_reductions
+from .labels import ALL_REDUCE, POSITION, check_labels, collectives, label_gather, label_reductions
 from .parametrization import CollectiveGroups
 from .settings import GraphSettings
 
@@ -206,8 +206,7 @@ class CollectivesPass(CustomGraphPass):
         plan, reductions = self.parameters.plan(self.buckets, shards), self.parameters.plan(self.buckets, replicas)
         if plan or reductions:
             groups = frozenset({*shards.values(), *replicas.values()})
-            nodes = collectives(graph, groups) + all_reduces(graph, groups)
-            if unlabelled := [node.name for node in nodes if POSITION not in node.meta]:
+            if unlabelled := [node.name for node in collectives(graph, groups) if POSITION not in node.meta]:
                 raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
             if plan:
                 _PlannedScheduler(
@@ -215,7 +214,7 @@ class CollectivesPass(CustomGraphPass):
                 ).run()
             self._bucket_all_reduces(graph, reductions, insert_overlap_deps)
             graph_module.recompile()
-            self._check_bucketed(collectives(graph, groups) + all_reduces(graph, groups))
+            self._check_bucketed(collectives(graph, groups))
         elif self.settings.overlap_reorder:
             _schedule(graph_module, self.settings.bucketing == "auto", insert_overlap_deps)
 
@@ -225,7 +224,8 @@ class CollectivesPass(CustomGraphPass):
 
     def _bucket_all_reduces(self, graph: fx.Graph, plan: Sequence[tuple[int, ...]], insert_overlap_deps: bool) -> None:
         """Merge the all-reduces of each bucket, and wait for one after the start of the next, as FSDP2 does."""
-        by_position = {node.meta[POSITION]: node for node in all_reduces(graph, set(self.parameters.replicas.values()))}
+        nodes_of_groups = collectives(graph, set(self.parameters.replicas.values()))
+        by_position = {node.meta[POSITION]: node for node in nodes_of_groups if node.target is ALL_REDUCE}
         order = {node: number for number, node in enumerate(graph.nodes)}
         merged: list[tuple[fx.Node, bool]] = []
         for bucket in plan:
@@ -346,7 +346,6 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
             super().run()
         else:
             self._manual_bucket_collectives()
-        self.gm.recompile()
         return self.gm
 
     def _bucket_in_place(self) -> None:
