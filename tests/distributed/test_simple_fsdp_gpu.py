@@ -51,6 +51,18 @@ def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workloa
     workload.compare(traced | training, eager, steps=5, label="aot_eager")
 
 
+@pytest.mark.world(size=1, device="cuda", warm=True)
+@pytest.mark.parametrize(
+    "options", [{}, {"activation_checkpointing": "selective"}, {"activation_checkpointing": "full"}]
+)
+def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload, options):
+    training = TRAINING | {"steps": 25, "warmup": 0, "hash_every": 1} | options
+    eager = workload.run("llama_fsdp2", **training)
+    for label, keys in {"one graph": {}, "CUDA graph": {"cuda_graphs": True}}.items():
+        traced = {"workload": "llama_simple_fsdp", "trace": "step"} | keys
+        workload.compare(traced | training, eager, steps=25, label=label)
+
+
 @pytest.mark.world(size=2, device="cuda", warm=True)
 def test_fault_is_located_to_parameter_module_and_rank(workload):
     """Locate the fault with the kernel of the weight hash, backward's own thread and compiled graphs on CUDA."""

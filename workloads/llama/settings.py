@@ -25,6 +25,11 @@ class HashSettings:
     hash_tensors_step: int | None
     hash_operators_step: int | None
 
+    @property
+    def boundaries(self) -> list[str]:
+        """Return the kinds that modules' inputs and outputs are hashed for, which are passes of a step."""
+        return [kind for kind in self.hash_tensors if kind in ("forward", "backward")]
+
 
 @dataclass(frozen=True)
 class CheckpointSettings:
@@ -104,6 +109,11 @@ class LlamaSettings:
     def tokens_per_step(self) -> int:
         """Return the tokens of one step on one data-parallel rank."""
         return self.gradient_accumulation * self.batch_size * self.seq_len
+
+    @property
+    def returns_loss(self) -> bool:
+        """Return whether the model computes its loss, so that nothing outside of it has logits."""
+        return self.loss_chunks > 0
 
     @property
     def chooses_checkpointing(self) -> bool:

@@ -38,10 +38,12 @@ except ImportError as error:
     raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: {error}") from error
 
 from .buckets import Bucket
+from .cuda_graph import captured
 from .estimation import precomputed_ms
 from .labels import ALL_REDUCE, POSITION, check_labels, collectives, label_gather, label_reductions
 from .parametrization import CollectiveGroups
 from .settings import GraphSettings
+from .whole_step import IS_BACKWARD, StepPartitioner
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
@@ -89,7 +91,12 @@ def make_backend(
         number for number, name in enumerate(names) if settings.reshard_after_forward and name not in kept
     )
 
+    traced: list[fx.GraphModule] = []
+
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        traced.append(graph_module)
+        if settings.traces_step and len(traced) > 1:
+            raise RuntimeError("trace is step, which is traced once, and the second call has inputs of other shapes")
         by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
@@ -377,7 +384,15 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         if self._settings.bucket_order == "registration":
             nodes.sort(key=lambda node: node.meta[POSITION])
         # This list determines the order of parameters in a bucket's payload.
-        self.nodes_in_subgraph = [[node for node in nodes if node.meta[POSITION] in bucket] for bucket in self._plan]
+        self.nodes_in_subgraph = [
+            [
+                node
+                for node in nodes
+                if node.meta[POSITION] in bucket and node.meta.get(IS_BACKWARD, False) == is_backward
+            ]
+            for is_backward in (False, True)
+            for bucket in self._plan
+        ]
 
 
 def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps: bool) -> None:
@@ -397,6 +412,10 @@ def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps
     graph_module.recompile()
 
 
+def _partitioner(settings: GraphSettings) -> Partitioner:
+    return StepPartitioner() if settings.traces_step else Partitioner()
+
+
 def _compile_aot_eager(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
@@ -406,16 +425,20 @@ def _compile_aot_eager(
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         joint(joint_module.graph)
-        return Partitioner()(joint_module, joint_inputs, **options)
+        return _partitioner(rewrite.settings)(joint_module, joint_inputs, **options)
 
     def compiler(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
         rewrite(module.graph)
         return boxed_nop(module, module_inputs)
 
+    def compile_step(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
+        parameters = [value for value, position in zip(inputs, joint.inputs, strict=True) if position is not None]
+        return captured(compiler(module, module_inputs), parameters)
+
     compiled = aot_module_simplified(
         graph_module,
         inputs,
-        fw_compiler=compiler,
+        fw_compiler=compile_step if rewrite.settings.cuda_graphs else compiler,
         bw_compiler=torch.compiler.disable(compiler),
         partition_fn=partition,
         keep_inference_input_mutations=True,
@@ -430,7 +453,7 @@ def _compile_inductor(
     rewrite: CollectivesPass,
     options: Mapping[str, Any],
 ) -> Any:
-    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": Partitioner()}
+    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": _partitioner(rewrite.settings)}
     if rewrite.settings.has_graph_pass:
         patches |= {
             "post_grad_custom_post_pass": rewrite,

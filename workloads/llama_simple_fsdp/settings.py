@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..llama.faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from ..llama.parallel.mesh import ParallelDims
 from ..llama.parallel.pipeline import ZERO_BUBBLE
 from ..llama.settings import LlamaSettings
@@ -20,6 +22,13 @@ class GraphSettings:
     reshard_after_forward: bool
     overlap_reorder: bool
     overlap_reorder_modules: tuple[str, ...] = ()
+    trace: str = "model"
+    cuda_graphs: bool = False
+
+    @property
+    def traces_step(self) -> bool:
+        """Return whether forward, loss and backward are one graph."""
+        return self.trace == "step"
 
     @property
     def has_graph_pass(self) -> bool:
@@ -35,6 +44,16 @@ class GraphSettings:
         }
         if self.backend == "eager" and (given := [name for name, is_asked in asked.items() if is_asked]):
             raise ValueError(f"backend is eager, which runs no graph passes, and these need one: {', '.join(given)}")
+        if self.traces_step and self.backend == "eager":
+            raise ValueError(
+                "trace is step and backend is eager: autograd computes gradients then, and no graph; "
+                "allowed are aot_eager and inductor"
+            )
+        if self.cuda_graphs and not (self.traces_step and self.backend == "aot_eager"):
+            raise ValueError(
+                f"cuda_graphs is true, trace is {self.trace!r} and backend is {self.backend!r}: the graph of a whole "
+                f"step is captured; allowed are trace step and backend aot_eager"
+            )
         if (self.bucketing == "manual") != bool(self.bucket_modules):
             raise ValueError(
                 f"bucket_modules is {list(self.bucket_modules)} and bucketing is {self.bucketing!r}: "
@@ -52,6 +71,11 @@ class GraphSettings:
                 f"{self.bucket_order!r}, overlap_reorder is {self.overlap_reorder}"
             )
 
+    def check_device(self, device_type: str) -> None:
+        """Raise ValueError for a key that needs GPUs on another device."""
+        if self.cuda_graphs and device_type != "cuda":
+            raise ValueError(f"cuda_graphs is true and ranks run on {device_type}; allowed are CUDA devices")
+
     def check_context_parallel(self, degree: int) -> None:
         """Raise ValueError for a schedule by estimated times if ranks have graphs of different shapes."""
         if degree > 1 and self.has_graph_pass and self.bucketing in ("none", "auto"):
@@ -63,11 +87,21 @@ class GraphSettings:
             )
 
 
+def _refuse(reason: str, keys: Mapping[str, bool]) -> None:
+    if given := [key for key, is_given in keys.items() if is_given]:
+        raise ValueError(f"{reason}; it does not run with {', '.join(given)}")
+
+
 @dataclass(frozen=True)
 class LlamaSimpleFsdpSettings(LlamaSettings):
     """The keys of ``llama_simple_fsdp``; ``graph`` groups keys of the config."""
 
     graph: GraphSettings
+
+    @property
+    def returns_loss(self) -> bool:
+        """Return whether the model computes its loss, so that nothing outside of it has logits."""
+        return super().returns_loss or self.graph.traces_step
 
     @property
     def fuses_blocks(self) -> bool:
@@ -84,6 +118,28 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         self.graph.check()
         self.graph.check_context_parallel(degrees.context_parallel)
         self._check_communication(degrees)
+        if self.graph.traces_step:
+            self._check_step(degrees)
+
+    def _check_step(self, degrees: ParallelDims) -> None:
+        """Raise ValueError for keys that need forward and backward apart, or that a captured step would ignore."""
+        hashing, fault = self.hashing, self.fault.kind
+        apart = {
+            "pipeline_parallel_degree above 1": degrees.pipeline_parallel > 1,
+            "compile_loss": self.compile_loss,
+            "hash_operators_step": hashing.hash_operators_step is not None,
+            f"hash_tensors {', '.join(hashing.boundaries)}": bool(hashing.boundaries),
+            "fault drop_gradient": fault == "drop_gradient",
+        }
+        captured = {
+            "more than one rank": degrees.data_parallel * degrees.ranks_per_sequence > 1,
+            "gradient_accumulation above 1": self.gradient_accumulation > 1,
+            "num_experts": self.model.num_experts > 0,
+            f"fault {fault}": fault in (OPERATOR_INPUT, OPERATOR_OUTPUT),
+        }
+        _refuse("trace is step: forward, loss and backward are one graph", apart)
+        if self.graph.cuda_graphs:
+            _refuse("cuda_graphs is true: a step replays the kernels of one captured run, on one GPU", captured)
 
     def _check_communication(self, degrees: ParallelDims) -> None:
         communication, graph = self.communication, self.graph

@@ -48,6 +48,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     def prepare(self, model: Llama) -> None:
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
+        graph.check_device(self._device.type)
         groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
         in_place = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)

@@ -18,6 +18,7 @@ from .chunked_loss import Output
 from .experts import MixtureConfig, MoeFeedForward
 from .feed_forward import FeedForward
 from .latent import LatentAttention, LatentConfig
+from .loss import summed_cross_entropy
 from .rotary import apply_rope, rope_rotations
 
 
@@ -164,7 +165,7 @@ class Llama(nn.Module):
         """Predict each next token; ``freqs_cis`` belong to the tokens' positions in their sequence.
 
         Given ``labels`` of the shape of ``tokens``, return their cross entropy, summed and divided by ``num_tokens``,
-        instead of the logits. Then only the logits of one chunk exist at a time.
+        instead of the logits; if the output divides tokens into chunks, only the logits of one chunk exist at a time.
 
         Rotations are an argument, since a buffer would be lost on the meta device and rounded by mixed precision.
         """
@@ -172,5 +173,8 @@ class Llama(nn.Module):
         for layer in self.layers:
             x = layer(x, freqs_cis)
         x = self.norm(x)
-        scored: torch.Tensor = self.output(x) if labels is None else self.output(x, labels, num_tokens)
-        return scored
+        if labels is not None and self.output.num_chunks:
+            loss: torch.Tensor = self.output(x, labels, num_tokens)
+            return loss
+        logits: torch.Tensor = self.output(x)
+        return logits if labels is None else summed_cross_entropy(logits, labels) / num_tokens
