@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from tests.distributed import small_llama
@@ -61,6 +63,17 @@ def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload
     for label, keys in {"one graph": {}, "CUDA graph": {"cuda_graphs": True}}.items():
         traced = {"workload": "llama_simple_fsdp", "trace": "step"} | keys
         workload.compare(traced | training, eager, steps=25, label=label)
+
+
+@pytest.mark.world(size=1, device="cuda", warm=True)
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("bucketing", ["transformer_block", "auto"])
+def test_float8_on_one_gpu_has_every_bit_of_fsdp2(workload, recipe, bucketing):
+    training = TRAINING | {"float8_linear": True, "float8_recipe": recipe}
+    eager = workload.run("llama_fsdp2", steps=5, warmup=0, hash_every=1, **training)
+    traced = {"workload": "llama_simple_fsdp", "bucketing": bucketing}
+    workload.compare(traced | training, eager, steps=5, label=bucketing)
 
 
 @pytest.mark.world(size=2, device="cuda", warm=True)

@@ -9,13 +9,7 @@ import torch
 from aorta_workloads.common.lanes import Lane, ReadAhead, Ticket
 from aorta_workloads.fsdp.diagnosis import Place
 from aorta_workloads.fsdp.faults import GATHER_KINDS, Fault, FaultSpec
-from aorta_workloads.fsdp.oracle import (
-    INPUT_SLOTS,
-    CodeTable,
-    Contribution,
-    chunk_index,
-    world_index,
-)
+from aorta_workloads.fsdp.oracle import INPUT_SLOTS, CodeTable, Contribution, chunk_index, world_index
 from aorta_workloads.fsdp.settings import Settings
 from aorta_workloads.fsdp.verification import MAX_DETAILS, Verification
 from hypothesis import given, settings

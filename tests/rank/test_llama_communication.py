@@ -9,12 +9,14 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.communication import CommunicationSettings, divided_products, turn_off_multicast
-from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
-from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel
+from aorta_workloads.config import CommunicationSettings, turn_off_multicast
+from aorta_workloads.distributed.fsdp2 import check_all_gather, gather_symmetrically
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
+from aorta_workloads.distributed.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
-from aorta_workloads.llama_fsdp2.symmetric import check_all_gather, gather_symmetrically
+from aorta_workloads.models import build_model
+from aorta_workloads.models.config import ModelConfig
+from aorta_workloads.passes.async_tensor import divided_products
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -26,7 +28,7 @@ from tests.rank.settings import make_settings
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
-    from aorta_workloads.llama.parallel.flat_gathers import FlatGathers
+    from aorta_workloads.passes.async_tensor import FlatGathers
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor import config as inductor
@@ -86,7 +88,7 @@ def test_keys_of_fsdp2_that_contradict_each_other_are_refused(keys, cause):
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
 
     with pytest.raises(ValueError, match=cause):
-        settings.check_degrees(ParallelDims.of_world(settings.degrees, 4))
+        settings.check_own()
 
 
 def test_all_gathers_name_why_they_cannot_run(monkeypatch):
@@ -141,7 +143,7 @@ def tensor_mesh():
 
 def collectives_of_a_block(mesh, batch_size):
     """Return the collectives in the graph of a block's forward pass after inductor's pass for async TP."""
-    model = Llama(LlamaConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5))
+    model = build_model(ModelConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5))
     apply_tensor_parallel(model, mesh.tensor, chunked_loss=False)
     options = divided_products(mesh.tensor)
     found = []

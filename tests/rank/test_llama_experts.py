@@ -7,9 +7,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.llama.data import initial_value
-from aorta_workloads.llama.model.experts import Experts, MixtureConfig, MoeFeedForward, group_rows, route
-from aorta_workloads.llama.parallel.expert import ExchangedExperts
+from aorta_workloads.distributed.expert import ExchangedExperts
+from aorta_workloads.models.common.data import initial_value
+from aorta_workloads.models.common.moe import Experts, MoeFeedForward, group_rows, route
+from aorta_workloads.models.config import MixtureConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

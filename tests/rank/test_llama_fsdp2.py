@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 from aorta_workloads.common.gradients import total_norm, whole_norm
-from aorta_workloads.llama.model.experts import MoeFeedForward
-from aorta_workloads.llama_fsdp2 import units
+from aorta_workloads.distributed import fsdp2
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
+from aorta_workloads.models.common.moe import MoeFeedForward
 from torch.distributed.tensor.debug import CommDebugMode
 
 from pytest_aorta.worker import RankEnv
@@ -164,9 +164,9 @@ def gathers_between_exchanges(workload):
 def test_experts_are_gathered_with_their_block_and_ahead_in_backward(
     make_workload, monkeypatch, has_parameter_meshes, prefetch, forward
 ):
-    if has_parameter_meshes and not units.HAS_PARAMETER_MESHES:
+    if has_parameter_meshes and not fsdp2.HAS_PARAMETER_MESHES:
         pytest.skip("a unit of this torch has one mesh")
-    monkeypatch.setattr(units, "HAS_PARAMETER_MESHES", has_parameter_meshes)
+    monkeypatch.setattr(fsdp2, "HAS_PARAMETER_MESHES", has_parameter_meshes)
     workload = make_workload(world_size=4, num_experts=4, expert_parallel_degree=2, forward_prefetch=prefetch)
 
     backward = [{"2", "e2", "1", "e1"}, {"0", "e0"}, set(), set()]

@@ -10,16 +10,16 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from aorta_workloads.llama.memory.budget import DeviceMemory, Options, decide, own_budget
-from aorta_workloads.llama.memory.choice import LADDER, choices, first_that_fits, same_on_all
-from aorta_workloads.llama.memory.estimate import Gathering, estimate
-from aorta_workloads.llama.memory.live import LiveBytes
-from aorta_workloads.llama.memory.step import Activations, Communication, StepMemory, Unit
-from aorta_workloads.llama.model.decoder import Block
-from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
-from aorta_workloads.llama.settings import MemorySettings
+from aorta_workloads.config import MemorySettings
+from aorta_workloads.distributed.activation_checkpoint import LADDER, choices, first_that_fits, same_on_all
+from aorta_workloads.distributed.memory.budget import DeviceMemory, Options, decide, own_budget
+from aorta_workloads.distributed.memory.estimate import Gathering, estimate
+from aorta_workloads.distributed.memory.live import LiveBytes
+from aorta_workloads.distributed.memory.step import Activations, Communication, StepMemory, Unit
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
+from aorta_workloads.models.common.decoder import Block
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -193,7 +193,7 @@ def test_less_memory_gives_more_recomputation_and_too_little_is_refused(world):
 
 def check_all(settings):
     settings.check()
-    settings.check_degrees(ParallelDims(1, 1, 1, 1))
+    settings.check_own()
 
 
 def test_a_budget_without_auto_is_refused():

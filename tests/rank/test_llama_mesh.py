@@ -7,14 +7,15 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from aorta_workloads.llama.data import local_part
-from aorta_workloads.llama.model.attention import SDPA
-from aorta_workloads.llama.model.experts import MoeFeedForward
-from aorta_workloads.llama.parallel.context import GatheredAttention, own_positions
-from aorta_workloads.llama.parallel.expert import expert_placement, split_experts
-from aorta_workloads.llama.parallel.mesh import AxisDegrees, ParallelDims, ParallelMesh
-from aorta_workloads.llama.parallel.parallelize import check_parallelism
+from aorta_workloads.config import AxisDegrees
+from aorta_workloads.distributed.context import GatheredAttention, own_positions
+from aorta_workloads.distributed.expert import expert_placement, split_experts
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
+from aorta_workloads.distributed.parallelize import check_parallelism
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+from aorta_workloads.models.common.attention import SDPA
+from aorta_workloads.models.common.data import local_part
+from aorta_workloads.models.common.moe import MoeFeedForward
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from aorta_workloads.distributed.parallel_dims import ParallelDims
 from aorta_workloads.fsdp.settings import Settings
 from aorta_workloads.fsdp.workload import FsdpWorkload
-from aorta_workloads.llama.parallel.mesh import ParallelDims
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from aorta_workloads.ranking.workload import RankingWorkload
 

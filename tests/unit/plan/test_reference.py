@@ -316,6 +316,19 @@ def test_config_that_the_commit_does_not_know_is_reported(opener, project, yaml,
         at_reference(request_of(project, **config), opener("HEAD").open())
 
 
+def test_shared_keys_are_the_commits(opener, project):
+    keys = toy_yaml().partition("class: Toy")[2]
+    write(project / "workloads/toy/default.yaml", "description: toy\nclass: Toy\nextends: shared.yaml\n")
+    write(project / "workloads/shared.yaml", keys.replace("default: 4", "default: 5"))
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "shared")
+    write(project / "workloads/shared.yaml", keys)
+    assert at_reference(request_of(project, steps=7), opener("HEAD").open()).config["steps"] == 7
+    request = at_reference(request_of(project), opener("HEAD").open())
+    assert request.spec is not None
+    assert request.spec.properties["steps"]["default"] == 5
+
+
 def test_script_is_the_commits_and_a_file_of_no_repository_or_a_module_stays_as_it_is(opener, project):
     reference = opener("HEAD").open()
     assert at_reference(script_request(str(project / "train.py")), reference).script == str(reference.root / "train.py")

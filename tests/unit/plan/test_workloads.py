@@ -72,6 +72,49 @@ def test_declaration_is_read(tmp_path):
     assert sorted(spec.properties) == ["environment", "layout", "scale", "size", "steps"]
 
 
+SHARED = """
+config:
+  steps: {type: integer, minimum: 1, default: 5, description: steps}
+  size: {type: string, enum: [small, large], default: small, description: preset}
+presets:
+  size:
+    large: {steps: 50}
+"""
+EXTENDING = """
+description: a toy
+class: Toy
+extends: shared.yaml
+config:
+  steps: {type: integer, minimum: 1, default: 7, description: own steps}
+  scale: {type: number, default: 1.0, description: scale}
+"""
+
+
+def test_a_workload_has_the_keys_and_presets_of_the_file_that_it_extends(tmp_path):
+    (tmp_path / "shared.yaml").write_text(SHARED)
+    spec = read_workload("toy", write(tmp_path / "toy", EXTENDING), None)
+    assert resolve_config(spec, {}) == {"steps": 7, "size": "small", "scale": 1.0, "environment": {}}
+    assert resolve_config(spec, {"size": "large"})["steps"] == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "message"),
+    [
+        ("shared.yaml", None, r"shared\.yaml: can't be read: No such file"),
+        ("../shared.yaml", SHARED, r'default\.yaml: \$\.extends: got "\.\./shared\.yaml"; Expected `str` matching'),
+        ("shared.yaml", SHARED + "class: Toy", r"shared\.yaml: \$: unknown key 'class'"),
+        ("shared.yaml", SHARED.replace("default: small, ", ""), r"shared\.yaml: config\.size: keys \['default'\]"),
+        ("shared.yaml", SHARED.replace("{steps: 50}", "{speed: 2}"), r"presets name config keys \['speed'\]"),
+    ],
+)
+def test_a_wrong_file_to_extend_is_named(tmp_path, name, shared, message):
+    if shared is not None:
+        (tmp_path / "shared.yaml").write_text(shared)
+    folder = write(tmp_path / "toy", EXTENDING.replace("shared.yaml", name))
+    with pytest.raises(SpecError, match=message):
+        read_workload("toy", folder, None)
+
+
 def test_absent_yaml_is_named(tmp_path):
     with pytest.raises(SpecError, match=r"toy/default\.yaml: can't be read: No such file"):
         read_workload("toy", tmp_path / "toy", None)
