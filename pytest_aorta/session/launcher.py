@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
+from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.leases import LeasedWorld
@@ -34,6 +34,7 @@ from pytest_aorta.plan.workloads import (
 )
 from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
 from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result
@@ -197,14 +198,18 @@ class Launcher:
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.start(plan)
             self._leased.note(outcome)
-            traces = []
-            if plan.profiler is not None:
-                on_device = plan.world.device != DeviceKind.CPU
-                traces.append(traces_note(plan.profiler, plan.run_dir, on_device=on_device))
+            on_device = plan.world.device != DeviceKind.CPU
+            found = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ""
+            traces = [found] if found else []
             note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=tuple(traces))
             if failure := launch_failure(plan, outcome):
                 raise LaunchError(failure.text, failure.kind, failure.rank)
             result = collect_result(plan, outcome, watch.platform_facts)
+            if plan.profiler is not None and not traces:
+                raise ResultError(
+                    f"profiler {plan.profiler} left no trace in {plan.run_dir}; next: read {AGENT_LOG} there"
+                    + (", and call capture_overlap() in a script" if plan.profiler == TORCH else "")
+                )
             if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
                 traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
             note = note.replace(has_result=True, traces=tuple(traces))
