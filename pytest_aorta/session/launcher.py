@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ class Session:
         line: Shows the state of a running launch; None shows nothing.
         bisection: The search for a commit that comparisons are part of; None compares with baselines.
         start: Starts the processes of a plan and waits for their end.
+        say: Shows lines to the user during a run, such as what a test waits for.
     """
 
     line: StateLine | None = None
@@ -83,6 +85,7 @@ class Session:
         self.options = options
         self.forkservers = ForkServers()
         self.start: Callable[[LaunchPlan], LaunchOutcome] = self.forkservers.launch
+        self.say: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
         self.references = References(options.ab, options.rootdir)
 
     @cached_property
@@ -108,6 +111,7 @@ class Session:
             exclusive=world.nodes > 1 or timed,
             wait_s=DEVICES_WAIT_S,
             owner=test.nodeid,
+            say=self.say,
         )
         test.platform = world.platform
         try:

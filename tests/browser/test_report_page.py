@@ -154,9 +154,7 @@ def test_reference_of_an_ab_and_the_stored_baseline_are_told_apart(page, kind):
     page.value(f"document.querySelector('{figure}').scrollIntoView()")
     page.wait_for(f"document.querySelector('{figure} .uplot') !== null")
     suffix = " p50" if kind == "steps" else ""
-    assert {f"A/B reference origin/main{suffix}", f"stored baseline\xa01{suffix}"} <= set(
-        legend(page, figure)
-    )
+    assert {f"A/B reference origin/main{suffix}", f"stored baseline\xa01{suffix}"} <= set(legend(page, figure))
     looks = page.value(
         f"Object.fromEntries([...document.querySelectorAll('{figure} .u-legend .u-series')].map((row) => "
         "[row.querySelector('.u-label').textContent.split(/[ ,]/)[0], "
