@@ -40,7 +40,7 @@ LOOKS = (1, 3)
 _ANOTHER_BLOCK = "another"
 _HEADLINE = METRICS["step_time_p50"]
 _LIST_COLUMNS = (
-    "platform", "case", "revision", "center/all", "blocks", "recorded", _HEADLINE.name, "detects with 1, 3",
+    "platform", "case", "baseline", "used/all", "sessions", "recorded", _HEADLINE.name, "detects with 1, 3",
 )  # fmt: skip
 _DIFF_COLUMNS = ("metric", "A", "B", "change", "")
 
@@ -147,8 +147,9 @@ def diff_lines(first: StoredFile, second: StoredFile, width: int) -> list[str]:
 def _summary_text(baseline: Baseline) -> str:
     """Return the revision, the numbers of launches and session blocks, and the dates of recording."""
     return (
-        f"revision {baseline.revision}: {len(baseline.center_launches)} of {counted(len(baseline.launches), 'launch')} "
-        f"in the center, {counted(_num_blocks(baseline), 'block')}, recorded {_recorded_text(baseline)}"
+        f"baseline {baseline.revision}: compared with {len(baseline.center_launches)} of "
+        f"{counted(len(baseline.launches), 'launch')} of {counted(_num_blocks(baseline), 'session')}, "
+        f"recorded {_recorded_text(baseline)}"
     )
 
 

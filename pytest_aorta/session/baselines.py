@@ -275,8 +275,8 @@ def _noisy_text(case: str, problems: Sequence[str]) -> str:
 
 def _change_lines(old: Baseline | None, new: Baseline) -> list[str]:
     """Return the values of a written baseline before and after, metric by metric."""
-    center = counted(len(new.center_launches), "launch")
-    count = f"{center} in the center, {len(new.launches)} in total, revision {new.revision}"
+    launches = counted(len(new.center_launches), "launch")
+    count = f"baseline {new.revision}: {launches}, {len(new.launches)} kept in all"
     lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case} ({count})"]
     for metric in METRICS.values():
         after, before = middle(metric, new.center_launches), middle(metric, old.center_launches) if old else None

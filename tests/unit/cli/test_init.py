@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -61,6 +62,28 @@ def test_script_is_recorded_by_a_second_one_and_hashed_if_it_is_deterministic(fo
     [call] = [call for call in calls if getattr(call.func, "attr", "") == "run_script"]
     assert [ast.literal_eval(argument) for argument in call.args] == ["train_measured.py", ["--epochs", "it's 2"]]
     ast.parse(written["train_measured.py"])
+
+
+@pytest.mark.parametrize("name", ['a"""b', "a\\b", "a\nb", 'ends"', "it's"])
+def test_any_name_of_a_script_gives_tests_that_parse(folder, name):
+    (folder / f"{name}.py").write_text(PLAIN)
+    assert main(["init", f"{name}.py"]) == 0
+    for path, text in files(folder).items():
+        if path.endswith(".py"):
+            ast.parse(text)
+    (test,) = folder.glob("test_*.py")
+    assert f"{name}.py" in str(ast.get_docstring(ast.parse(test.read_text()), clean=False))
+
+
+def test_gitignore_that_is_a_fifo_or_leads_out_of_the_project_is_refused(folder, capsys, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside") / "ignore"
+    outside.write_text("mine")
+    for make in (os.mkfifo, lambda path: path.symlink_to(outside)):
+        make(folder / ".gitignore")
+        assert main(["init"]) == 1
+        assert ".gitignore: can't be read: " in capsys.readouterr().err
+        assert (outside.read_text(), files(folder)) == ("mine", {} if make is os.mkfifo else {".gitignore": "mine"})
+        (folder / ".gitignore").unlink()
 
 
 def test_script_with_the_recorder_is_launched_itself(folder):

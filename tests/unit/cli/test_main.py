@@ -84,7 +84,7 @@ def test_list_has_one_line_a_case_with_center_and_detection(here, capsys):
 
 def test_list_counts_launches_of_one_day_as_one_block(here, capsys):
     store(launches=(launch(10.0), launch(10.1)))
-    assert "2/2         1       2026-01-01 " in said(capsys, "baselines", "list", "--platform", PLATFORM)
+    assert "2/2       1         2026-01-01 " in said(capsys, "baselines", "list", "--platform", PLATFORM)
 
 
 def test_list_reports_unreadable_files_beside_readable_ones_and_fails(here, capsys):
@@ -168,7 +168,7 @@ def committed(here):
 def test_diff_with_a_commit_shows_config_environment_metrics_and_hashes(committed, capsys):
     out = said(capsys, "baselines", "diff", f"HEAD:{committed}", committed)
     for part in (
-        f"A: HEAD:{committed}, revision 1: 5 of 5 launches in the center",
+        f"A: HEAD:{committed}, baseline 1: compared with 5 of 5 launches",
         '  dtype: "float32" -> "bfloat16"',
         "  seed: absent -> 0",
         '  torch: "2.11.0" -> "2.12.0"',

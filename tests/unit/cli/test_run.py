@@ -293,10 +293,18 @@ def test_option_of_aorta_is_an_error_that_names_the_replacement(toy, capsys, opt
     assert toy.plans == []
 
 
-def test_profiler_is_passed_to_the_launch_and_its_traces_are_located(toy, capsys):
-    assert run("--profiler", "torch") == 0
+def test_profiler_is_passed_to_the_launch_whose_trace_may_not_be_missing(toy, capsys):
+    assert run("--profiler", "torch") == 1
     assert toy.plans[-1].profiler == "torch"
-    assert "  torch left no trace in results/toy/launches/" in capsys.readouterr().out
+    assert "profiler torch left no trace in results/toy/launches/" in capsys.readouterr().err
+
+
+def test_profiler_that_is_not_installed_is_named_by_the_option_that_was_given(toy, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(toy.path))
+    assert run("--profiler", "nsys") == 2
+    error = capsys.readouterr().err
+    assert "--profiler=nsys: there is no program nsys" in error
+    assert "--aorta-profiler" not in error
 
 
 def test_schedule_of_the_profiler_is_passed_to_the_launch(toy):

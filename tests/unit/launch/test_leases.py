@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -130,6 +131,22 @@ def test_resources_of_two_processes_differ(clients: Clients, ask: Callable[..., 
         assert rest.resources == POOL[5:]
         with pytest.raises(LeaseError):
             ask(1)
+
+
+def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting, monkeypatch) -> None:
+    monkeypatch.setattr(leases, "SAY_S", 0.1)
+    monkeypatch.setattr(leases, "LOOK_S", 0.05)
+    said: list[str] = []
+    with ask(8, owner="the other test") as held:
+        waits = waiting(1, say=said.append)
+        until(lambda: bool(said))
+        time.sleep(0.2)
+        since = re.escape(f"(pid {os.getpid()}, since ") + r"\d\d:\d\d:\d\d\)"
+        assert re.search(rf"this test: waited 0 s for 1 of 8 resources\n.*GPU-7 held by the other test {since}", *said)
+        held.release()
+        waits.result().release()
+    with ask(8, say=said.append):
+        assert len(said) == 1
 
 
 def test_processes_in_competition_never_overlap(clients: Clients) -> None:

@@ -99,10 +99,10 @@ def test_wrapper_has_time_to_write_once_ranks_are_done():
 
 @pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
 def test_wrapper_that_is_not_installed_is_refused(tmp_path, profiler):
-    with pytest.raises(SpecError, match=f"^--aorta-profiler={profiler}: there is no program {profiler} on PATH; it is"):
-        check_profiler(profiler, {"PATH": str(tmp_path)})
+    with pytest.raises(SpecError, match=f"^--profiler={profiler}: there is no program {profiler} on PATH; it is"):
+        check_profiler(profiler, "--profiler", {"PATH": str(tmp_path)})
     for without_program in (None, "torch"):
-        check_profiler(without_program, {"PATH": str(tmp_path)})
+        check_profiler(without_program, "--profiler", {"PATH": str(tmp_path)})
 
 
 def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from fnmatch import fnmatch
 from html.parser import HTMLParser
@@ -134,9 +135,11 @@ def test_summary_is_appended_to_what_is_there(tmp_path):
     file.write_text("before\n")
     assert write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == ([], True)
     assert file.read_text().startswith("before\n## ")
-    (line,), good = write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(tmp_path)})
-    assert line.startswith("WARNING: GITHUB_STEP_SUMMARY")
-    assert good  # no option asks for this file
+    os.mkfifo(fifo := tmp_path / "fifo")  # which nobody reads
+    for unfit in (tmp_path, fifo):
+        (line,), good = write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(unfit)})
+        assert line.startswith("WARNING: GITHUB_STEP_SUMMARY")
+        assert good  # no option asks for this file
 
 
 def test_nothing_is_written_for_a_run_without_a_launch(tmp_path):

@@ -105,7 +105,7 @@ def test_traces_of_each_repeat_are_merged_into_a_file_of_their_own(tmp_path):
         ("nsys", ["nsys.nsys-rep"], "traces of nsys in {}: nsys.nsys-rep"),
         ("torch", ["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 more"),
         ("rocprofv3", ["rocprofv3/host/7_results.pftrace"], "rocprofv3/host/7_results.pftrace"),
-        ("torch", [], "torch left no trace in {}"),
+        ("torch", [], ""),
     ],
 )
 @pytest.mark.parametrize("on_device", [True, False])
