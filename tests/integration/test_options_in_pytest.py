@@ -31,15 +31,9 @@ from tests.unit.fake_drivers import FakeNvml
         (["--aorta-report=file/a.html"], "--aorta-report=file/a.html: {}/file is a file, allowed is a folder"),
         (["--aorta-markdown=folder.md"], "--aorta-markdown=folder.md: {}/folder.md is a folder, allowed is a file"),
         (["--aorta-report=folder.html"], "--aorta-report=folder.html: {}/folder.html is a folder, allowed is a file"),
-        (
-            ["--aorta-report=.html/"],
-            "argument --aorta-report: got '.html/', allowed is a file whose name ends in .html",
-        ),
+        (["--aorta-report=.html/"], "argument --aorta-report: got '.html/', allowed is a file whose name ends in"),
         (["--aorta-nnodes=2"], "--aorta-nnodes=2: set the ini key aorta_node_launcher, a command that starts a node "),
-        (
-            ["--aorta-nnodes=2", "-o", "aorta_node_launcher=srun"],
-            "--aorta-nnodes=2: give --aorta-results, a folder on ",
-        ),
+        (["--aorta-nnodes=2", "-o", "aorta_node_launcher=srun"], "--aorta-nnodes=2: give --aorta-results"),
         (["-o", "aorta_profiler=rocprofv3"], "--aorta-profiler=rocprofv3: there is no program rocprofv3 on PATH"),
     ],
 )
