@@ -9,7 +9,6 @@ import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli import main as completion_command
-from pytest_aorta.cli.workloads import allowed
 
 YAML = """
 description: a toy
@@ -84,10 +83,6 @@ def test_json_holds_the_schema_of_each_key(own, capsys):
 def test_unknown_workload_is_wrong_usage(own, capsys):
     assert cli.main(["workloads", "tyo"]) == 2
     assert "did you mean 'toy'?" in capsys.readouterr().err
-
-
-def test_limits_of_other_kinds_are_shown_as_the_schema_has_them():
-    assert allowed({"type": "array", "items": {"type": "string"}}) == 'items: {"type": "string"}'
 
 
 @pytest.mark.parametrize("shell", completion_command.SHELLS)

@@ -16,10 +16,7 @@ def test_launch_that_can_not_begin_names_the_folder(tmp_path):
     for plan, said in (
         (make_plan(tmp_path / "file" / "run"), rf"^results folder {tmp_path}/file/run can't be written: Not a dir"),
         (make_plan(tmp_path / "taken"), "can't be written: File exists"),
-        (
-            make_plan(tmp_path / "run", cwd=tmp_path / "absent"),
-            r"the guard can't be started in .*/absent: No such",
-        ),
+        (make_plan(tmp_path / "run", cwd=tmp_path / "absent"), r"the guard can't be started in .*/absent: No such"),
     ):
         with pytest.raises(LaunchError, match=said):
             launch(plan, {})
