@@ -265,6 +265,34 @@ def test_script_that_exits_is_reported_with_its_exit_code(tmp_path, code, text):
     ]
 
 
+@pytest.mark.parametrize(
+    ("reason", "rank"),
+    [("planted in step 5", 0), ("Connection closed by peer [127.0.0.1]:3", 1)],
+    ids=["own", "peer's"],
+)
+def test_error_that_a_script_handled_by_exiting_is_named(tmp_path, reason, rank):
+    raised(tmp_path, 1, 2)
+    document = {"time_ns": 1, "type": "SystemExit", "message": "1", "traceback": "", "after": f"RuntimeError: {reason}"}
+    write_rank_file(tmp_path, 0, "error.json", json.dumps(document))
+    found = launch_failure(make_plan(tmp_path), ended())
+    assert found.rank == rank
+    assert rank or found.headline.endswith("rank 0 failed first: exit code 1 after RuntimeError: planted in step 5")
+
+
+def test_long_traceback_keeps_the_frames_of_the_user_and_the_innermost_ones(tmp_path):
+    frame = '  File "{}.py", line 1, in f\n    call()\n    ^^^^^^\n'
+    library = "".join(frame.format(f"/v/lib/python3.11/site-packages/torch/m{number}") for number in range(40))
+    text = f"Traceback (most recent call last):\n{library}{frame.format('train')}{library}ValueError: boom\n"
+    raised(tmp_path, 1, 1, text=text)
+    assert failure(tmp_path, ended()).splitlines()[1:-1] == [
+        "Traceback (most recent call last):",
+        "  ... 120 lines left out, see ranks/1/error.json",
+        *frame.format("train").splitlines(),
+        "  ... 114 lines left out, see ranks/1/error.json",
+        *"".join(library.splitlines(keepends=True)[-6:]).splitlines(),
+    ]
+
+
 def test_empty_log_says_so(tmp_path):
     exited(tmp_path, _1=3)
     assert "  ranks/1/output.log is empty" in failure(tmp_path, ended()).splitlines()
@@ -341,13 +369,9 @@ def test_time_limit_before_any_step_says_that_the_start_may_just_be_slow(tmp_pat
 
 
 def test_rank_that_imports_torch_distributed_waits_in_no_collective(tmp_path):
-    stack = (
-        '  File "/v/torch/autograd/__init__.py", line 16 in <module>\n'
-        '  File "/v/torch/distributed/rpc/__init__.py", line 85 in <module>\n'
-    )
-    for rank in (0, 1):
-        write_rank_file(tmp_path, rank, "pid", "7")
-        write_rank_file(tmp_path, rank, "stacks.txt", "Current thread 0x02:\n" + stack)
+    places = ["/v/torch/autograd/__init__.py:<module>", "/v/torch/distributed/rpc/__init__.py:<module>"]
+    stuck(tmp_path, 0, frames(*places), 0)
+    stuck(tmp_path, 1, frames("/v/torch/distributed/tensor/_api.py:_ToTorchTensor", *places), 0)
     assert "hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective" in failure(
         tmp_path, ended(EndReason.TIME_LIMIT, None)
     )
@@ -459,10 +483,12 @@ def entered(run_dir, rank: int, steps: int) -> None:
 
 WAITING = frames("/site/torch/distributed/distributed_c10d.py:all_reduce", "train.py:step")
 WAITING_FOR_WORK = frames("lanes.py:wait", "train.py:step")
+IN_BACKWARD = frames("/site/torch/autograd/graph.py:_engine_run_backward", "train.py:step")
+BROADCASTING = frames("/site/torch/nn/parallel/distributed.py:_distributed_broadcast_coalesced", "train.py:step")
 COMPUTING = frames("train.py:tokenize", "train.py:step")
 
 
-@pytest.mark.parametrize("waiting", [WAITING, WAITING_FOR_WORK])
+@pytest.mark.parametrize("waiting", [WAITING, WAITING_FOR_WORK, IN_BACKWARD, BROADCASTING])
 def test_rank_that_is_not_in_the_collective_is_named_as_the_first(tmp_path, waiting):
     stuck(tmp_path, 0, waiting, 5)
     stuck(tmp_path, 1, COMPUTING, 4)
@@ -470,6 +496,88 @@ def test_rank_that_is_not_in_the_collective_is_named_as_the_first(tmp_path, wait
     assert (found.kind, found.rank) == ("hang in collective", 1)
     assert "rank 0 waits for rank 1" in found.text
     assert "rank 1, step 4: tokenize (train.py:1) < step (train.py:1)" in found.text
+
+
+def recorded(run_dir, rank: int, *names: str, retired: int | None = None, **changes: object) -> None:
+    """Write the record of a rank that has entered collectives, all of which but the last have ended."""
+    entries = [
+        {
+            "profiling_name": f"gloo:{name.partition(' ')[0]}",
+            "collective_seq_id": number,
+            "input_sizes": [[int(name.partition(" ")[2] or 1)]],
+            "time_created_ns": 100 * number + rank,
+            "retired": number <= (len(names) - 1 if retired is None else retired),
+            **changes,
+        }
+        for number, name in enumerate(names, 1)
+    ]
+    write_rank_file(run_dir, rank, "collectives.json", json.dumps({"entries": entries or None}))
+
+
+@pytest.mark.parametrize("stacks", [COMPUTING, WAITING, IN_BACKWARD], ids=["computing", "waiting", "in backward"])
+def test_rank_that_never_entered_the_collective_is_named_by_the_records(tmp_path, stacks):
+    stuck(tmp_path, 0, IN_BACKWARD, 5)
+    stuck(tmp_path, 1, stacks, 5)
+    recorded(tmp_path, 0, "broadcast", "all_reduce 64", "broadcast")
+    recorded(tmp_path, 1, "broadcast", "all_reduce 64", retired=2)
+    found = launch_failure(make_plan(tmp_path), ended(EndReason.TIME_LIMIT, None))
+    assert (found.kind, found.rank) == ("hang in collective", 1)
+    assert found.headline.endswith("rank 0 waits for rank 1, which never entered gloo:broadcast number 3")
+    assert "  rank 0, step 5: in gloo:broadcast number 3, _engine_run_backward" in found.text
+
+
+STEP = ["broadcast", "all_reduce 64"]
+# The collectives of two ranks, of which the second skips one in its last step.
+SKIPPED = {
+    "the loss": (["all_reduce 64", "all_reduce 1"] * 4, ["all_reduce 64", "all_reduce 1"] * 3 + ["all_reduce 64"] * 2),
+    "a barrier": (["all_reduce 64", "barrier"] * 3, ["all_reduce 64", "barrier"] * 2 + ["all_reduce 64"] * 2),
+    "a step, with the loss logged in every second": (
+        [*STEP, *STEP, "all_reduce 1"] * 2 + STEP * 2,
+        [*STEP, *STEP, "all_reduce 1"] * 2 + [*STEP, "all_reduce 1"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("whole", "skipping"), SKIPPED.values(), ids=SKIPPED)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_that_left_its_own_order_of_collectives_is_named(tmp_path, rank, whole, skipping):
+    for number in range(2):
+        stuck(tmp_path, number, IN_BACKWARD, 5 + (number == rank))
+        recorded(tmp_path, number, *(skipping if number == rank else whole), retired=len(skipping) - 1)
+    found = launch_failure(make_plan(tmp_path), ended(EndReason.TIME_LIMIT, None))
+    assert (found.kind, found.rank) == ("hang in collective", rank)
+    assert f"ranks entered different collectives: rank {rank} gloo:{skipping[-1].split()[0]}" in found.headline
+    assert found.headline.count(f"(number {len(skipping)})") == 2
+
+
+def test_different_collectives_are_shown_with_the_error_that_they_led_to(tmp_path):
+    stuck(tmp_path, 0, IN_BACKWARD, 5)
+    raised(tmp_path, 1, 1, "Connection closed by peer", "RuntimeError")
+    recorded(tmp_path, 0, "barrier")
+    recorded(tmp_path, 1, "broadcast")
+    assert (
+        "  ranks entered different collectives: rank 0 gloo:barrier (number 1) and rank 1 gloo:broadcast of [[1]]"
+    ) in failure(tmp_path, ended())
+
+
+@pytest.mark.parametrize(
+    "changes", [{"is_p2p": True}, {"profiling_name": "nccl:coalesced"}, {"process_group": ["7", "pipeline"]}], ids=str
+)
+def test_sends_and_collectives_of_groups_that_a_rank_never_used_are_not_missed(tmp_path, changes):
+    for rank in range(2):
+        stuck(tmp_path, rank, COMPUTING if rank else WAITING, 5)
+    recorded(tmp_path, 0, "all_reduce", **changes)
+    recorded(tmp_path, 1, "broadcast", retired=1)
+    assert "never entered" not in failure(tmp_path, ended(EndReason.TIME_LIMIT, None))
+
+
+def test_rank_that_waits_for_its_data_with_no_collective_in_flight_is_not_waiting_for_peers(tmp_path):
+    for rank in range(2):
+        stuck(tmp_path, rank, WAITING_FOR_WORK, 5)
+        recorded(tmp_path, rank, "all_reduce", retired=1)
+    assert "hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective" in failure(
+        tmp_path, ended(EndReason.TIME_LIMIT, None)
+    )
 
 
 def test_when_all_wait_in_collectives_the_earliest_is_named(tmp_path):
@@ -503,8 +611,7 @@ def test_rank_that_ended_without_an_error_before_its_peers_lost_it_is_named(tmp_
     entered(tmp_path, 0, 5)
     raised(tmp_path, 1, 1, "Connection reset by peer", "RuntimeError")
     lines = failure(tmp_path, ended()).splitlines()
-    assert lines[0].endswith("rank exception: rank 1 failed first: RuntimeError: Connection reset by peer")
-    assert lines[-2] == "  rank 0 had ended without an error in step 5"
+    assert "rank exception: rank 0 ended without an error in step 5, and then rank 1 failed: Runtime" in lines[0]
 
 
 @pytest.mark.parametrize("reason", [EndReason.EXIT, EndReason.RANK_ERROR])
