@@ -86,6 +86,8 @@ def frames(*places: str) -> str:
 
 WAITING = frames("/site/torch/distributed/distributed_c10d.py:all_reduce", "train.py:step")
 WAITING_FOR_WORK = frames("lanes.py:wait", "train.py:step")
+IN_BACKWARD = frames("/site/torch/autograd/graph.py:_engine_run_backward", "train.py:step")
+BROADCASTING = frames("/site/torch/nn/parallel/distributed.py:_distributed_broadcast_coalesced", "train.py:step")
 COMPUTING = frames("train.py:tokenize", "train.py:step")
 OTHER_THREAD = frames("threading.py:wait").replace("Current thread", "Thread")
 IMPORTING = frames("/v/torch/autograd/__init__.py:<module>", "/v/torch/distributed/rpc/__init__.py:<module>")
@@ -207,8 +209,7 @@ ERRORS = {
     ),
     "ended without an error before its peers lost it": (
         Left({0: DONE | entered(5), 1: lost_peer(1, "Connection reset by peer")}),
-        "rank exception: rank 1 failed first: RuntimeError: Connection reset by peer",
-        "\n  rank 0 had ended without an error in step 5\nplan",
+        "rank 0 ended without an error in step 5, and then rank 1 failed: RuntimeError: Connection reset by peer",
     ),
     "gave up before peers that then lost their connection to it": (
         Left({0: lost_peer(2, TIMED_OUT), 1: lost_peer(1)}),
@@ -395,7 +396,12 @@ HANGS = {
             "rank 0 waits for rank 1",
             f"rank 1, step 4: {AT_COMPUTE}",
         )
-        for name, stacks in (("is in", WAITING), ("waits for", WAITING_FOR_WORK))
+        for name, stacks in (
+            ("is in", WAITING),
+            ("waits for", WAITING_FOR_WORK),
+            ("reduces in backward", IN_BACKWARD),
+            ("broadcasts buffers in", BROADCASTING),
+        )
     },
     "all in collectives": (Left({0: stuck(WAITING, 5), 1: stuck(WAITING, 4)}, AT_LIMIT), (COLLECTIVE, 1), ""),
     **{
@@ -543,7 +549,13 @@ HANGS = {
         "get_code (:1)",
     ),
     "imports torch.distributed": (
-        Left({rank: stuck(IMPORTING, 0) for rank in (0, 1)}, AT_LIMIT),
+        Left(
+            {
+                0: stuck(IMPORTING, 0),
+                1: stuck(frames("/v/torch/distributed/tensor/_api.py:_ToTorchTensor") + IMPORTING, 0),
+            },
+            AT_LIMIT,
+        ),
         (ELSEWHERE, 0),
         "ranks 0, 1 in no collective",
     ),
@@ -645,3 +657,104 @@ def test_failure_of_a_node_is_reported_in_the_coordinators_words(tmp_path, reaso
     found = launch_failure(plan, LaunchOutcome(reason, None, (), (), 1.0, detail="node 1 (b) was lost"))
     assert (found.kind, found.rank) == (kind, None)
     check_parts(found.text, (f"on 4 cpu ranks of 2 nodes: {kind}: node 1 (b) was lost", "  | no such partition"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "rank"),
+    [("planted in step 5", 0), ("Connection closed by peer [127.0.0.1]:3", 1)],
+    ids=["own", "peer's"],
+)
+def test_error_that_a_script_handled_by_exiting_is_named(tmp_path, reason, rank):
+    document = {"time_ns": 1, "type": "SystemExit", "message": "1", "traceback": "", "after": f"RuntimeError: {reason}"}
+    found = diagnose(tmp_path, Left({0: {"error.json": json.dumps(document)}, 1: raised(2)}))
+    assert found.rank == rank
+    assert rank or found.headline.endswith("rank 0 failed first: exit code 1 after RuntimeError: planted in step 5")
+
+
+def test_long_traceback_keeps_the_frames_of_the_user_and_the_innermost_ones(tmp_path):
+    frame = '  File "{}.py", line 1, in f\n    call()\n    ^^^^^^\n'
+    library = "".join(frame.format(f"/v/lib/python3.11/site-packages/torch/m{number}") for number in range(40))
+    text = f"Traceback (most recent call last):\n{library}{frame.format('train')}{library}ValueError: boom\n"
+    assert diagnose(tmp_path, Left({1: raised(1, text=text)})).text.splitlines()[1:-1] == [
+        "Traceback (most recent call last):",
+        "  ... 120 lines left out, see ranks/1/error.json",
+        *frame.format("train").splitlines(),
+        "  ... 114 lines left out, see ranks/1/error.json",
+        *"".join(library.splitlines(keepends=True)[-6:]).splitlines(),
+    ]
+
+
+def recorded(rank: int, *names: str, retired: int | None = None, **changes: object) -> Files:
+    """Return the record of a rank that has entered collectives, all of which but the last have ended."""
+    entries = [
+        {
+            "profiling_name": f"gloo:{name.partition(' ')[0]}",
+            "collective_seq_id": number,
+            "input_sizes": [[int(name.partition(" ")[2] or 1)]],
+            "time_created_ns": 100 * number + rank,
+            "retired": number <= (len(names) - 1 if retired is None else retired),
+            **changes,
+        }
+        for number, name in enumerate(names, 1)
+    ]
+    return {"collectives.json": json.dumps({"entries": entries or None})}
+
+
+@pytest.mark.parametrize("stacks", [COMPUTING, WAITING, IN_BACKWARD], ids=["computing", "waiting", "in backward"])
+def test_rank_that_never_entered_the_collective_is_named_by_the_records(tmp_path, stacks):
+    waiting = stuck(IN_BACKWARD, 5) | recorded(0, "broadcast", "all_reduce 64", "broadcast")
+    absent = stuck(stacks, 5) | recorded(1, "broadcast", "all_reduce 64", retired=2)
+    found = diagnose(tmp_path, Left({0: waiting, 1: absent}, AT_LIMIT))
+    assert (found.kind, found.rank) == (COLLECTIVE, 1)
+    assert found.headline.endswith("rank 0 waits for rank 1, which never entered gloo:broadcast number 3")
+    assert "  rank 0, step 5: in gloo:broadcast number 3, _engine_run_backward" in found.text
+
+
+STEP = ["broadcast", "all_reduce 64"]
+# The collectives of two ranks, of which the second skips one in its last step.
+SKIPPED = {
+    "the loss": (["all_reduce 64", "all_reduce 1"] * 4, ["all_reduce 64", "all_reduce 1"] * 3 + ["all_reduce 64"] * 2),
+    "a barrier": (["all_reduce 64", "barrier"] * 3, ["all_reduce 64", "barrier"] * 2 + ["all_reduce 64"] * 2),
+    "a step, with the loss logged in every second": (
+        [*STEP, *STEP, "all_reduce 1"] * 2 + STEP * 2,
+        [*STEP, *STEP, "all_reduce 1"] * 2 + [*STEP, "all_reduce 1"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("whole", "skipping"), SKIPPED.values(), ids=SKIPPED)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_that_left_its_own_order_of_collectives_is_named(tmp_path, rank, whole, skipping):
+    ranks = {
+        number: stuck(IN_BACKWARD, 5 + (number == rank))
+        | recorded(number, *(skipping if number == rank else whole), retired=len(skipping) - 1)
+        for number in range(2)
+    }
+    found = diagnose(tmp_path, Left(ranks, AT_LIMIT))
+    assert (found.kind, found.rank) == (COLLECTIVE, rank)
+    assert f"ranks entered different collectives: rank {rank} gloo:{skipping[-1].split()[0]}" in found.headline
+    assert found.headline.count(f"(number {len(skipping)})") == 2
+
+
+def test_different_collectives_are_shown_with_the_error_that_they_led_to(tmp_path):
+    ranks = {0: stuck(IN_BACKWARD, 5) | recorded(0, "barrier"), 1: lost_peer(1) | recorded(1, "broadcast")}
+    assert (
+        "  ranks entered different collectives: rank 0 gloo:barrier (number 1) and rank 1 gloo:broadcast of [[1]]"
+    ) in diagnose(tmp_path, Left(ranks)).text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"is_p2p": True}, {"profiling_name": "nccl:coalesced"}, {"process_group": ["7", "pipeline"]}], ids=str
+)
+def test_sends_and_collectives_of_groups_that_a_rank_never_used_are_not_missed(tmp_path, changes):
+    ranks = {
+        0: stuck(WAITING, 5) | recorded(0, "all_reduce", **changes),
+        1: stuck(COMPUTING, 5) | recorded(1, "broadcast", retired=1),
+    }
+    assert "never entered" not in diagnose(tmp_path, Left(ranks, AT_LIMIT)).text
+
+
+def test_rank_that_waits_for_its_data_with_no_collective_in_flight_is_not_waiting_for_peers(tmp_path):
+    ranks = {rank: stuck(WAITING_FOR_WORK, 5) | recorded(rank, "all_reduce", retired=1) for rank in range(2)}
+    text = diagnose(tmp_path, Left(ranks, AT_LIMIT)).text
+    assert "hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective" in text

@@ -112,13 +112,15 @@ print(os.path.exists(f"/proc/{running}"))
 """
 
 HOLDING_THE_GIL = """
-import faulthandler, itertools, signal, time
+import faulthandler, itertools, os, signal, time
 from pathlib import Path
 from pytest_aorta.launch.process import forkserver as warm_agent
 
 def hold(stacks, ready):
     faulthandler.register(signal.SIGUSR1, stacks)
     signal.signal(signal.SIGTERM, print)
+    Path("ranks/0").mkdir(parents=True)
+    Path("ranks/0/pid").write_text(str(os.getpid()))
     ready.touch()
     sum(itertools.repeat(0))
 

@@ -262,3 +262,39 @@ def test_collector_is_off_during_imports_and_then_as_before_also_after_a_failure
     with pytest.raises(ImportError):
         importing()
     assert gc.isenabled() == is_enabled
+
+
+# The script's handler of SIGTERM enters a collective, as Lightning's does.
+ASKED = """
+    def record(**_):
+        return json.dumps({{"entries": [{{"collective_seq_id": 5, "profiling_name": name[0], "frames": []}}]}}).encode()
+    def reduce_then_leave(*_):
+        name[0] = "gloo:broadcast"
+        threading.Timer(0.2, os._exit, [0]).start()
+    import json, threading, time
+    name = ["gloo:all_reduce"]
+    sys.modules["torch._C._distributed_c10d"] = types.SimpleNamespace(_dump_fr_trace_json=record)
+    signal.signal(signal.SIGTERM, reduce_then_leave)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while not (folder / "collectives.json").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+
+
+def test_stacks_and_collectives_that_were_asked_for_stay_when_the_rank_is_ended(tmp_path):
+    assert run(tmp_path, ASKED.strip().format()) == 0
+    folder = tmp_path / "ranks" / "0"
+    assert (folder / "stacks.txt").read_text().count("in run_rank") == 1
+    entry = {"collective_seq_id": 5, "profiling_name": "gloo:all_reduce"}
+    assert json.loads((folder / "collectives.json").read_text()) == {"entries": [entry]}
+
+
+HANDLED = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise SystemExit(1){}\n"
+
+
+@pytest.mark.parametrize(("suppressed", "after"), [("", "ZeroDivisionError: division by zero"), (" from None", "")])
+def test_error_that_a_script_handles_by_exiting_is_kept(tmp_path, suppressed, after):
+    _write_error(tmp_path, script_error(tmp_path, HANDLED.format(suppressed)))
+    assert json.loads((tmp_path / "error.json").read_text())["after"] == after
