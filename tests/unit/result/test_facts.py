@@ -86,7 +86,7 @@ def test_launch_that_trained_nothing_has_no_loss():
 
 
 def test_ranks_lags_come_from_their_waits():
-    facts = launch_facts(make_result(TWO_RANKS, wait_ms=[[5.0, 5.0], [1.0, 2.0]]))
+    facts = launch_facts(make_result(TWO_RANKS, collective_ms=[[5.0, 5.0], [1.0, 2.0]]))
     assert facts.rank_lag_ms == [-3.5, 3.5]
 
 
