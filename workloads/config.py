@@ -202,7 +202,7 @@ class LlamaSettings:
     @property
     def has_memory_choices(self) -> bool:
         """Return whether setup makes a choice by the memory that steps need."""
-        return self.chooses_checkpointing or self.communication.unsharded_blocks is None
+        return self.chooses_checkpointing or self.communication.no_reshard_blocks is None
 
     def check(self) -> None:
         """Raise ValueError if a key contradicts another one, whatever the world's size."""
@@ -224,20 +224,20 @@ class LlamaSettings:
         if (budget := self.memory.memory_budget_bytes) is not None and not self.has_memory_choices:
             raise ValueError(
                 f"memory_budget_bytes is {budget}, activation_checkpointing is "
-                f"{self.activation_checkpointing!r} and unsharded_blocks is "
-                f"{self.communication.unsharded_blocks}: only auto and null keep to a budget"
+                f"{self.activation_checkpointing!r} and no_reshard_blocks is "
+                f"{self.communication.no_reshard_blocks}: only auto and null keep to a budget"
             )
-        if self.communication.unsharded_blocks is None and self.degrees.pipeline_parallel_degree > 1:
+        if self.communication.no_reshard_blocks is None and self.degrees.pipeline_parallel_degree > 1:
             raise ValueError(
-                f"unsharded_blocks is null and pipeline_parallel_degree is {self.degrees.pipeline_parallel_degree}: "
+                f"no_reshard_blocks is null and pipeline_parallel_degree is {self.degrees.pipeline_parallel_degree}: "
                 f"stages may have different numbers of blocks; give a number"
             )
         self.checkpoint.check()
         self.lr_schedule.check()
 
-    def with_unsharded_blocks(self, number: int) -> Self:
+    def with_no_reshard_blocks(self, number: int) -> Self:
         """Return the same settings with the number of blocks that keep gathered parameters."""
-        return replace(self, communication=replace(self.communication, unsharded_blocks=number))
+        return replace(self, communication=replace(self.communication, no_reshard_blocks=number))
 
     @property
     def fuses_blocks(self) -> bool:
@@ -286,37 +286,37 @@ class Bucket:
 
     Attributes:
         blocks: the numbers of the blocks.
-        is_resharded: whether gathered parameters are freed between forward and backward.
+        reshard_after_forward: whether gathered parameters are freed between forward and backward.
     """
 
     blocks: range
-    is_resharded: bool
+    reshard_after_forward: bool
 
 
 @dataclass(frozen=True)
 class CommunicationSettings:
     """The keys of collectives, which each workload implements in its own way.
 
-    If ``unsharded_blocks`` is None, setup replaces it by a number that depends on the memory that steps need.
+    If ``no_reshard_blocks`` is None, setup replaces it by a number that depends on the memory that steps need.
     """
 
     blocks_per_bucket: int = 1
-    unsharded_blocks: int | None = 0
+    no_reshard_blocks: int | None = 0
     async_tensor_parallel: bool = False
 
     def buckets(self, num_blocks: int, *, reshard_after_forward: bool) -> list[Bucket]:
         """Divide ``num_blocks`` blocks, those of the model or of this rank's stage; the last bucket may be smaller.
 
-        The last ``unsharded_blocks`` of them, which backward begins with, keep their gathered parameters.
+        The last ``no_reshard_blocks`` of them, which backward begins with, keep their gathered parameters.
 
         Raises:
-            ValueError: ``unsharded_blocks`` is more than all blocks, or not a number of whole buckets.
+            ValueError: ``no_reshard_blocks`` is more than all blocks, or not a number of whole buckets.
         """
-        size, num_kept = self.blocks_per_bucket, self.unsharded_blocks or 0
+        size, num_kept = self.blocks_per_bucket, self.no_reshard_blocks or 0
         starts, first_kept = range(0, num_blocks, size), num_blocks - num_kept
         if num_kept not in (allowed := self.whole_buckets(num_blocks)):
             raise ValueError(
-                f"unsharded_blocks is {num_kept}, and {num_blocks} blocks are divided into buckets of "
+                f"no_reshard_blocks is {num_kept}, and {num_blocks} blocks are divided into buckets of "
                 f"blocks_per_bucket {size}; whole buckets are kept, so allowed are {allowed}"
             )
         return [
@@ -330,10 +330,10 @@ class CommunicationSettings:
 
     def check_resharding(self, *, reshard_after_forward: bool) -> None:
         """Raise ValueError if some blocks are to keep their parameters although all blocks do."""
-        if self.unsharded_blocks != 0 and not reshard_after_forward:
-            shown = "null" if self.unsharded_blocks is None else self.unsharded_blocks
+        if self.no_reshard_blocks != 0 and not reshard_after_forward:
+            shown = "null" if self.no_reshard_blocks is None else self.no_reshard_blocks
             raise ValueError(
-                f"unsharded_blocks is {shown} and reshard_after_forward is false, which keeps the "
+                f"no_reshard_blocks is {shown} and reshard_after_forward is false, which keeps the "
                 f"parameters of all blocks; use one of the two"
             )
 

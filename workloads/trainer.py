@@ -90,7 +90,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         settings = self._settings = settings.with_kernels(self._choose_attention(settings))
         self._decision = self._decide() if settings.has_memory_choices else None
         if self._decision is not None:
-            settings = self._settings = settings.with_unsharded_blocks(self._decision.unsharded)
+            settings = self._settings = settings.with_no_reshard_blocks(self._decision.unsharded)
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)

@@ -262,7 +262,7 @@ class Declaration(Model, frozen=True):
         launch_mode: ``torchrun``.
         min_world_size: Smallest number of ranks.
         preload: Modules of torch that a fork server imports before it forks ranks of this workload.
-        collective_timing: Whether NCCL times collectives of several ranks, for ``wait_ms`` and the straggler on GPUs.
+        collective_timing: Whether NCCL times collectives of several ranks, for ``collective_ms`` and the straggler.
         extends: File beside the workload's folder, whose config keys and presets the workload has too; empty for none.
         properties: Config key -> JSON Schema fragment with type, default and description.
         presets: Config key -> its value -> defaults of other keys.

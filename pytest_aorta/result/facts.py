@@ -103,7 +103,7 @@ NUMERIC_ENVIRONMENT = (
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
-CHOICES = ("activation_checkpointing", "unsharded_blocks")
+CHOICES = ("activation_checkpointing", "no_reshard_blocks")
 # A rank's steps of one sign of lag, at least, per step of the other sign. Ranks that are late in turns lag in as many
 # steps as they are ahead; with 1 ms of work on one rank of four H200s, this rank lagged in 92% of the steps or more.
 _MOST_IN_TURN = 2
@@ -245,7 +245,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         weight_hashes=result.weight_hashes,
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
-        rank_lag_ms=_short(rank_lags_ms(result.wait_ms)),
+        rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
         step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
         memory_growth=_short(max(map(growth, result.memory_bytes), default=0.0)),
         canary_ms=_canary(result),
@@ -340,18 +340,18 @@ def _short(value: Any) -> Any:
     return {str(key): _short(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
-def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
+def rank_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
     """Return how much less each rank waits in collectives than its peers, in milliseconds per step.
 
     A rank's lag is the median over steps of the peers' median wait minus the rank's own wait, from
-    ``wait_ms[rank][step]``. The straggler arrives last, so its lag is the time that its peers spend waiting
+    ``collective_ms[rank][step]``. The straggler arrives last, so its lag is the time that its peers spend waiting
     for it. Ranks that are late in turns lag in some steps and are ahead in others. The median is then that of either
     kind of step by chance, so the lag is 0 unless one kind is at least twice as frequent as the other. Empty without
     waits, or with one rank.
     """
-    if len(wait_ms) < 2 or not wait_ms[0]:
+    if len(collective_ms) < 2 or not collective_ms[0]:
         return []
-    waits = np.asarray(wait_ms)
+    waits = np.asarray(collective_ms)
     num_ranks = len(waits)
     # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its
     # peers is one of two neighboring sorted waits, or the mean of two such pairs.

@@ -276,8 +276,8 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         loss: the loss of each measured step, if the workload trains.
         grad_norm: the norm of each measured step's gradients before clipping, if the workload trains.
         environment: versions and devices that numbers depend on.
-        wait_ms: time in collectives in each step, from this rank's arrival at a collective to the collective's end; of
-            all steps, or of as many of the last steps as are known.
+        collective_ms: time in collectives in each step, from this rank's arrival at a collective to its end; of all
+            steps, or of as many of the last steps as are known.
         memory_bytes: memory in use before every tenth step.
         canary_before: milliseconds that the parts of a fixed program took before the steps.
         canary_after: the same after the steps.
@@ -301,7 +301,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     loss: list[float] = field(default_factory=list)
     grad_norm: list[NotNegative] = field(default_factory=list)
     environment: dict[str, Fact] = field(default_factory=dict)
-    wait_ms: list[Milliseconds] = field(default_factory=list)
+    collective_ms: list[Milliseconds] = field(default_factory=list)
     memory_bytes: list[Count] = field(default_factory=list)
     canary_before: dict[CanaryPart, Milliseconds] = field(default_factory=dict)
     canary_after: dict[CanaryPart, Milliseconds] = field(default_factory=dict)
@@ -324,8 +324,8 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
                 f"{self.configured_iterations} iterations configured, {steps} done, {len(self.step_times_ms)} step "
                 f"times; they have to be equal"
             )
-        if len(self.wait_ms) > steps:
-            return f"wait_ms has {len(self.wait_ms)} entries for {steps} steps; allowed is at most one per step"
+        if len(self.collective_ms) > steps:
+            return f"collective_ms has {len(self.collective_ms)} entries for {steps} steps; allowed is one per step"
         for name, values in {"loss": self.loss, "grad_norm": self.grad_norm}.items():
             if len(values) not in (0, steps):
                 return (
@@ -382,8 +382,8 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
         provenance: time, host and code version of the launch.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
-        wait_ms: time in collectives in each of the last steps, ``wait_ms[rank][step]``: measured by the ranks, or on
-            CPU ranks computed from their arrivals at collectives.
+        collective_ms: time in collectives in each of the last steps, ``collective_ms[rank][step]``: measured by the
+            ranks, or on CPU ranks computed from their arrivals at collectives.
         ranks: the measurements of each rank.
         passed: whether the workload's own checks held on all ranks.
         failure_count: number of failed checks of all ranks.
@@ -425,7 +425,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     launch_times_s: dict[str, NotNegative]
     provenance: Provenance
     platform_facts: PlatformFacts | None = None
-    wait_ms: list[list[Milliseconds]] = field(default_factory=list)
+    collective_ms: list[list[Milliseconds]] = field(default_factory=list)
     ranks: Annotated[list[RankResult], Meta(min_length=1)]
 
     passed = _OfRanks(lambda ranks: all(rank.passed for rank in ranks))

@@ -268,7 +268,7 @@ class Recorder:
             loss=self._of_steps(self._loss, len(times)),
             grad_norm=self._of_steps(self._grad_norm, len(times)),
             environment=environment_facts(self._device),
-            wait_ms=self._timer.wait_ms(),
+            collective_ms=self._timer.collective_ms(),
             memory_bytes=self._timer.memory_bytes(),
             canary_before=self._canary_before,
             tensor_hashes=self._tensor_hashes,

@@ -104,7 +104,7 @@ class StepTimer:
         self._moments.clear()
         return list(self._times_ms)
 
-    def wait_ms(self) -> list[float]:
+    def collective_ms(self) -> list[float]:
         """Return the milliseconds that each of the last steps spent in collectives.
 
         The list covers all steps, or as many of the last steps as NCCL has recorded. The list is empty on CPU, where a

@@ -157,7 +157,7 @@ def test_gathered_parameters_that_blocks_keep_count_under_their_kinds_alone():
 
 def test_last_blocks_that_stay_unsharded_keep_their_parameters_under_every_kind():
     kept = dict.fromkeys(LADDER, 0) | {"none": 10}
-    communication = Communication(20, 20, 0, kept, gathered=7, unsharded_blocks=2)
+    communication = Communication(20, 20, 0, kept, gathered=7, no_reshard_blocks=2)
     assert communication.kept(["full", "none", "none", "full"]) == [0, 10, 7, 7]
 
 
@@ -213,28 +213,28 @@ def test_memory_that_activations_leave_keeps_blocks_unsharded(world):
     # One block that recomputes frees more than all four blocks keep.
     assert chosen[3].facts == {
         "activation_checkpointing": "elementwise on 1 of 4 blocks, none on 3",
-        "unsharded_blocks": "4 of 4",
+        "no_reshard_blocks": "4 of 4",
     }
-    assert "unsharded_blocks: null chose 2 of 4; estimated" in str(chosen[1])
+    assert "no_reshard_blocks: null chose 2 of 4; estimated" in str(chosen[1])
 
 
 def test_no_block_stays_unsharded_where_nothing_fits_and_the_config_gives_the_checkpointing(world):
     world(1)
     step = make_step(communication=Communication(20, 20, 0, dict.fromkeys(LADDER, 0), gathered=100))
     decision = decide(step, Options((same_on_all("full", 4),), (0, 2, 4), 4), 1, CPU)
-    assert (decision.unsharded, decision.facts) == (0, {"unsharded_blocks": "0 of 4"})
+    assert (decision.unsharded, decision.facts) == (0, {"no_reshard_blocks": "0 of 4"})
     assert decision.estimate == step.peak(["full"] * 4)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pipeline_parallel_degree": 2}, "unsharded_blocks is null and pipeline_parallel_degree is 2"),
-        ({"reshard_after_forward": False}, "unsharded_blocks is null and reshard_after_forward is false"),
+        ({"pipeline_parallel_degree": 2}, "no_reshard_blocks is null and pipeline_parallel_degree is 2"),
+        ({"reshard_after_forward": False}, "no_reshard_blocks is null and reshard_after_forward is false"),
     ],
 )
 def test_unsharded_blocks_by_memory_are_refused_where_they_can_not_be_chosen(changes, message):
-    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", unsharded_blocks=None, **changes)
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", no_reshard_blocks=None, **changes)
     with pytest.raises(ValueError, match=message):
         check_all(settings)
 

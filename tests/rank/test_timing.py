@@ -54,7 +54,7 @@ def test_time_without_work_and_without_a_collective_is_no_wait(tmp_path, monkeyp
     timer = StepTimer(CPU)
     with timer.step():
         time.sleep(0.01)
-    assert timer.wait_ms() == []
+    assert timer.collective_ms() == []
     arrivals = read_arrivals(tmp_path / ARRIVALS_FILE)
     assert (len(arrivals.began_ns), arrivals.ended_ns[0] - arrivals.began_ns[0] >= 10 * MS) == (1, True)
 
@@ -63,7 +63,7 @@ def test_step_that_raises_is_not_counted():
     timer = StepTimer(CPU)
     with pytest.raises(RuntimeError, match="lost"), timer.step():
         raise RuntimeError("lost")
-    assert (timer.step_times_ms(), timer.wait_ms()) == ([], [])
+    assert (timer.step_times_ms(), timer.collective_ms()) == ([], [])
 
 
 def test_steps_that_raise_and_are_caught_add_neither_times_nor_samples_of_memory():
@@ -142,7 +142,7 @@ def test_timer_knows_when_each_step_ended(monkeypatch):
             pass
     left = []
     monkeypatch.setattr(timer_module, "_leave_arrivals", lambda *steps: left.append(steps))
-    timer.wait_ms()
+    timer.collective_ms()
     assert left == [([10, 50], [20, 90])]
 
 

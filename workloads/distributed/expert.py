@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,7 +13,7 @@ from torch.distributed.tensor import Shard
 
 from ..config import LlamaSettings
 from ..models.common.dtensors import distribute_parameter
-from ..models.common.moe import Experts, MoeFeedForward, group_rows, local_experts
+from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows, local_experts
 from ..models.config import MixtureConfig
 from .parallel_dims import ParallelDims
 from .tensor import check_tensor_parallel
@@ -70,7 +72,7 @@ def _check_combinations(settings: LlamaSettings) -> None:
     if dense and settings.has_memory_choices:
         raise ValueError(
             f"n_dense_layers is {dense}, activation_checkpointing is {settings.activation_checkpointing!r} and "
-            f"unsharded_blocks is {settings.communication.unsharded_blocks}: memory is estimated for equal blocks; "
+            f"no_reshard_blocks is {settings.communication.no_reshard_blocks}: memory is estimated for equal blocks; "
             f"name a kind and a number"
         )
 
@@ -88,33 +90,36 @@ def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tens
                 distribute_parameter(module, name, mesh, placements)
 
 
-def exchange_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
+def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
     """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens."""
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
-            module.evaluate = ExchangedExperts(mesh.get_group(), mesh.size())
+            module.dispatcher = AllToAllDispatcher(mesh.get_group(), mesh.size())
 
 
-class ExchangedExperts:
+class AllToAllDispatcher(TokenDispatcher):
     """Evaluates each row on the rank of its expert: all-to-all collectives send rows there and outputs back."""
 
     def __init__(self, group: dist.ProcessGroup, num_ranks: int) -> None:
         self._group, self._num_ranks = group, num_ranks
 
-    def bounded(self, top_k: int) -> BoundedExchange:
-        """Return the exchange in which this rank receives the most rows that it can."""
-        return BoundedExchange(self._group, self._num_ranks, top_k)
+    def bounded(self, top_k: int) -> BoundedDispatcher:
+        """Return the dispatcher with which this rank receives the most rows that it can."""
+        return BoundedDispatcher(self._group, self._num_ranks, top_k)
 
-    def __call__(self, experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Evaluate ``rows``, in the order of all experts; ``counts`` holds the rows of each expert."""
+    def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> Dispatched:
+        """Send each of ``rows`` to the rank of its expert."""
         # Rows from each rank for each expert of this rank.
         received = self._exchange_counts(counts).view(self._num_ranks, -1)
         sent = counts.view(self._num_ranks, -1)
         num_sent, num_received = self._num_rows(sent, received, len(rows))
         own = self._exchange(rows, num_sent, num_received)
         groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
-        out = experts.evaluate(own[groups.order], groups.counts)[groups.inverse]
-        return self._exchange(out, num_received, num_sent)
+        return Dispatched(own[groups.order], groups.counts, groups.inverse, num_sent, num_received)
+
+    def combine(self, out: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+        """Send outputs back to the ranks of their rows."""
+        return self._exchange(out[dispatched.order], dispatched.num_received, dispatched.num_sent)
 
     def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, _: int) -> tuple[list[int], list[int]]:
         """Return how many rows go to each rank and how many come from each, on the host for the collectives."""
@@ -125,23 +130,23 @@ class ExchangedExperts:
         received: torch.Tensor = all_to_all_single(counts, None, None, self._group)
         return received
 
-    def _exchange(self, rows: torch.Tensor, num_sent: list[int], num_received: list[int]) -> torch.Tensor:
+    def _exchange(self, rows: torch.Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> torch.Tensor:
         """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
-        out: torch.Tensor = all_to_all_single_autograd(rows, num_received, num_sent, self._group)
+        out: torch.Tensor = all_to_all_single_autograd(rows, list(num_received), list(num_sent), self._group)
         return out
 
 
-class BoundedExchange(ExchangedExperts):
-    """An exchange without data, in which each rank sends this rank as many rows as its experts can receive."""
+class BoundedDispatcher(AllToAllDispatcher):
+    """A dispatcher without data, with which each rank sends this rank as many rows as its experts can receive."""
 
     def __init__(self, group: dist.ProcessGroup, num_ranks: int, top_k: int) -> None:
         super().__init__(group, num_ranks)
-        self._experts_per_token = top_k
+        self._top_k = top_k
 
     def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
         del sent
         # A token goes to several different experts.
-        most = num_rows // self._experts_per_token * min(self._experts_per_token, received.shape[1])
+        most = num_rows // self._top_k * min(self._top_k, received.shape[1])
         return [num_rows // self._num_ranks] * self._num_ranks, [most] * self._num_ranks
 
 

@@ -8,7 +8,7 @@ from ..config import LlamaSettings
 from ..models.common.decoder import Decoder
 from ..models.common.float8 import check_float8, convert_blocks
 from .context import apply_context_parallel, own_positions
-from .expert import check_experts, exchange_tokens, split_experts
+from .expert import check_experts, dispatch_tokens, split_experts
 from .parallel_dims import ParallelDims, ParallelMesh
 from .pipeline import check_pipeline, count_stages, keep_stage, split_stages, stages_of_rank
 from .tensor import apply_tensor_parallel, check_tensor_parallel
@@ -78,4 +78,4 @@ def _split_modules(model: Decoder, mesh: ParallelMesh, settings: LlamaSettings) 
     if (split := mesh.expert_axes.non_dp_mesh) is not None:
         split_experts(model, split, distributed=mesh.experts is not None, tensor_parallel=mesh.tensor is not None)
     if mesh.experts is not None:
-        exchange_tokens(model, mesh.experts)
+        dispatch_tokens(model, mesh.experts)

@@ -26,7 +26,7 @@ from .buffers import Buffers
 from .diagnosis import Place
 from .faults import Fault
 from .oracle import CodeTable
-from .schedule import Lanes, TrainingStep
+from .schedule import Streams, TrainingStep
 from .settings import Settings
 from .verification import Verification
 
@@ -55,10 +55,10 @@ class FsdpWorkload(Workload):
         codes = CodeTable(self._settings.dtype, self._device, self._settings.seed)
         self._verification = self._make_verification(codes)
         self._fault = self._make_fault(codes)
-        lanes = Lanes.choose(self._settings, self._device)
+        streams = Streams.choose(self._settings, self._device)
         self._spans = StreamSpans(self._device, self._settings.span_every)
         self._step = TrainingStep(
-            self._settings, self._buffers, lanes, codes, self._verification, self._fault, self._spans
+            self._settings, self._buffers, streams, codes, self._verification, self._fault, self._spans
         )
         self._verification.rehearse()
 
@@ -70,7 +70,7 @@ class FsdpWorkload(Workload):
             with timer.step():
                 self._step.run(iteration)
         timer, elapsed_sec = self._measure()
-        step_times_ms, wait_ms = timer.step_times_ms(), timer.wait_ms()
+        step_times_ms, collective_ms = timer.step_times_ms(), timer.collective_ms()
         metrics = self._metrics(sum(step_times_ms) / 1e3)
         weight_hashes = self._weight_hashes()
         failure_count, failures = self._verification.failures()
@@ -86,7 +86,7 @@ class FsdpWorkload(Workload):
             weight_hashes=weight_hashes,
             # Sums of integers below 2**24 are exact in any order.
             environment=environment_facts(self._device, bitwise_reproducible=True, any_cpu=True),
-            wait_ms=wait_ms,
+            collective_ms=collective_ms,
             memory_bytes=timer.memory_bytes(),
         )
         iterations = count(settings.iterations)

@@ -16,7 +16,7 @@ from ..distributed.memory.estimate import Gathering
 from ..distributed.memory.pieces import INDUCTOR
 from ..distributed.parallel_dims import ParallelMesh
 from ..models.common.decoder import Block, Decoder
-from ..passes.async_tensor import divided_products
+from ..passes.async_tensor import micro_pipeline_options
 from ..trainer import LlamaWorkload
 from .settings import LlamaFsdp2Settings
 
@@ -52,7 +52,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             blocks = [layers[number] for number in bucket.blocks]
             if settings.compile_blocks:
                 _compile(blocks, mesh, settings)
-            options = {"mp_policy": policy, "reshard_after_forward": bucket.is_resharded}
+            options = {"mp_policy": policy, "reshard_after_forward": bucket.reshard_after_forward}
             units.append(shard_blocks(blocks, mesh, **options))
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
@@ -95,7 +95,7 @@ def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settin
         from ..passes.partition import Partitioner
 
         # Only under tensor parallelism, graphs have meshes.
-        divided = divided_products(mesh.tensor) if settings.communication.async_tensor_parallel else {}
+        divided = micro_pipeline_options(mesh.tensor) if settings.communication.async_tensor_parallel else {}
         options = divided | {"custom_partitioner_fn": Partitioner()}
     if mesh.experts is not None:
         import torch._dynamo.config as dynamo

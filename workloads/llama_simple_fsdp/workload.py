@@ -27,7 +27,7 @@ from ..trainer import LlamaWorkload
 from .settings import LlamaSimpleFsdpSettings
 
 try:
-    from ..passes.async_tensor import divided_products
+    from ..passes.async_tensor import micro_pipeline_options
     from ..passes.compile import make_backend
 except ImportError as error:
     raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: {error}") from error
@@ -67,10 +67,10 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
         in_place = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
-        parameters, kept = dict(model.named_parameters()), _kept(self._settings, model)
+        parameters, no_reshard = dict(model.named_parameters()), _no_reshard(self._settings, model)
         tensor, is_divided = self._mesh.tensor, self._settings.communication.async_tensor_parallel
-        options = divided_products(tensor) if tensor is not None and is_divided else None
-        backend = make_backend(graph, parameters, buckets, groups, in_place, kept, options)
+        options = micro_pipeline_options(tensor) if tensor is not None and is_divided else None
+        backend = make_backend(graph, parameters, buckets, groups, in_place, no_reshard, options)
         if self._mesh.experts is not None:
             # Ranks read on the host how many tokens they exchange; the trace holds these numbers as symbols.
             torch._dynamo.config.capture_scalar_outputs = True
@@ -93,10 +93,11 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
             return build_model(self._settings.model)
 
 
-def _kept(settings: LlamaSimpleFsdpSettings, model: Decoder) -> set[str]:
+def _no_reshard(settings: LlamaSimpleFsdpSettings, model: Decoder) -> set[str]:
     """Return the parameters of the blocks that keep their gathered values between forward and backward."""
     # A stage of a pipeline holds some of the model's blocks, under the model's names.
     blocks = [f"layers.{name}." for name, _ in model.layers.named_children()]
     buckets = settings.communication.buckets(len(blocks), reshard_after_forward=settings.graph.reshard_after_forward)
-    kept = tuple(blocks[number] for bucket in buckets if not bucket.is_resharded for number in bucket.blocks)
-    return {name for name, _ in model.named_parameters() if name.startswith(kept)}
+    unsharded = [bucket.blocks for bucket in buckets if not bucket.reshard_after_forward]
+    prefixes = tuple(blocks[number] for numbers in unsharded for number in numbers)
+    return {name for name, _ in model.named_parameters() if name.startswith(prefixes)}

@@ -141,12 +141,12 @@ class JointPass(CustomGraphPass):
 
     Attributes:
         inputs: for each input of the traced graph, the position of the parameter that it is, or None.
-        gathered_again: the positions of the parameters that backward gathers again.
+        resharded: the positions of the parameters that backward gathers again.
         parameters: all parameters, with their process groups.
     """
 
     inputs: tuple[int | None, ...]
-    gathered_again: frozenset[int]
+    resharded: frozenset[int]
     parameters: GroupedParameters
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -155,7 +155,7 @@ class JointPass(CustomGraphPass):
         for placeholder in graph.find_nodes(op="placeholder"):
             position = self._position(placeholder.meta.get("desc"))
             if position in shards:
-                label_gather(placeholder, position, position in self.gathered_again)
+                label_gather(placeholder, position, position in self.resharded)
         check_labels(graph, shards, set(shards.values()))
         output = graph.output_node()
         for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ _VIEWS = (_RESHAPE, torch.ops.aten.view.default)
 
 
 @dataclass(frozen=True)
-class FlatGathers(CustomGraphPass):
+class FlattenGathers(CustomGraphPass):
     """The pass, for gathers of the process group named ``group``."""
 
     group: str
@@ -78,7 +78,7 @@ def _node(graph: fx.Graph, target: Any, args: tuple[Any, ...], value: torch.Tens
     return node
 
 
-def divided_products(mesh: DeviceMesh) -> dict[str, Any]:
+def micro_pipeline_options(mesh: DeviceMesh) -> dict[str, Any]:
     """Return inductor's options that divide matrix products and overlap the parts with their collectives over ``mesh``.
 
     Torch refuses the options if this version lacks the pass.
@@ -90,4 +90,4 @@ def divided_products(mesh: DeviceMesh) -> dict[str, Any]:
         # Deprecated from torch 2.10 on, but the pass still ignores groups without this call.
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(group)
-    return {"_micro_pipeline_tp": True, "post_grad_custom_pre_pass": FlatGathers(group)}
+    return {"_micro_pipeline_tp": True, "post_grad_custom_pre_pass": FlattenGathers(group)}

@@ -41,7 +41,7 @@ def make_backend(
     buckets: Sequence[Bucket],
     groups: Mapping[str, CollectiveGroups],
     in_place: Sequence[Bucket] = (),
-    kept: Collection[str] = (),
+    no_reshard: Collection[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the argument ``backend`` of ``torch.compile``.
@@ -52,7 +52,7 @@ def make_backend(
             has a collective of its own.
         groups: the process groups of each parameter's collectives.
         in_place: the buckets whose collectives ``overlap_reorder`` does not move.
-        kept: names of the parameters whose gathered values are kept for backward even under ``reshard_after_forward``.
+        no_reshard: names of the parameters that stay gathered for backward even under ``reshard_after_forward``.
         options: further options of inductor.
 
     Raises:
@@ -64,8 +64,8 @@ def make_backend(
     names = tuple(parameters)
     grouped = GroupedParameters(names, tuple(groups[name] for name in names))
     fixed = frozenset(names.index(name) for bucket in in_place for name in bucket)
-    gathered_again = frozenset(
-        number for number, name in enumerate(names) if settings.reshard_after_forward and name not in kept
+    resharded = frozenset(
+        number for number, name in enumerate(names) if settings.reshard_after_forward and name not in no_reshard
     )
 
     traced: list[fx.GraphModule] = []
@@ -78,7 +78,7 @@ def make_backend(
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
-        joint = JointPass(inputs_positions, gathered_again, grouped)
+        joint = JointPass(inputs_positions, resharded, grouped)
         rewrite = CollectivesPass(settings, grouped, tuple(buckets), fixed)
         return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite, options or {})
 

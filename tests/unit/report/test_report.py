@@ -147,7 +147,7 @@ def test_environment_shows_what_differs_first_and_what_a_baseline_does_not_store
 
 
 def test_rank_times_have_the_lag_where_waiting_was_measured():
-    slow = as_launch(rank_step_times_ms=[[1.0, 3.0], [2.0, 2.0]], wait_ms=[[0.5, 0.5], [0.1, 0.1]])
+    slow = as_launch(rank_step_times_ms=[[1.0, 3.0], [2.0, 2.0]], collective_ms=[[0.5, 0.5], [0.1, 0.1]])
     first, second = rank_rows(slow)
     assert (first["p50 ms"], first["max ms"], second["p50 ms"]) == (2.0, 3.0, 2.0)
     assert second["lag ms"] > first["lag ms"]

@@ -59,7 +59,7 @@ def test_hashes_and_the_last_loss_are_kept_whole():
 
 
 def test_ranks_lags_come_from_their_waits():
-    facts = launch_facts(make_result(TWO_RANKS, wait_ms=[[5.0, 5.0], [1.0, 2.0]]))
+    facts = launch_facts(make_result(TWO_RANKS, collective_ms=[[5.0, 5.0], [1.0, 2.0]]))
     assert facts.rank_lag_ms == [-3.5, 3.5]
 
 

@@ -139,7 +139,7 @@ def test_rank_file_that_is_too_large_says_how_large_it_may_be(tmp_path):
         ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
         ({"failures": [{"kind": "x"}]}, "missing required field"),
         ({"extra": 1}, "extra"),
-        ({"wait_ms": [-1.0]}, "$.wait_ms[0]: got -1.0; Expected `float` >= 0"),
+        ({"collective_ms": [-1.0]}, "$.collective_ms[0]: got -1.0; Expected `float` >= 0"),
         ({"memory_bytes": [1.5]}, "$.memory_bytes[0]: got 1.5; Expected `int`"),
         ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
         ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
@@ -165,7 +165,7 @@ def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, chang
             ({name: [2.0, 1.0]}, f"{name} has 2 values for 3 measured steps; record it after every step, as recorder.")
             for name in ("loss", "grad_norm")
         ),
-        ({"wait_ms": [1.0] * 4}, "wait_ms has 4 entries for 3 steps; allowed is at most one per step"),
+        ({"collective_ms": [1.0] * 4}, "collective_ms has 4 entries for 3 steps; allowed is one per step"),
         ({"tensor_hashes": {"weights": {"names": ["w", "v"], "shapes": [[2]] * 2, "steps": {"3": ["0" * 32] * 3}}}},
          "hashes of weights: 2 names, 3 entries of step 3; they have to be equal"),
         ({"overlap": [STEP, STEP | {"hidden_comm_ms": 3.5}]}, "profiled step 1: hidden_comm_ms is more than comm_ms"),
@@ -211,13 +211,13 @@ def test_ranks_that_contradict_each_other_are_named(tmp_path, changes, what):
 
 
 def test_waits_that_ranks_know_of_unequally_many_steps_are_cut_to_the_last_ones_in_common(tmp_path):
-    result = collect(tmp_path, rank_values(wait_ms=[1.0, 2.0, 3.0]), rank_values(wait_ms=[5.0, 6.0]))
-    assert result.wait_ms == [[2.0, 3.0], [5.0, 6.0]]
+    result = collect(tmp_path, rank_values(collective_ms=[1.0, 2.0, 3.0]), rank_values(collective_ms=[5.0, 6.0]))
+    assert result.collective_ms == [[2.0, 3.0], [5.0, 6.0]]
 
 
 def test_waits_that_one_rank_does_not_know_at_all_are_no_ranks(tmp_path):
-    result = collect(tmp_path, rank_values(wait_ms=[1.0, 2.0, 3.0]), rank_values())
-    assert result.wait_ms == [[], []]
+    result = collect(tmp_path, rank_values(collective_ms=[1.0, 2.0, 3.0]), rank_values())
+    assert result.collective_ms == [[], []]
 
 
 def test_canary_and_memory_are_kept_by_rank(tmp_path):

@@ -14,7 +14,7 @@ from .step import StepMemory
 
 _GIB = 1 << 30
 # The values of keys that leave a choice open.
-_OPEN = {"activation_checkpointing": "auto", "unsharded_blocks": "null"}
+_OPEN = {"activation_checkpointing": "auto", "no_reshard_blocks": "null"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Options:
         """Return the variants that the config leaves open."""
         num_blocks, communication = settings.model.n_layers, settings.communication
         checkpointing = [same_on_all(settings.activation_checkpointing, num_blocks)]
-        unsharded = communication.unsharded_blocks
+        unsharded = communication.no_reshard_blocks
         return cls(
             tuple(choices(num_blocks) if settings.chooses_checkpointing else checkpointing),
             tuple(communication.whole_buckets(num_blocks)) if unsharded is None else (unsharded,),
@@ -99,7 +99,7 @@ def own_budget(settings: MemorySettings, memory: DeviceMemory | None) -> int:
     if memory is None:
         if allowed is None:
             raise ValueError(
-                "activation_checkpointing auto and unsharded_blocks null need a budget, and memory_budget_bytes is "
+                "activation_checkpointing auto and no_reshard_blocks null need a budget, and memory_budget_bytes is "
                 "null: CPU ranks have no device whose memory memory_fraction could be a fraction of; give "
                 "memory_budget_bytes"
             )
@@ -146,7 +146,7 @@ def decide(step: StepMemory, options: Options, budget: int, device: torch.device
     kept = len(numbers) - 1 if kept is None else kept
     facts = {"activation_checkpointing": str(choice)} if is_open else {}
     if len(numbers) > 1:
-        facts["unsharded_blocks"] = f"{numbers[kept]} of {options.num_blocks}"
+        facts["no_reshard_blocks"] = f"{numbers[kept]} of {options.num_blocks}"
     return Decision(choice, numbers[kept], facts, estimates[kept], budget)
 
 

@@ -21,7 +21,7 @@ from ...models.common.decoder import Block, Decoder
 from ...models.common.loss import summed_cross_entropy
 from ...models.common.moe import MoeFeedForward
 from ..activation_checkpoint import LADDER, checkpointed
-from ..expert import ExchangedExperts
+from ..expert import AllToAllDispatcher
 from .live import LiveBytes
 from .step import Activations
 
@@ -198,15 +198,15 @@ def _fake(module: nn.Module, shapes: Shapes) -> Iterator[None]:
 def _bounded_exchange(block: Block) -> Iterator[None]:
     """Assume that this rank receives as many rows as it can, since the real number depends on data."""
     feed_forward = block.feed_forward
-    if not isinstance(feed_forward, MoeFeedForward) or not isinstance(feed_forward.evaluate, ExchangedExperts):
+    if not isinstance(feed_forward, MoeFeedForward) or not isinstance(feed_forward.dispatcher, AllToAllDispatcher):
         yield
         return
-    exchange = feed_forward.evaluate
-    feed_forward.evaluate = exchange.bounded(feed_forward.top_k)
+    dispatcher = feed_forward.dispatcher
+    feed_forward.dispatcher = dispatcher.bounded(feed_forward.top_k)
     try:
         yield
     finally:
-        feed_forward.evaluate = exchange
+        feed_forward.dispatcher = dispatcher
 
 
 def _empty(parameter: torch.Tensor, shapes: Shapes) -> torch.Tensor:

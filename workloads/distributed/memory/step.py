@@ -49,7 +49,7 @@ class Communication:
         unsharded_gradients: gradients that micro-batches add up before they are reduced.
         kept_gathers: kind of checkpointing -> the gathered parameters that a block keeps from forward to backward.
         gathered: the gathered parameters of one block.
-        unsharded_blocks: number of last blocks that keep gathered parameters, whatever their kind.
+        no_reshard_blocks: number of last blocks that keep gathered parameters, whatever their kind.
     """
 
     in_flight: int
@@ -57,11 +57,11 @@ class Communication:
     unsharded_gradients: int
     kept_gathers: Mapping[str, int]
     gathered: int = 0
-    unsharded_blocks: int = 0
+    no_reshard_blocks: int = 0
 
     def kept(self, kinds: Sequence[str]) -> list[int]:
         """Return the gathered parameters that each block keeps, given the kinds of all blocks in order."""
-        first = len(kinds) - self.unsharded_blocks
+        first = len(kinds) - self.no_reshard_blocks
         return [self.gathered if number >= first else self.kept_gathers[kind] for number, kind in enumerate(kinds)]
 
 
@@ -110,9 +110,9 @@ class StepMemory:
         gradients = self.shards if self.keeps_gradients else 0
         return 3 * self.shards + gradients + self.communication.unsharded_gradients + self.batches + self.workspace
 
-    def keeping(self, unsharded_blocks: int) -> StepMemory:
+    def keeping(self, no_reshard_blocks: int) -> StepMemory:
         """Return the same step with another number of last blocks that keep gathered parameters."""
-        return replace(self, communication=replace(self.communication, unsharded_blocks=unsharded_blocks))
+        return replace(self, communication=replace(self.communication, no_reshard_blocks=no_reshard_blocks))
 
     def peak(self, kinds: Sequence[str]) -> int:
         """Return the most bytes that exist at once if this rank's blocks have these kinds of checkpointing.

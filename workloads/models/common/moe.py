@@ -7,7 +7,7 @@ No token is dropped, and no expert has a capacity. No auxiliary loss balances th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,20 @@ class Routing(NamedTuple):
 
     experts: torch.Tensor
     weights: torch.Tensor
+
+
+class Dispatched(NamedTuple):
+    """Rows in the order of this rank's experts, the number of rows of each, and how outputs go back.
+
+    ``order`` is the place of each row as it arrived; ``num_sent`` and ``num_received`` are the rows to and from each
+    rank. Without an exchange they are empty.
+    """
+
+    rows: torch.Tensor
+    counts: torch.Tensor
+    order: torch.Tensor | None = None
+    num_sent: Sequence[int] = ()
+    num_received: Sequence[int] = ()
 
 
 class Grouping(NamedTuple):
@@ -171,15 +185,23 @@ def local_experts(weight: torch.Tensor) -> torch.Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
-def evaluate_here(experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Evaluate rows in the order of all experts on this rank, which holds all of them."""
-    return experts.evaluate(rows, counts)
+class TokenDispatcher:
+    """Brings rows to the ranks of their experts, and outputs back; here each rank holds all experts."""
+
+    def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> Dispatched:
+        """Return the rows of this rank's experts, given ``rows`` and ``counts`` in the order of all experts."""
+        return Dispatched(rows, counts)
+
+    def combine(self, out: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:  # noqa: ARG002
+        """Return the outputs of all rows that :meth:`dispatch` was given, in their order."""
+        return out
 
 
 class MoeFeedForward(nn.Module):
     """A router and its experts, and shared experts that get every token.
 
-    ``evaluate`` maps the experts, rows in the order of all experts, and the count of rows per expert to the outputs.
+    Attributes:
+        dispatcher: brings rows to the ranks of their experts; expert parallelism replaces it.
     """
 
     def __init__(
@@ -195,7 +217,7 @@ class MoeFeedForward(nn.Module):
         self.router = nn.Linear(dim, num_experts, bias=False)
         self.experts = Experts(num_experts, dim, hidden)
         self.shared = FeedForward(dim, mixture.shared_experts * hidden) if mixture.shared_experts else None
-        self.evaluate: Callable[[Experts, torch.Tensor, torch.Tensor], torch.Tensor] = evaluate_here
+        self.dispatcher = TokenDispatcher()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the outputs of each token's experts, ``[batch, seq_len, dim]``.
@@ -207,7 +229,9 @@ class MoeFeedForward(nn.Module):
         tokens = local_value(tokens)
         groups = group_rows(routing.experts.flatten(), self.num_experts)
         copies = tokens.unsqueeze(1).expand(-1, self.top_k, -1).flatten(0, 1)
-        out = self.evaluate(self.experts, copies[groups.order], groups.counts)[groups.inverse]
+        dispatched = self.dispatcher.dispatch(copies[groups.order], groups.counts)
+        out = self.experts.evaluate(dispatched.rows, dispatched.counts)
+        out = self.dispatcher.combine(out, dispatched)[groups.inverse]
         out = out.unflatten(0, (-1, self.top_k)) * routing.weights.unsqueeze(-1).type_as(out)
         summed: torch.Tensor = out.sum(dim=1).view(x.shape)
         return summed if self.shared is None else summed + self.shared(x)
