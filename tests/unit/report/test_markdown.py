@@ -214,6 +214,7 @@ def test_line_of_a_failure_can_not_be_a_quick_action_of_gitlab():
     assert Page(text).texts["pre"] == ["first\n/close\n  /assign @user\na/b"]
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 400), st.integers(600, 20_000))
 def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
     records = [make_record(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
