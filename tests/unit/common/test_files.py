@@ -176,9 +176,3 @@ def test_files_below_a_folder_are_found_while_another_process_deletes_a_folder(t
     assert files_below(tmp_path, "*.json") == [
         tmp_path / name for name in ("a/b/result.json", "a/link.json", "z/result.json")
     ]
-
-
-def test_file_in_the_place_of_the_folder_of_numbered_folders_is_an_error(tmp_path):
-    (tmp_path / "base").write_text("")
-    with pytest.raises(FileExistsError):
-        create_numbered_folder(tmp_path / "base", "toy")

@@ -150,8 +150,8 @@ def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting
 
 
 def test_processes_in_competition_never_overlap(clients: Clients) -> None:
-    """Run eight processes that each take 1 of 2 resources ten times."""
-    streams = [clients.start(1, pool=POOL[:2], hold_s=0.004) for _ in range(8)]
+    """Run five processes that each take 1 of 2 resources ten times."""
+    streams = [clients.start(1, pool=POOL[:2], hold_s=0.004) for _ in range(5)]
     taken: list[tuple[float, float, str]] = []
     for stream in streams:
         assert stream.stdout

@@ -418,11 +418,7 @@ HANGS = {
     **{
         f"suspended before peers that timed out at {reason}": (
             Left(
-                {
-                    0: entered(4) | lost_peer(1, TIMED_OUT),
-                    1: entered(4) | SUSPENDED,
-                    2: stuck(WAITING, 4),
-                },
+                {0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | SUSPENDED, 2: stuck(WAITING, 4)},
                 ended(reason),
                 size=3,
             ),
@@ -612,8 +608,7 @@ def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
     ],
 )
 @pytest.mark.parametrize(
-    ("launcher", "program"),
-    [(LauncherKind.TORCHRUN, "torchrun"), (LauncherKind.FORKSERVER, "the fork server's agent")],
+    ("launcher", "program"), [(LauncherKind.TORCHRUN, "torchrun"), (LauncherKind.FORKSERVER, "the fork server's agent")]
 )
 def test_agent_that_failed_before_any_rank_is_named_with_its_log(tmp_path, ranks, headline, launcher, program):
     (tmp_path / "agent.log").write_text("rendezvous failed\n")
