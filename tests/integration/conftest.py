@@ -129,7 +129,7 @@ def rank_result(config, rank, device):
             for step, hashed in [(str(config["hash_tensors_step"]), config.get("tensor_hash", "0" * 32))]
         },
         "environment": {"torch": config.get("torch", "2.11.0"), "device": device} | config.get("facts", {}),
-        "wait_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
+        "collective_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
         "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow else [],
         "canary_before": config.get("canary", {}),
         "canary_after": {},

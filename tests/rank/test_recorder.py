@@ -205,7 +205,7 @@ def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
     (tmp_path / "output.log").write_text("step 1: 9 ms, loss 3\nstep 2: 1.5 ms, loss 2\n")
     result = _adapted_result(adapter(warmup=1), tmp_path)
     assert result is not None
-    assert (result.step_times_ms, result.loss, result.weight_hashes, result.wait_ms) == ([1.5], [2.0], {}, [])
+    assert (result.step_times_ms, result.loss, result.weight_hashes, result.collective_ms) == ([1.5], [2.0], {}, [])
     assert result.environment["torch"] == torch.__version__
 
 

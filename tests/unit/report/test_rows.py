@@ -85,10 +85,6 @@ def test_many_commits_of_one_side_are_counted():
     assert table["candidate"]["commit"].endswith("; and 2 more")
 
 
-def test_provenance_of_nothing_has_no_side():
-    assert provenance_of_report(make_report()) == {}
-
-
 # Totals
 
 
