@@ -46,9 +46,7 @@ Handler = Callable[..., None]
 _END = 0
 # Of each of the last collectives, which are those of a few steps.
 _COLLECTIVES_KEPT = 1000
-_FIELDS_KEPT = (
-    "process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired",
-)  # fmt: skip
+_KEPT = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired")
 # A rank needs milliseconds, unless its main thread holds the GIL.
 _EVIDENCE_S = 1.0
 _MAX_MESSAGE = 4000
@@ -73,8 +71,6 @@ def main(run_dir: Path) -> None:
         _kept.append(error)
         exit_code = _exit_code(error)
         if exit_code:
-            if os.getpid() == pid:
-                _write_collectives(folder)
             _write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
@@ -208,7 +204,7 @@ def _last_collectives() -> list[dict[str, Any]] | None:
     dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
     records = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps if dump]
     entries = [entry for record in records for entry in record.get("entries", [])[-_COLLECTIVES_KEPT:]]
-    return [{name: entry[name] for name in _FIELDS_KEPT if name in entry} for entry in entries] or None
+    return [{name: entry[name] for name in _KEPT if name in entry} for entry in entries] or None
 
 
 def _do_nothing(*_: object) -> None:
@@ -235,6 +231,7 @@ def _write_error(folder: Path | None, error: BaseException) -> None:
         sys.stderr.write(_exit_message(error) if isinstance(error, SystemExit) else text)
     if folder is None:
         return
+    _write_collectives(folder)
     document: dict[str, Any] = {
         "time_ns": time_ns,
         "type": type(error).__name__,
@@ -254,10 +251,8 @@ def _exit_message(error: SystemExit) -> str:
 
 def _cause_of_exit(error: BaseException) -> str:
     """Return the error that a script, such as Hydra's main, handled by exiting; empty without one."""
-    cause = error.__context__
-    if not isinstance(error, SystemExit) or cause is None or error.__suppress_context__:
-        return ""
-    return f"{type(cause).__name__}: {_message(cause)}"
+    cause = error.__context__ if isinstance(error, SystemExit) and not error.__suppress_context__ else None
+    return "" if cause is None else f"{type(cause).__name__}: {_message(cause)}"
 
 
 def _message(error: BaseException) -> str:
