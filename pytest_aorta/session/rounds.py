@@ -148,6 +148,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], test: st
 # The reason why a metric was not compared -> what makes it comparable, the surest first. A test's node id is inserted.
 _REMEDIES = {
     NotApplicable.ENVIRONMENT: "record again here: pytest {test} --update-baselines --aorta-record=replace",
+    NotApplicable.VERSIONS: "record again here: pytest {test} --update-baselines --aorta-record=replace",
     NotApplicable.LAUNCHER: "record again with this launcher: pytest {test} --update-baselines --aorta-record=replace",
     NotApplicable.NOISY: "compare side by side: pytest {test} --aorta-ab=HEAD",
     NotApplicable.OLD_CPU_TIMES: "compare side by side: pytest {test} --aorta-ab=HEAD",

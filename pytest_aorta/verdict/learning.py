@@ -26,7 +26,7 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, 
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.kernel_gate import detectable_of_step, is_within, noisy_parts
-from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Tolerance
+from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
@@ -41,7 +41,8 @@ _IDLE = 0.05
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
     """Return ``wanted`` if any compared metric has noise, else 1: exact metrics need no second launch."""
-    return wanted if any(not tolerance.is_exact for tolerance in applicable(marked, facts).values()) else 1
+    asked = applicable(marked, facts).items()
+    return wanted if any(METRICS[name].has_noise and not tolerance.is_exact for name, tolerance in asked) else 1
 
 
 class NewLaunches(Model, frozen=True):
@@ -133,7 +134,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
 
 def _is_settled(row: Verdict) -> bool:
     """Return True if no further launch can show that the metric is unchanged."""
-    return METRICS[row.metric].direction is Direction.EXACT or row.outcome is Outcome.NOT_APPLICABLE
+    return not METRICS[row.metric].has_noise or row.outcome is Outcome.NOT_APPLICABLE
 
 
 def _is_unchanged(row: Verdict, launches: Sequence[LaunchFacts], old: Baseline) -> bool:
@@ -166,7 +167,9 @@ def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -
     found = {
         name: "; ".join(problems)
         for name, tolerance in applicable(marked, launches[0]).items()
-        if tolerance.value is not None and (problems := _problems(METRICS[name], tolerance.value, launches))
+        if tolerance.value is not None
+        and METRICS[name].has_noise
+        and (problems := _problems(METRICS[name], tolerance.value, launches))
     }
     if idle := _idle(launches) if any(METRICS[name].kind is MetricKind.TIMING for name in found) else "":
         found |= {name: f"{why}; {idle}" for name, why in found.items() if METRICS[name].kind is MetricKind.TIMING}
@@ -250,7 +253,8 @@ def detection_lines(
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     few: list[str] = []
     for name, tolerance in applicable(marked, center[-1]).items():
-        metric, stored = METRICS[name], comparison.estimate(METRICS[name])
+        metric = METRICS[name]
+        stored = comparison.estimate(metric) if metric.has_noise else None
         if tolerance.value is None or stored is None or name in baseline.left_out:
             continue
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):

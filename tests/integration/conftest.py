@@ -78,6 +78,8 @@ def fake_launch(plan, rootpath):
             (folder / "error.json").write_text(json.dumps(error))
         elif config.get("raises") is None:
             (folder / "result.json").write_text(json.dumps(rank_result(config, rank, plan.world.device)))
+    if plan.profiler == "nsys" and not config.get("without_trace"):
+        (plan.run_dir / "nsys.nsys-rep").touch()
     status = 0 if config.get("raises") is None else 1
     return LaunchOutcome("exit", status, (), (), config.get("wall_s", 0.25), phases_s=config.get("phases_s", {}))
 
@@ -127,7 +129,7 @@ def rank_result(config, rank, device):
             for step, hashed in [(str(config["hash_tensors_step"]), config.get("tensor_hash", "0" * 32))]
         },
         "environment": {"torch": config.get("torch", "2.11.0"), "device": device} | config.get("facts", {}),
-        "wait_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
+        "collective_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
         "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow else [],
         "canary_before": config.get("canary", {}),
         "canary_after": {},

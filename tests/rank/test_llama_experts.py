@@ -7,9 +7,10 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.llama.data import initial_value
-from aorta_workloads.llama.model.experts import Experts, MixtureConfig, MoeFeedForward, group_rows, route
-from aorta_workloads.llama.parallel.expert import ExchangedExperts
+from aorta_workloads.distributed.expert import AllToAllDispatcher
+from aorta_workloads.models.common.data import initial_value
+from aorta_workloads.models.common.moe import Experts, MoeFeedForward, group_rows, route
+from aorta_workloads.models.config import MixtureConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,7 +128,7 @@ class Board:
         return received
 
 
-class OnBoard(ExchangedExperts):
+class OnBoard(AllToAllDispatcher):
     """An exchange through a board between ranks that are threads."""
 
     def __init__(self, board, num_ranks, rank):
@@ -153,9 +154,9 @@ def own_experts(moe, num_ranks, rank):
 
 
 def run_rank(moe, board, num_ranks, rank, x, outputs):
-    experts, exchanged = own_experts(moe, num_ranks, rank), OnBoard(board, num_ranks, rank)
     alone = MoeFeedForward(DIM, HIDDEN, moe.num_experts, moe.top_k)
-    alone.router, alone.evaluate = moe.router, lambda _, rows, counts: exchanged(experts, rows, counts)
+    alone.router, alone.experts = moe.router, own_experts(moe, num_ranks, rank)
+    alone.dispatcher = OnBoard(board, num_ranks, rank)
     outputs[rank] = alone(x)
 
 
