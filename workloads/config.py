@@ -71,6 +71,8 @@ class GraphSettings:
     reshard_after_forward: bool
     overlap_reorder: bool
     overlap_reorder_modules: tuple[str, ...] = ()
+    disable_passes: tuple[str, ...] = ()
+    dump_graphs: str | None = None
 
     @property
     def has_graph_pass(self) -> bool:
@@ -86,6 +88,11 @@ class GraphSettings:
         }
         if self.backend == "eager" and (given := [name for name, is_asked in asked.items() if is_asked]):
             raise ValueError(f"backend is eager, which runs no graph passes, and these need one: {', '.join(given)}")
+        if self.dump_graphs is not None and not Path(self.dump_graphs).is_absolute():
+            raise ValueError(
+                f"dump_graphs is {self.dump_graphs!r}, a relative path; ranks may run in any folder, so allowed are "
+                f"absolute paths"
+            )
         if (self.bucketing == "manual") != bool(self.bucket_modules):
             raise ValueError(
                 f"bucket_modules is {list(self.bucket_modules)} and bucketing is {self.bucketing!r}: "
