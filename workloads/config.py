@@ -24,6 +24,11 @@ class HashSettings:
     hash_tensors_step: int | None
     hash_operators_step: int | None
 
+    @property
+    def boundaries(self) -> list[str]:
+        """Return the kinds that modules' inputs and outputs are hashed for, which are passes of a step."""
+        return [kind for kind in self.hash_tensors if kind in ("forward", "backward")]
+
 
 @dataclass(frozen=True)
 class CheckpointSettings:
@@ -73,6 +78,13 @@ class GraphSettings:
     overlap_reorder_modules: tuple[str, ...] = ()
     disable_passes: tuple[str, ...] = ()
     dump_graphs: str | None = None
+    trace: str = "model"
+    cuda_graphs: bool = False
+
+    @property
+    def traces_step(self) -> bool:
+        """Return whether forward, loss and backward are one graph."""
+        return self.trace == "step"
 
     @property
     def has_graph_pass(self) -> bool:
@@ -93,6 +105,16 @@ class GraphSettings:
                 f"dump_graphs is {self.dump_graphs!r}, a relative path; ranks may run in any folder, so allowed are "
                 f"absolute paths"
             )
+        if self.traces_step and self.backend == "eager":
+            raise ValueError(
+                "trace is step and backend is eager: autograd computes gradients then, and no graph; allowed are "
+                "aot_eager and inductor"
+            )
+        if self.cuda_graphs and not (self.traces_step and self.backend == "aot_eager"):
+            raise ValueError(
+                f"cuda_graphs is true, trace is {self.trace!r} and backend is {self.backend!r}: the graph of a whole "
+                f"step is captured; allowed are trace step and backend aot_eager"
+            )
         if (self.bucketing == "manual") != bool(self.bucket_modules):
             raise ValueError(
                 f"bucket_modules is {list(self.bucket_modules)} and bucketing is {self.bucketing!r}: "
@@ -108,6 +130,14 @@ class GraphSettings:
             raise ValueError(
                 f"bucketing is auto, which reorders and packs buckets in graph order, and bucket_order is "
                 f"{self.bucket_order!r}, overlap_reorder is {self.overlap_reorder}"
+            )
+
+    def check_devices(self, device_type: str, num_ranks: int) -> None:
+        """Raise ValueError for a key that needs one GPU in another world."""
+        if self.cuda_graphs and (device_type != "cuda" or num_ranks > 1):
+            raise ValueError(
+                f"cuda_graphs is true, and {num_ranks} ranks run on {device_type}: a captured step has no collectives; "
+                f"allowed is one rank on a CUDA device"
             )
 
     def check_context_parallel(self, degree: int) -> None:
@@ -165,6 +195,11 @@ class LlamaSettings:
     def tokens_per_step(self) -> int:
         """Return the tokens of one step on one data-parallel rank."""
         return self.gradient_accumulation * self.batch_size * self.seq_len
+
+    @property
+    def returns_loss(self) -> bool:
+        """Return whether the model computes its loss, so that nothing outside of it has logits."""
+        return self.loss_chunks > 0
 
     @property
     def chooses_checkpointing(self) -> bool:

@@ -288,7 +288,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """Add one micro-batch's gradients and return its loss."""
         inputs, labels = tokens
         loss: torch.Tensor
-        if self._settings.loss_chunks:
+        if self._settings.returns_loss:
             loss = self._hashes.forward(inputs, self._rotations, labels, self._num_global_tokens)
         else:
             # The logits are not bound to a name, which would keep them in memory through backward.

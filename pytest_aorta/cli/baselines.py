@@ -27,7 +27,7 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
+from pytest_aorta.verdict.metrics import METRICS, Metric, Value, format_value, middle
 from pytest_aorta.verdict.noise import StoredCase, blocks, prior_variance, reference_step_ms
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, Scale, quantile_t
 from pytest_aorta.verdict.statistics.stored import detectable
@@ -40,7 +40,7 @@ LOOKS = (1, 3)
 _ANOTHER_BLOCK = "another"
 _HEADLINE = METRICS["step_time_p50"]
 _LIST_COLUMNS = (
-    "platform", "case", "revision", "center/all", "blocks", "recorded", _HEADLINE.name, "detects with 1, 3",
+    "platform", "case", "baseline", "used/all", "sessions", "recorded", _HEADLINE.name, "detects with 1, 3",
 )  # fmt: skip
 _DIFF_COLUMNS = ("metric", "A", "B", "change", "")
 
@@ -147,8 +147,9 @@ def diff_lines(first: StoredFile, second: StoredFile, width: int) -> list[str]:
 def _summary_text(baseline: Baseline) -> str:
     """Return the revision, the numbers of launches and session blocks, and the dates of recording."""
     return (
-        f"revision {baseline.revision}: {len(baseline.center_launches)} of {counted(len(baseline.launches), 'launch')} "
-        f"in the center, {counted(_num_blocks(baseline), 'block')}, recorded {_recorded_text(baseline)}"
+        f"baseline {baseline.revision}: compared with {len(baseline.center_launches)} of "
+        f"{counted(len(baseline.launches), 'launch')} of {counted(_num_blocks(baseline), 'session')}, "
+        f"recorded {_recorded_text(baseline)}"
     )
 
 
@@ -209,7 +210,7 @@ def _json(values: Mapping[str, Any], key: str) -> str:
 
 def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[str, ...]:
     before, after = first.estimate(metric), second.estimate(metric)
-    is_exact = metric.direction is Direction.EXACT
+    is_exact = not metric.has_noise
     shown = [format_value(_center(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
     if before is None or after is None:
         there, here = (set(map(metric.measure, file.baseline.center_launches)) for file in (first, second))
@@ -261,7 +262,7 @@ class StoredFile:
             marked={},
             priors=lambda asked: prior_variance(asked, device, self.others),
         )
-        return None if metric.direction is Direction.EXACT else comparison.estimate(metric)
+        return comparison.estimate(metric) if metric.has_noise else None
 
 
 def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 _UNLIMITED = 1 << 20
@@ -150,6 +151,9 @@ _HARNESS = re.compile(
     r"|/torch/distributed/(?:run\.py|launch\.py|launcher/|elastic/)"
 )
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3\.\d+/|/torch/")
+# In place of a line of a traceback that is left out, and the number of innermost frames that are kept.
+_LEFT_OUT = "\0"
+_INNER_FRAMES = 2
 # A frame of a traceback in a text: its first line, then its source, which is indented further.
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]*)", line \d+.*\n(?:    .*(?:\n|\Z))*', re.MULTILINE)
 
@@ -172,8 +176,8 @@ def without_harness(text: str) -> str:
 def traceback_lines(text: str, error_type: str, message: str, limit: int, file: str) -> list[str]:
     """Return about ``limit`` lines of a traceback, without the last error's message, which a headline already shows.
 
-    If the traceback is longer, one line, which names ``file``, replaces the lines between the outermost and the
-    innermost frames.
+    If the traceback is longer, a line, which names ``file``, replaces the frames of libraries except for the innermost
+    ones, or else all lines between the outermost and the innermost frames.
     """
     lines = text.rstrip().splitlines()
     named = re.compile(rf"(?:[\w.]+\.)?{re.escape(error_type)}(?::|$)")
@@ -186,9 +190,22 @@ def traceback_lines(text: str, error_type: str, message: str, limit: int, file: 
     return _without_middle(lines, limit, file)
 
 
+def _shown(frame: re.Match[str], is_kept: bool) -> str:
+    return frame[0] if is_kept else f"{_LEFT_OUT}\n" * frame[0].count("\n")
+
+
 def _without_middle(lines: Sequence[str], limit: int, file: str) -> list[str]:
     if len(lines) <= limit:
         return list(lines)
+    text = "".join(f"{line}\n" for line in lines)
+    inner = [frame.start() for frame in _FRAME.finditer(text)][-_INNER_FRAMES:]
+    text = _FRAME.sub(lambda frame: _shown(frame, frame.start() in inner or not is_library(frame["file"])), text)
+    shown: list[str] = []
+    for is_left_out, same in groupby(text.splitlines(), _LEFT_OUT.__eq__):
+        found = list(same)
+        shown += [f"  ... {len(found)} lines left out, see {file}"] if is_left_out else found
+    if len(shown) <= limit:
+        return shown
     places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     head = max((place for place in places if place <= limit // 3), default=limit // 3)
     tail = min((place for place in places if place >= len(lines) - 2 * limit // 3), default=len(lines) - limit // 2)

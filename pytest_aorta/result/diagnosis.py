@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum, auto
 
@@ -13,8 +13,9 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.evidence import (
     FlightVerdict,
-    Frame,
     RankEvidence,
+    different_collectives,
+    first_missed,
     flight_verdict,
     log_tail,
     read_evidence,
@@ -27,8 +28,11 @@ _FRAMES_SHOWN = 3
 _RANKS_SHOWN = 4
 # A signal such as SIGTSTP suspends a process, too.
 _SUSPENDED = "suspended by a signal such as SIGSTOP"
-# Innermost functions of a rank that waits for its peers or for the device.
-_WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu"}
+# Innermost functions of a rank that waits for its peers or for the device; the last ones are those of DDP.
+_WAITING_FUNCTIONS = {
+    "wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu", "_engine_run_backward",
+    "_distributed_broadcast_coalesced", "_verify_param_shape_across_processes", "_sync_module_states",
+}  # fmt: skip
 _TRACEBACK_LINES = 24
 _MESSAGE_LINES = 12
 # Long enough for a message with several paths.
@@ -239,12 +243,11 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
     """Return a rank's own failure, or None."""
     if (error := rank.error) is not None:
         if error.type == "SystemExit":
-            return _RankFailure(_Stage.ERROR, error.time_ns, FailureKind.EXIT_CODE, _exit_message(error.message), rank)
+            text = " after ".join(filter(None, [_exit_message(error.message), error.after]))
+            return _RankFailure(_stage(error.after), error.time_ns, FailureKind.EXIT_CODE, text, rank)
         kind = FailureKind.OUT_OF_MEMORY if "OutOfMemory" in error.type else FailureKind.RANK_EXCEPTION
         message = f"{error.type}: {error.message}".removesuffix(": ")
-        stage = _Stage.PEER_LOST if _PEER_ERROR.search(error.message) else _Stage.ERROR
-        stage = _Stage.PEER_LATE if _PEER_LATE.search(error.message) else stage
-        return _RankFailure(stage, error.time_ns, kind, message, rank)
+        return _RankFailure(_stage(error.message), error.time_ns, kind, message, rank)
     if (code := rank.exit_code) is None:
         return None
     # Threads of NCCL and gloo abort in reaction to a failure elsewhere, and SIGTERM is sent to ranks that are stopped.
@@ -252,6 +255,13 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
     is_reaction = code in (-signal.SIGABRT, -signal.SIGTERM) or (rank.was_running and code > 0)
     kind = FailureKind.SIGNAL if code < 0 else FailureKind.EXIT_CODE
     return _RankFailure(_Stage.REACTION if is_reaction else _Stage.ENDED, code, kind, _exit_text(code), rank)
+
+
+def _stage(message: str) -> _Stage:
+    """Return the stage of an error by its message."""
+    if _PEER_LATE.search(message):
+        return _Stage.PEER_LATE
+    return _Stage.PEER_LOST if _PEER_ERROR.search(message) else _Stage.ERROR
 
 
 def _exit_message(given: str) -> str:
@@ -280,13 +290,16 @@ def _first_failure(first: _RankFailure, ranks: Sequence[RankEvidence]) -> Launch
         details += _positions([*located, *silent, *_elsewhere(rank, others)])
         stopped = [other for other in stopped if other not in located]
     details += _others(others, rank.rank, first)
-    if first.is_victim and (done := [other for other in ranks if other.has_result and not other.error]):
-        details.append(f"  {_ended(done, ' had')}")
+    if different := different_collectives(other for other in ranks if not other.has_result):
+        details.append(f"  {_differences(different)}")
+    done = [other for other in ranks if other.has_result and not other.error] if first.is_victim else []
     if first.is_victim and (left := [other for other in ranks if other.has_result and other.error]):
         details.append(f"  {_names(left)} had left a result{_in_steps(left)}, and waited for the other ranks")
     if stopped:
         details.append(f"  then {_names(stopped)}: stopped{_in_steps(stopped)}")
-    return LaunchFailure(first.kind, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details, rank.rank)
+    before = f"{_ended(done, '')}, and then rank {rank.rank} failed" if done else f"rank {rank.rank} failed first"
+    origin = min(done, key=lambda other: other.steps) if done else rank
+    return LaunchFailure(first.kind, f"{before}: {headline[:_HEADLINE]}", details, origin.rank)
 
 
 def _elsewhere(first: RankEvidence, others: Sequence[RankEvidence]) -> list[RankEvidence]:
@@ -357,7 +370,7 @@ def _awaited_ranks(first: _RankFailure, ranks: Sequence[RankEvidence]) -> list[R
     if suspended or first.stage != _Stage.PEER_LATE:
         return suspended
     running = [rank for rank in ranks if rank.was_running and not rank.error and not rank.has_result]
-    return [rank for rank in running if not _is_waiting(rank.frames)]
+    return [rank for rank in running if not _is_waiting(rank)]
 
 
 def _gave_up(
@@ -419,7 +432,13 @@ def _hang(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence
     limit, unfinished = _limit(plan, outcome), [rank for rank in ranks if not rank.has_result]
     if not unfinished:
         return LaunchFailure(FailureKind.PROCESS_LEFT, f"{limit}; every rank left its result")
-    waiting = [rank for rank in unfinished if _is_waiting(rank.frames)]
+    if different := different_collectives(unfinished):
+        first = next(iter(different.values()))[0]
+        details = _positions((first, *(rank for rank in unfinished if rank is not first)))
+        return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, f"{limit}; {_differences(different)}", details, first.rank)
+    missed = first_missed(unfinished)
+    missing = missed.missing_ranks if missed else ()
+    waiting = [rank for rank in unfinished if rank.rank not in missing and (missed or _is_waiting(rank))]
     absent = [rank for rank in unfinished if rank not in waiting]
     done = [rank for rank in ranks if rank.has_result]
     first = min(absent or waiting, key=lambda rank: (not rank.suspended, rank.steps))
@@ -428,6 +447,8 @@ def _hang(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence
         suspect = first if absent else done[0]
         peers = _names(absent) if absent else _ended(done, ", which")
         headline = f"{_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {peers}"
+        if missed:
+            headline += f", which never entered {missed.collective} number {missed.sequence}"
     elif waiting:
         headline = f"all wait in collectives, rank {first.rank} in the earliest step"
     else:
@@ -438,11 +459,16 @@ def _hang(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence
     return LaunchFailure(kind, f"{limit}; {headline}", details, suspect.rank)
 
 
+def _differences(different: Mapping[str, Sequence[RankEvidence]]) -> str:
+    calls = " and ".join(f"{_names(same)} {what}" for what, same in different.items())
+    return f"ranks entered different collectives: {calls}"
+
+
 def _not_left(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence]) -> LaunchFailure:
     """Diagnose a launch in which every script has returned and some rank's process has not ended."""
     # Only processes that were alive at the limit have left stacks.
     alive = [rank for rank in ranks if rank.frames] or [rank for rank in ranks if not rank.has_result]
-    stuck = [rank for rank in alive if not _is_waiting(rank.frames)] or alive
+    stuck = [rank for rank in alive if not _is_waiting(rank)] or alive
     if not stuck:
         return LaunchFailure(FailureKind.PROCESS_LEFT, f"{_limit(plan, outcome)}; every rank left its result")
     what = "script" if plan.program() else "run()"
@@ -507,12 +533,14 @@ def _position(rank: RankEvidence) -> str:
     return f"in {rank.in_flight}, {position}" if rank.in_flight else position
 
 
-def _is_waiting(frames: Sequence[Frame]) -> bool:
-    """Return whether a stack is that of a rank that waits for its peers or for the device."""
-    shown = frames[:_FRAMES_SHOWN]
+def _is_waiting(rank: RankEvidence) -> bool:
+    """Return whether a rank waits for its peers or for the device, by its stack and, if it left one, its record."""
+    shown = rank.frames[:_FRAMES_SHOWN]
     # A rank that imports torch.distributed is in no collective.
-    in_library = any("/torch/distributed/" in frame.file and frame.function != "<module>" for frame in shown)
-    return in_library or (bool(frames) and frames[0].function in _WAITING_FUNCTIONS)
+    is_import = any("/torch/" in frame.file and frame.function == "<module>" for frame in shown)
+    in_library = any("/torch/distributed/" in frame.file for frame in shown) and not is_import
+    may_wait = rank.collectives is None or rank.in_flight is not None
+    return in_library or (may_wait and bool(shown) and shown[0].function in _WAITING_FUNCTIONS)
 
 
 def _log_lines(rank: RankEvidence) -> list[str]:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -42,12 +42,16 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}),? in (?
 
 
 class _RankError(Model, frozen=True, forbid_unknown_fields=False):
-    """The exception that ended a rank; the traceback begins with the first frame that is not of the harness."""
+    """The exception that ended a rank; the traceback begins with the first frame that is not of the harness.
+
+    ``after`` is the error that the script handled by exiting; empty without one.
+    """
 
     type: str
     message: str
     traceback: str
     time_ns: Count
+    after: str = ""
 
 
 class _AgentFailure(Model, frozen=True, forbid_unknown_fields=False):
@@ -64,17 +68,37 @@ class _AgentReport(Model, frozen=True, forbid_unknown_fields=False):
     running: list[Count] = field(default_factory=list)
 
 
-class _InFlight(Model, frozen=True, forbid_unknown_fields=False):
-    """A collective in flight when a rank was stopped."""
+class Collective(Model, frozen=True, forbid_unknown_fields=False):
+    """A collective, or a send or receive, that a rank has entered; ``retired`` if torch has seen its end."""
 
     profiling_name: str
     collective_seq_id: int
+    process_group: tuple[str, ...] = ("0", "default_pg")
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    time_created_ns: int = 0
+    is_p2p: bool = False
+    retired: bool = False
+
+    def __str__(self) -> str:
+        """Return the name with the number."""
+        return f"{self.profiling_name} number {self.collective_seq_id}"
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The group, with the backend: the collectives of a place have the same order on every rank."""
+        return (*self.process_group, self.profiling_name.partition(":")[0])
+
+    @property
+    def what(self) -> str:
+        """The name, with the sizes if they have to be equal on all ranks."""
+        has_sizes = self.profiling_name.endswith((":all_reduce", ":broadcast"))
+        return f"{self.profiling_name} of {list(map(list, self.input_sizes))}" if has_sizes else self.profiling_name
 
 
-class _InFlightReport(Model, frozen=True, forbid_unknown_fields=False):
-    """NCCL's collectives in flight when a rank was stopped."""
+class _CollectivesReport(Model, frozen=True, forbid_unknown_fields=False):
+    """The last collectives of a rank, in order; None without a record."""
 
-    entries: list[_InFlight] = field(default_factory=list)
+    entries: tuple[Collective, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +133,8 @@ class RankEvidence:
         log_tail: the last lines of the rank's output that are not lines of ``error``.
         log_bytes: the size of the rank's output, in bytes.
         damaged: files of the rank that can't be read, with the reasons.
-        in_flight: the NCCL collective that was in flight when the rank was stopped, with its sequence number.
+        collectives: the last collectives that the rank had entered before it was stopped, in order; None if the rank
+            left no record of them.
         timed_out: the collective that NCCL's watchdog reported as timed out, with its sequence number.
     """
 
@@ -123,7 +148,7 @@ class RankEvidence:
     steps: int
     log_tail: tuple[str, ...]
     log_bytes: int
-    in_flight: str | None
+    collectives: tuple[Collective, ...] | None
     timed_out: str | None
     suspended: bool
     was_running: bool
@@ -133,6 +158,20 @@ class RankEvidence:
     def left_anything(self) -> bool:
         """Return whether the rank left at least its process id or an error."""
         return self.started or self.error is not None
+
+    @property
+    def counted(self) -> list[Collective]:
+        """The collectives that have a number of their own, unlike sends, receives and batches of these."""
+        found = self.collectives or ()
+        return [entry for entry in found if not (entry.is_p2p or entry.profiling_name.endswith(":coalesced"))]
+
+    @property
+    def in_flight(self) -> Collective | None:
+        """The first collective that had not ended when the rank was stopped."""
+        # The parts of a coalesced collective never retire.
+        ended = {entry.place: entry.collective_seq_id for entry in self.counted if entry.retired}
+        active = (entry for entry in self.counted if entry.collective_seq_id > ended.get(entry.place, 0))
+        return next(active, None)
 
 
 def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankEvidence]:
@@ -169,7 +208,7 @@ def _read_rank(
     folder = names.rank_folder(plan.run_dir, rank)
     log = folder / names.OUTPUT_LOG
     error, stacks = _read(folder / names.ERROR_FILE, _RankError, damaged), _text(folder / names.STACKS_FILE)
-    in_flight = (_read(folder / names.IN_FLIGHT_FILE, _InFlightReport, damaged) or _InFlightReport()).entries
+    collectives = _read(folder / names.IN_FLIGHT_FILE, _CollectivesReport, damaged) or _CollectivesReport()
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
@@ -182,7 +221,7 @@ def _read_rank(
         steps=names.steps_entered(folder),
         log_tail=log_tail(log, set(f"{error.traceback}\n{error.message}".splitlines()) if error else ()),
         log_bytes=log.stat().st_size if log.exists() else 0,
-        in_flight=f"{in_flight[0].profiling_name} number {in_flight[0].collective_seq_id}" if in_flight else None,
+        collectives=collectives.entries,
         timed_out=f"{timeout[2]} number {timeout[1]}" if (timeout := _WATCHDOG.search(_text(log))) else None,
         suspended=(folder / names.SUSPENDED_FILE).exists(),
         was_running=was_running,
@@ -271,6 +310,55 @@ class FlightVerdict:
     collective: str
     sequence: int
     missing_ranks: tuple[int, ...]
+
+
+def first_missed(ranks: Iterable[RankEvidence]) -> FlightVerdict | None:
+    """Return the first collective that a rank waits in and others have not entered, by the ranks' own records."""
+    recorded = [rank for rank in ranks if rank.collectives is not None]
+    waiting = [collective for rank in recorded if (collective := rank.in_flight)]
+    for awaited in sorted(waiting, key=lambda collective: collective.time_created_ns):
+        missing = tuple(rank.rank for rank in recorded if _has_missed(rank, awaited))
+        if missing:
+            return FlightVerdict(awaited.profiling_name, awaited.collective_seq_id, missing)
+    return None
+
+
+def _has_missed(rank: RankEvidence, awaited: Collective) -> bool:
+    entered = [entry.collective_seq_id for entry in rank.counted if entry.place == awaited.place]
+    # Every rank is in the default group. Of the other groups, only a rank that has used one is known to be in it.
+    is_member = bool(entered) or awaited.process_group[0] == "0"
+    return is_member and max(entered, default=0) < awaited.collective_seq_id
+
+
+def different_collectives(ranks: Iterable[RankEvidence]) -> dict[str, list[RankEvidence]]:
+    """Return ranks by what they entered as the first collective that differs between ranks; empty without one.
+
+    The ranks that left their own order come first, e.g. a rank that skipped a collective of its earlier steps.
+    """
+    by_number = {rank.rank: rank for rank in ranks}
+    entered: dict[tuple[str, ...], dict[int, Collective]] = {}
+    for number, rank in by_number.items():
+        for entry in rank.counted:
+            entered.setdefault((*entry.place, str(entry.collective_seq_id)), {}).setdefault(number, entry)
+    different = [by_rank for by_rank in entered.values() if len({entry.what for entry in by_rank.values()}) > 1]
+    if not different:
+        return {}
+    first = min(different, key=lambda by_rank: min(entry.time_created_ns for entry in by_rank.values()))
+    found: dict[str, list[RankEvidence]] = {}
+    for number, entry in first.items():
+        found.setdefault(f"{entry.what} (number {entry.collective_seq_id})", []).append(by_number[number])
+    return dict(sorted(found.items(), key=lambda item: (_is_usual(item[1][0], first[item[1][0].rank]), len(item[1]))))
+
+
+def _is_usual(rank: RankEvidence, collective: Collective) -> bool:
+    """Return whether a collective is what followed the longest earlier repetition of the rank's collectives before."""
+    order = [entry for entry in rank.counted if entry.place == collective.place]
+    before = [entry.what for entry in order if entry.collective_seq_id < collective.collective_seq_id]
+    repeated = [
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before[:end][::-1], before[::-1], strict=False)))
+        for end in range(len(before))
+    ]
+    return bool(before) and before[max(range(len(before)), key=lambda end: repeated[end])] == collective.what
 
 
 def flight_verdict(run_dir: Path) -> FlightVerdict | None:

@@ -40,6 +40,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "eager": {"backend": "eager"},
     "aot_eager, none": {"bucketing": "none"},
     "aot_eager, transformer_block": {"bucketing": "transformer_block"},
+    "aot_eager, step": {"trace": "step"},
     "aot_eager, manual": {
         "bucketing": "manual",
         "bucket_modules": ["tok_embeddings", "layers.[0-1]", "norm+output"],
@@ -61,6 +62,8 @@ TRAINING: dict[str, Any] = {
 
 _ROUNDS = "fused kernels round differently"
 _NOT_RUN = {"inductor": None}
+# A pipeline's stages run forward and backward of several micro-batches in turn.
+_STAGES = _NOT_RUN | {"aot_eager, step": None}
 # Ring all-reduces add an element in the order that its place in the buffer determines; two addends have one sum.
 _ONE_BY_ONE = dict.fromkeys(["eager", "aot_eager, none"], "gradients are summed over replicas one by one")
 _BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
@@ -82,7 +85,7 @@ LAYOUTS = (
     Layout("replicas 3", 3, _BF16 | {"data_parallel_replicate_degree": 3}, _ONE_BY_ONE | _NOT_RUN),
     Layout("TP 2", 2, _BF16 | _TP, _NOT_RUN),
     Layout("CP 2", 2, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
-    Layout("PP 2", 2, _BF16 | _PP, _NOT_RUN),
+    Layout("PP 2", 2, _BF16 | _PP, _STAGES),
     Layout("4 experts, FSDP 2, float32", 2, _EXPERTS, _NOT_RUN),
     Layout("4 experts, EP 2", 2, _EP | _BF16, _NOT_RUN),
     Layout("4 experts, EP 2, float32", 2, _EP, {"inductor": _ROUNDS}),
@@ -101,12 +104,12 @@ LAYOUTS = (
     Layout("HSDP 2x2", 4, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
     Layout("FSDP 2, TP 2", 4, _BF16 | _TP, _NOT_RUN),
     Layout("FSDP 2, CP 2", 4, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
-    Layout("PP 2, FSDP 2", 4, _BF16 | _PP, _NOT_RUN, in_ci=True),
-    Layout("PP 2, TP 2", 4, _BF16 | _PP | _TP, _NOT_RUN),
-    Layout("PP 2, CP 2", 4, _BF16 | _PP | {"context_parallel_degree": 2}, _NOT_RUN),
-    Layout("PP 2, replicas 2", 4, _BF16 | _PP | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
-    Layout("PP 2, 4 experts, EP 2", 4, _BF16 | _PP | _EP, _NOT_RUN),
-    Layout("PP 2, 4 experts, EP 2, AC selective", 4, _PP | _EP | _SELECTIVE, _NOT_RUN),
+    Layout("PP 2, FSDP 2", 4, _BF16 | _PP, _STAGES, in_ci=True),
+    Layout("PP 2, TP 2", 4, _BF16 | _PP | _TP, _STAGES),
+    Layout("PP 2, CP 2", 4, _BF16 | _PP | {"context_parallel_degree": 2}, _STAGES),
+    Layout("PP 2, replicas 2", 4, _BF16 | _PP | {"data_parallel_replicate_degree": 2}, _STAGES),
+    Layout("PP 2, 4 experts, EP 2", 4, _BF16 | _PP | _EP, _STAGES),
+    Layout("PP 2, 4 experts, EP 2, AC selective", 4, _PP | _EP | _SELECTIVE, _STAGES),
     Layout("4 experts, FSDP 2 x EP 2", 4, _EP | _BF16, _NOT_RUN),
     Layout("2 experts, each sharded over 2 ranks, EP 2", 4, _EP | {"num_experts": 2}, _NOT_RUN),
     Layout("4 experts, HSDP 2 with EP 2", 4, _EP | _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
@@ -125,6 +128,6 @@ LAYOUTS = (
     Layout("DeepSeek, EP 2 with TP 2", 4, _DEEPSEEK | _OF_TWO | _BF16 | _TP, _NOT_RUN),
     Layout("DeepSeek, FSDP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP, _NOT_RUN),
     Layout("DeepSeek, CP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP | {"context_parallel_degree": 2}, _NOT_RUN),
-    Layout("DeepSeek, PP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP | _PP, _NOT_RUN),
-    Layout("DeepSeek, PP 2, EP 2", 4, _DEEPSEEK | _OF_TWO | _BF16 | _PP, _NOT_RUN),
+    Layout("DeepSeek, PP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP | _PP, _STAGES),
+    Layout("DeepSeek, PP 2, EP 2", 4, _DEEPSEEK | _OF_TWO | _BF16 | _PP, _STAGES),
 )

@@ -25,7 +25,7 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
     gpu.run("--update-baselines", passed=1).stdout.fnmatch_lines(
         [
             "aorta: 1 test, 10 launches; 1 baseline measured",
-            "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (10 launches in the center, 10 in total, revision 1)",
+            "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (baseline 1: 10 launches, 10 kept in all)",
             "  step_time_p50: - -> 10 ms",
             "  step_time_p50: detects from +*% with 3, +*% with 5 launches",
         ]
@@ -52,7 +52,7 @@ def test_further_launches_are_added_and_the_center_stays(gpu):
     for _ in range(2):
         gpu.run("--update-baselines", "--aorta-launches=6").assert_outcomes(passed=1)
     result = gpu.run("--update-baselines", "--aorta-launches=2")
-    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (6 launches in the center, 14 in total, revision 1)"])
+    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (baseline 1: 6 launches, 14 kept in all)"])
     assert center_flags(gpu) == [(1, True)] * 6 + [(1, False)] * 8
 
 
@@ -94,7 +94,7 @@ def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_varia
     learned.plant(slowdown=1.2)
     learned.run("--update-baselines", "--aorta-record=replace", passed=1).stdout.fnmatch_lines(
         [
-            "updated toy-gpu-x2-nccl: * (10 launches in the center, 20 in total, revision 2)",
+            "updated toy-gpu-x2-nccl: * (baseline 2: 10 launches, 20 kept in all)",
             "  step_time_p50: 10 ms -> 12 ms (+20.0%)",
         ]
     )

@@ -73,7 +73,7 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
     learned.plant(slowdown=1.3)
     learned.run("--aorta-profiler=nsys", passed=1).stdout.fnmatch_lines(
         [
-            "note: test_toy::test_one: nsys left no trace in *",
+            "note: test_toy::test_one: traces of nsys in *",
             "aorta: 1 test, 1 metric matches (1 exact); 1 not applicable (a profiler or tracer slows the ranks down) *",
         ]
     )
@@ -83,6 +83,12 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
     contradiction = "*--update-baselines and --aorta-profiler=nsys contradict each other*"
     learned.refused("--aorta-profiler=nsys", "--update-baselines", shows=contradiction)
     assert [path.read_bytes() for path in learned.baseline_files()] == before
+
+
+def test_profiler_that_leaves_no_trace_fails_the_test(installed, nvml, learned):
+    learned.plant(without_trace=True)
+    result = learned.run("--aorta-profiler=nsys", failed=1)
+    result.stdout.fnmatch_lines(["E *ResultError: profiler nsys left no trace in *agent.log*"])
 
 
 def test_profiled_launch_is_not_recorded_where_a_baseline_is_missing(installed, gpu, nvml):

@@ -215,7 +215,7 @@ def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
 
     recorded.test_file(source)
     result = recorded.run("--update-baselines", "-k", "test_weights")
-    result.stdout.fnmatch_lines(["updated *::test_weights::toy (10 launches in the center, 20 in total, revision 1)"])
+    result.stdout.fnmatch_lines(["updated *::test_weights::toy (baseline 1: 10 launches, 20 kept in all)"])
 
 
 BROKEN = """

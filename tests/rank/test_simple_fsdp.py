@@ -15,6 +15,8 @@ from aorta_workloads.distributed.pipeline import keep_stage
 from aorta_workloads.models import build_model
 from aorta_workloads.models.config import ModelConfig
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tests.rank.settings import make_settings
@@ -43,12 +45,14 @@ with warnings.catch_warnings():
         label_reductions,
     )
     from aorta_workloads.passes.bucket import bucket_collectives
+    from aorta_workloads.passes.cuda_graph import captured
     from aorta_workloads.passes.partition import order_saved
     from aorta_workloads.passes.reorder import estimate_ms
 
 from tests.rank.ranks import fake_group
 
 DEBUG = ModelConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
+ONE_BLOCK = replace(DEBUG, n_layers=1)
 BOXED = compile.boxed_nop
 PLANNED = GraphSettings("aot_eager", "transformer_block", (), "registration", True, True)
 UNGROUPED = CollectiveGroups(None, None)
@@ -189,6 +193,9 @@ def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
         ({"bucketing": "manual"}, "groups are given for manual bucketing"),
         ({"bucket_modules": ("norm",)}, "groups are given for manual bucketing"),
         ({"bucketing": "auto"}, "bucket_order is 'registration'"),
+        (EAGER | {"trace": "step"}, "trace is step and backend is eager"),
+        ({"cuda_graphs": True}, "cuda_graphs is true, trace is 'model'"),
+        ({"cuda_graphs": True, "trace": "step", "backend": "inductor"}, "backend is 'inductor': .* aot_eager"),
     ],
 )
 def test_settings_that_contradict_each_other_are_an_error(given, message):
@@ -209,6 +216,33 @@ def test_a_schedule_that_divides_backward_passes_is_refused():
     settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", **given)
     with pytest.raises(ValueError, match="here that is one graph; allowed are 1F1B and Interleaved1F1B"):
         settings.check_own()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pipeline_parallel_degree": 2}, "pipeline_parallel_degree above 1"),
+        ({"compile_loss": True}, "compile_loss"),
+        ({"hash_operators_step": 1}, "hash_operators_step"),
+        ({"hash_tensors": ["weights", "backward"]}, "hash_tensors backward"),
+        ({"fault": {"kind": "drop_gradient"}}, "fault drop_gradient"),
+        ({"cuda_graphs": True, "gradient_accumulation": 2}, "gradient_accumulation above 1"),
+        ({"cuda_graphs": True, "num_experts": 4}, "num_experts"),
+        ({"cuda_graphs": True, "fault": {"kind": "operator_input", "operator": "x"}}, "fault operator_input"),
+    ],
+)
+def test_what_one_graph_of_a_step_can_not_do_is_refused(given, message):
+    settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", trace="step", **given)
+    with pytest.raises(ValueError, match=f"it does not run with {message}"):
+        settings.check_own()
+
+
+@pytest.mark.parametrize(("device", "num_ranks"), [("cpu", 1), ("cuda", 2)])
+def test_a_step_is_captured_on_one_gpu_only(device, num_ranks):
+    settings = replace(PLANNED, trace="step", cuda_graphs=True)
+    settings.check_devices("cuda", 1)
+    with pytest.raises(ValueError, match=f"{num_ranks} ranks run on {device}.*allowed is one rank on a CUDA device"):
+        settings.check_devices(device, num_ranks)
 
 
 def test_a_stage_buckets_its_own_parameters_of_each_group():
@@ -304,6 +338,66 @@ REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 w
 )
 def test_only_the_buckets_of_named_modules_are_reordered(mesh, monkeypatch, modules, orders):
     assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules) == orders
+
+
+def test_a_step_in_one_graph_gathers_ahead_from_forward_to_backward(mesh, monkeypatch):
+    whole, rest = orders_of_a_step(mesh, monkeypatch, trace="step")
+    assert whole == "g0 g1 wg0 g2 wg1 g3 wg2 g4 wg3 g5 wg4 r0 g6 wg5 r1 wr0 wg6 r2 wr1 r3 wr2 wr3"
+    assert rest == ""
+
+
+class RecordedGraph(TorchDispatchMode):
+    """Runs the operators of a capture again, on the same memory, as a CUDA graph does with kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self._calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **kwargs or {})
+        self._calls.append((func, args, kwargs or {}, results))
+        return results
+
+    def replay(self):
+        for func, args, keywords, results in self._calls:
+            for kept, value in zip(tree_leaves(results), tree_leaves(func(*args, **keywords)), strict=True):
+                kept.copy_(value)
+
+
+@pytest.fixture
+def recorded_graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: graph)
+
+
+def test_a_captured_step_has_the_gradients_of_one_that_is_not(mesh, recorded_graphs):
+    gradients = {}
+    alone = ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu")
+    for cuda_graphs in (False, True):
+        torch.compiler.reset()
+        model = make_sharded(alone, config=ONE_BLOCK)
+        settings = replace(PLANNED, trace="step", cuda_graphs=cuda_graphs)
+        groups, parameters = collective_groups(model, alone), dict(model.named_parameters())
+        backend = compile.make_backend(settings, parameters, block_buckets(model), groups)
+        model.compile(backend=backend, fullgraph=True, dynamic=False)
+        for number in range(4):
+            tokens, labels = torch.arange(number, number + 32).view(2, 2, 8)
+            model(tokens, model.config.freqs_cis(torch.arange(8)), labels, 16).backward()
+            gradients[cuda_graphs, number] = [parameter.grad.to_local().clone() for parameter in model.parameters()]
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            model.zero_grad()
+    for number in range(4):
+        assert all(map(torch.equal, gradients[True, number], gradients[False, number])), number
+    assert not torch.equal(gradients[True, 2][0], gradients[True, 3][0])
+
+
+def test_a_captured_step_whose_parameter_moves_is_an_error(recorded_graphs):
+    parameter = torch.ones(2)
+    step = captured(lambda given: [given[0] * given[1]], [parameter])
+    for factor in (1.0, 2.0, 3.0):
+        assert step([parameter, torch.tensor(factor)])[0].tolist() == [factor, factor]
+    with pytest.raises(RuntimeError, match="a parameter has moved in memory"):
+        step([torch.ones(2), torch.tensor(1.0)])
 
 
 @pytest.mark.parametrize(
@@ -425,9 +519,6 @@ def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh
     merged = collectives_of_a_step(mesh, bucketing="auto", bucket_order="graph")
 
     assert all(0 < few < many for few, many in zip(merged, (21, 20, 21), strict=True)), merged
-
-
-ONE_BLOCK = replace(DEBUG, n_layers=1)
 
 
 def compile_forward(mesh, buckets=None, settings=PLANNED, **extra):

@@ -28,7 +28,6 @@ from ..models.common.decoder import Decoder
 from .parallel_dims import ParallelMesh
 
 _T = TypeVar("_T")
-_BOUNDARIES = ("forward", "backward")
 _1F1B, ZERO_BUBBLE = "1F1B", "ZBVZeroBubble"
 
 
@@ -83,7 +82,7 @@ def check_pipeline(degree: int, settings: LlamaSettings) -> None:
             f"estimated for 1F1B only, and under ZBVZeroBubble a saved tensor would be read twice, which torch does "
             f"not allow; refused are {', '.join(refused)}"
         )
-    if boundaries := [kind for kind in settings.hashing.hash_tensors if kind in _BOUNDARIES]:
+    if boundaries := settings.hashing.boundaries:
         raise ValueError(
             f"{asked} and hash_tensors has {boundaries}: the schedule runs forward and backward passes of several "
             f"micro-batches in turn, and a boundary is attributed to the pass that runs; allowed are the other kinds"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..common.faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from ..config import GraphSettings, LlamaSettings
 from ..distributed.pipeline import ZERO_BUBBLE
+
+
+def _refuse(reason: str, keys: Mapping[str, bool]) -> None:
+    if given := [key for key, is_given in keys.items() if is_given]:
+        raise ValueError(f"{reason}; it does not run with {', '.join(given)}")
 
 
 @dataclass(frozen=True)
@@ -13,6 +20,11 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
     """The keys of ``llama_simple_fsdp``; ``graph`` groups keys of the config."""
 
     graph: GraphSettings
+
+    @property
+    def returns_loss(self) -> bool:
+        """Return whether the model computes its loss, so that nothing outside of it has logits."""
+        return super().returns_loss or self.graph.traces_step
 
     @property
     def fuses_blocks(self) -> bool:
@@ -29,6 +41,27 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         self.graph.check()
         self.graph.check_context_parallel(self.degrees.context_parallel_degree)
         self._check_communication()
+        if self.graph.traces_step:
+            self._check_step()
+
+    def _check_step(self) -> None:
+        """Raise ValueError for keys that need forward and backward apart, or that a captured step would ignore."""
+        hashing, fault = self.hashing, self.fault.kind
+        apart = {
+            "pipeline_parallel_degree above 1": self.degrees.pipeline_parallel_degree > 1,
+            "compile_loss": self.compile_loss,
+            "hash_operators_step": hashing.hash_operators_step is not None,
+            f"hash_tensors {', '.join(hashing.boundaries)}": bool(hashing.boundaries),
+            "fault drop_gradient": fault == "drop_gradient",
+        }
+        captured = {
+            "gradient_accumulation above 1": self.gradient_accumulation > 1,
+            "num_experts": self.model.num_experts > 0,
+            f"fault {fault}": fault in (OPERATOR_INPUT, OPERATOR_OUTPUT),
+        }
+        _refuse("trace is step: forward, loss and backward are one graph", apart)
+        if self.graph.cuda_graphs:
+            _refuse("cuda_graphs is true: a step replays the kernels of one captured run", captured)
 
     def _check_communication(self) -> None:
         communication, graph = self.communication, self.graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from ..common.settings import read_settings
 from ..distributed.activation_checkpoint import LADDER
@@ -61,6 +62,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     def prepare(self, model: Decoder) -> None:
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
+        graph.check_devices(self._device.type, dist.get_world_size())
         groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
         in_place = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)

@@ -16,6 +16,8 @@ from ..config import GraphSettings
 Bucket = tuple[str, ...]
 # The key in a node's metadata, which survives the split into forward and backward.
 POSITION = "aorta_parameter_position"
+# The key of backward's nodes in the graph of a whole step, which can gather a parameter twice.
+IS_BACKWARD = "aorta_is_backward"
 ALL_GATHER = ops._c10d_functional.all_gather_into_tensor.default
 REDUCE_SCATTER = ops._c10d_functional.reduce_scatter_tensor.default
 ALL_REDUCE = ops._c10d_functional.all_reduce.default

@@ -14,7 +14,7 @@ from torch._inductor.fx_passes.bucketing import (
     merge_reduce_scatter_bucket,
 )
 
-from .annotate import ALL_GATHER, ALL_REDUCE, POSITION, REDUCE_SCATTER, WAIT, Traced, collectives
+from .annotate import ALL_GATHER, ALL_REDUCE, IS_BACKWARD, POSITION, REDUCE_SCATTER, WAIT, Traced, collectives
 from .reorder import BUCKET, derived, move_behind
 
 _MERGE_REDUCTIONS: dict[Any, Any] = {REDUCE_SCATTER: merge_reduce_scatter_bucket, ALL_REDUCE: merge_all_reduce_bucket}
@@ -34,14 +34,14 @@ def bucket_collectives(graph: fx.Graph, traced: Traced) -> None:
     nodes = collectives(graph, groups)
     if unlabelled := [node.name for node in nodes if POSITION not in node.meta]:
         raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
-    by_parameter: dict[tuple[Any, int], list[fx.Node]] = defaultdict(list)
+    by_parameter: dict[tuple[Any, int, bool], list[fx.Node]] = defaultdict(list)
     for node in nodes:
-        by_parameter[node.target, node.meta[POSITION]].append(node)
+        by_parameter[node.target, node.meta[POSITION], node.meta.get(IS_BACKWARD, False)].append(node)
     # The order of members is that of parameters in the bucket's payload.
     in_order = list if traced.settings.bucket_order == "registration" else sorted
     for targets, group_of in kinds.items():
-        for bucket, target in product(parameters.plan(traced.buckets, group_of), targets):
-            if members := [node for position in bucket for node in by_parameter[target, position]]:
+        for is_later, bucket, target in product((False, True), parameters.plan(traced.buckets, group_of), targets):
+            if members := [node for position in bucket for node in by_parameter[target, position, is_later]]:
                 _merge(graph, in_order(members), bucket)
     graph.lint()
     if left := sorted({node.meta[POSITION] for node in collectives(graph, groups) if POSITION in node.meta}):

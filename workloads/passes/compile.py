@@ -19,8 +19,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ..config import GraphSettings
 from .annotate import Bucket, CollectiveGroups, GroupedParameters, Traced, annotate
 from .bucket import bucket_collectives
+from .cuda_graph import captured
 from .partition import Partitioner
 from .reorder import check_scheduler, reorder_collectives
+from .whole_step import StepPartitioner
 
 # All passes in their order. The first one sees forward and backward in one graph, the others see each alone.
 PASSES: dict[str, Callable[[fx.Graph, Traced], None]] = {
@@ -96,7 +98,12 @@ def make_backend(
         number for number, name in enumerate(names) if settings.reshard_after_forward and name not in no_reshard
     )
 
+    graphs: list[fx.GraphModule] = []
+
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        graphs.append(graph_module)
+        if settings.traces_step and len(graphs) > 1:
+            raise RuntimeError("trace is step, which is traced once, and this call's inputs have other shapes")
         by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
@@ -108,6 +115,10 @@ def make_backend(
     return compile_graph
 
 
+def _partitioner(settings: GraphSettings) -> Partitioner:
+    return StepPartitioner() if settings.traces_step else Partitioner()
+
+
 def _compile_aot_eager(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
@@ -117,16 +128,20 @@ def _compile_aot_eager(
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         joint(joint_module.graph)
-        return Partitioner()(joint_module, joint_inputs, **options)
+        return _partitioner(joint.traced.settings)(joint_module, joint_inputs, **options)
 
     def compiler(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
         separate(module.graph)
         return boxed_nop(module, module_inputs)
 
+    def compile_step(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
+        traced = zip(inputs, joint.traced.inputs, strict=True)
+        return captured(compiler(module, module_inputs), [value for value, position in traced if position is not None])
+
     compiled = aot_module_simplified(
         graph_module,
         inputs,
-        fw_compiler=compiler,
+        fw_compiler=compile_step if joint.traced.settings.cuda_graphs else compiler,
         bw_compiler=torch.compiler.disable(compiler),
         partition_fn=partition,
         keep_inference_input_mutations=True,
@@ -141,8 +156,9 @@ def _compile_inductor(
     separate: GraphPasses,
     options: Mapping[str, Any],
 ) -> Any:
-    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": Partitioner()}
-    if separate.traced.settings.has_graph_pass:
+    settings = separate.traced.settings
+    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": _partitioner(settings)}
+    if settings.has_graph_pass:
         patches |= {
             "post_grad_custom_post_pass": separate,
             # Inductor's reordering would undo these passes, and buffer reuse would overwrite the buffer of a running

@@ -37,7 +37,10 @@ def order_saved(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: 
     """
     output = forward.graph.output_node()
     values = list(output.args[0])  # type: ignore[arg-type]
-    order = [*range(num_outputs), *sorted(range(num_outputs, len(values)), key=lambda number: _order(values[number]))]
+    order = [
+        *range(num_outputs),
+        *sorted(range(num_outputs, len(values)), key=lambda number: saved_order(values[number])),
+    ]
     output.args = (tuple(values[number] for number in order),)
     if (descriptions := output.meta.get("desc")) is not None:
         output.meta["desc"] = [descriptions[number] for number in order]
@@ -45,19 +48,19 @@ def order_saved(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: 
     number = next(number for number, node in enumerate(inputs) if node.name.startswith("tangents"))
     # On CUDA, torch gives backward a generator for each state, behind the tangents.
     for node in inputs[:number]:
-        if _order(node) == _MESHES:
+        if saved_order(node) == MESHES:
             inputs[number].prepend(node)
     for module in (forward, backward):
         module.graph.lint()
         module.recompile()
 
 
-_TENSORS, _MESHES, _SYMBOLS = range(3)
+TENSORS, MESHES, SYMBOLS = range(3)
 
 
-def _order(node: fx.Node) -> int:
+def saved_order(node: fx.Node) -> int:
     """Return the sort key of a value that is saved for backward: tensors, then meshes, then symbols."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        return _TENSORS
-    return _SYMBOLS if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat) else _MESHES
+        return TENSORS
+    return SYMBOLS if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat) else MESHES

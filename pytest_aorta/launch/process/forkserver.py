@@ -27,7 +27,7 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.channel import close_all, receive, send
-from pytest_aorta.launch.process.guard import STACKS_S, die_with, guard_launch, prepare_agent
+from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
 from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.sweep import mark_this_process
 from pytest_aorta.launch.watch import is_readable
@@ -128,13 +128,13 @@ class _WarmAgent:
         """End the ranks that still run, by SIGTERM, then by SIGKILL."""
         # The guard may send SIGTERM again.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # A rank whose main thread holds the GIL can't act on SIGTERM, but writes its stacks on SIGUSR1.
-        for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGUSR1, STACKS_S), (signal.SIGKILL, TERM_S)):
+        rank_program.ask_for_evidence(self.run_dir)
+        for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in self.running:
                 # SIGTERM may have arrived after this process had waited for a rank, and before it recorded the end.
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
-            deadline_s = time.monotonic() + limit_s
+            deadline_s = time.monotonic() + TERM_S
             while self.running and time.monotonic() < deadline_s:
                 try:
                     pid, _ = os.waitpid(-1, os.WNOHANG)

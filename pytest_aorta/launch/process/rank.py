@@ -2,7 +2,7 @@
 
 The program redirects the rank's output to a log, dies with the torchrun agent, writes stacks on SIGUSR1, and writes
 into ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, ``marks``, then ``result.json`` or ``error.json``. When
-the rank is stopped, it also leaves its Python stacks and NCCL's collectives in flight.
+the rank is stopped, it also leaves its Python stacks and the last collectives that torch has recorded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import json
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import write_bytes, write_json, write_text
+from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -36,12 +37,20 @@ from pytest_aorta.result.folder import (
     PROGRESS_FILE,
     STACKS_FILE,
     rank_folder,
+    rank_pids,
 )
 from pytest_aorta.result.outcome import STARTED, leave_mark
 
 Handler = Callable[..., None]
 # A byte of the pipe of signals that is no signal's number.
 _END = 0
+# Of each of the last collectives, which are those of a few steps.
+_COLLECTIVES_KEPT = 1000
+_FIELDS_KEPT = (
+    "process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired",
+)  # fmt: skip
+# A rank needs milliseconds, unless its main thread holds the GIL.
+_EVIDENCE_S = 1.0
 _MAX_MESSAGE = 4000
 _MAX_TRACEBACK = 20_000
 # The error that ended the rank, kept until the process exits: the frames of its traceback hold process groups, and
@@ -64,6 +73,8 @@ def main(run_dir: Path) -> None:
         _kept.append(error)
         exit_code = _exit_code(error)
         if exit_code:
+            if os.getpid() == pid:
+                _write_last_words(folder, None)
             _write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
@@ -95,10 +106,34 @@ def prepare(folder: Path) -> None:
     faulthandler.enable(stacks)
     # A fatal signal of a forked child, e.g. of a DataLoader's worker, is not the rank's: its stack goes to the log.
     os.register_at_fork(after_in_child=partial(faulthandler.enable, 2))
-    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     _leave_last_words(folder, stacks)
+    # faulthandler writes stacks at once; then Python's own handler wakes the thread that writes the collectives.
+    signal.signal(signal.SIGUSR1, _do_nothing)
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True, chain=True)
     write_text(folder / PID_FILE, str(os.getpid()), durable=False)
     leave_mark(folder, STARTED)
+
+
+def ask_for_evidence(run_dir: Path) -> None:
+    """Have the ranks that run as children of this process leave their stacks and collectives.
+
+    Ask before the first signal that ends a rank: a script's handler of SIGTERM can start collectives, and the end of a
+    rank changes what the others do.
+    """
+    asked = {pid: rank_folder(run_dir, rank) for rank, pid in rank_pids(run_dir).items() if _is_running_child(pid)}
+    for pid in asked:
+        os.kill(pid, signal.SIGUSR1)
+    deadline_s = time.monotonic() + _EVIDENCE_S
+    while any(_is_running_child(pid) and not (folder / IN_FLIGHT_FILE).exists() for pid, folder in asked.items()):
+        if time.monotonic() > deadline_s:
+            return
+        time.sleep(0.005)
+
+
+def _is_running_child(pid: int) -> bool:
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    return False
 
 
 @contextmanager
@@ -121,8 +156,8 @@ def _leave_last_words(folder: Path, stacks: IO[str]) -> None:
 
     The C handler wakes a thread that writes both files, since the main thread may wait in a collective forever. If the
     script has installed its own handler by then, the thread writes the files and leaves the process to that handler,
-    which may call the handler that it has replaced. Forked children get SIGTERM's default action back, unless the
-    script has its own handler.
+    which may call the handler that it has replaced. If SIGUSR1 has asked for the files before, they stay as they are.
+    Forked children get SIGTERM's default action back, unless the script has its own handler.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
@@ -139,30 +174,39 @@ def _leave_last_words(folder: Path, stacks: IO[str]) -> None:
 
 
 def _serve(read_fd: int, end: Handler, folder: Path, stacks: IO[str]) -> None:
-    is_last = False
+    is_last = was_asked = False
     while not is_last:
         # Every signal with a Python handler writes its number into the pipe.
         number = os.read(read_fd, 1)[0]
         is_last = number == _END or (number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is end)
-        if is_last or number == signal.SIGTERM:
-            _write_last_words(folder, stacks)
+        if not was_asked and (is_last or number in (signal.SIGTERM, signal.SIGUSR1)):
+            # A script's own handler of SIGUSR1 has replaced the one that writes stacks.
+            has_stacks = number == signal.SIGUSR1 and signal.getsignal(signal.SIGUSR1) is _do_nothing
+            _write_last_words(folder, None if has_stacks else stacks)
+        was_asked = was_asked or number == signal.SIGUSR1
     # signal.signal works only in the main thread.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _write_last_words(folder: Path, stacks: IO[str]) -> None:
-    with suppress(OSError):
-        faulthandler.dump_traceback(stacks, all_threads=True)
-        if text := _collectives_in_flight():
-            write_bytes(folder / IN_FLIGHT_FILE, text, durable=False)
+def _write_last_words(folder: Path, stacks: IO[str] | None) -> None:
+    with suppress(Exception):  # neither a full disk nor an unknown form of torch's record may keep the rank from ending
+        if stacks is not None:
+            faulthandler.dump_traceback(stacks, all_threads=True)
+        write_json(folder / IN_FLIGHT_FILE, {"entries": _last_collectives()}, durable=False)
 
 
-def _collectives_in_flight() -> bytes | None:
-    """Return NCCL's own record as JSON; None where this rank has not loaded NCCL."""
+def _last_collectives() -> list[dict[str, Any]] | None:
+    """Return the last entries of torch's records of gloo's and NCCL's collectives; None without a record."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(c10d, "_dump_nccl_trace_json", None)
-    return bytes(dump(includeCollectives=True, onlyActive=True)) if dump else None
+    dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
+    records = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps if dump]
+    entries = [entry for record in records for entry in record.get("entries", [])[-_COLLECTIVES_KEPT:]]
+    return [{name: entry[name] for name in _FIELDS_KEPT if name in entry} for entry in entries] or None
+
+
+def _do_nothing(*_: object) -> None:
+    """Handle a signal that only has to wake the thread."""
 
 
 def _withdraw(end: Handler, write_fd: int) -> None:
@@ -189,6 +233,7 @@ def _write_error(folder: Path | None, error: BaseException) -> None:
         "time_ns": time_ns,
         "type": type(error).__name__,
         "message": _message(error)[:_MAX_MESSAGE],
+        "after": _cause_of_exit(error)[:_MAX_MESSAGE],
         "traceback": _ends(text),
         "full_traceback": _ends("".join(traceback.format_exception(error))),
     }
@@ -199,6 +244,14 @@ def _write_error(folder: Path | None, error: BaseException) -> None:
 def _exit_message(error: SystemExit) -> str:
     """Return the text that the interpreter writes when a script exits: none for an exit code, else the given text."""
     return "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
+
+
+def _cause_of_exit(error: BaseException) -> str:
+    """Return the error that a script, such as Hydra's main, handled by exiting; empty without one."""
+    cause = error.__context__
+    if not isinstance(error, SystemExit) or cause is None or error.__suppress_context__:
+        return ""
+    return f"{type(cause).__name__}: {_message(cause)}"
 
 
 def _message(error: BaseException) -> str:

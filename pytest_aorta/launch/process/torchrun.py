@@ -23,7 +23,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
-from pytest_aorta.launch.process.rank import without_collection
+from pytest_aorta.launch.process.rank import ask_for_evidence, without_collection
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids
@@ -38,23 +38,27 @@ SIOCGIFADDR = 0x8915
 class _StoppedRanks(logging.Filter):
     """The last signal that torchrun sent to each rank that it stopped, by process id, read from torchrun's log."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_dir: Path) -> None:
         super().__init__()
+        self.run_dir = run_dir
         self.signals: dict[object, signal.Signals] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the process id that a message names; every message stays in the log."""
+        """Keep the process id that a message names, and ask all ranks for evidence first; every message stays."""
         text = str(record.msg)
         if isinstance(record.args, tuple) and record.args:
             if text.startswith("Sending process"):
+                # torchrun writes this message before it sends the signal.
+                if not self.signals:
+                    ask_for_evidence(self.run_dir)
                 self.signals[record.args[0]] = signal.SIGTERM
             elif text.startswith("Unable to shutdown process"):
                 self.signals[record.args[0]] = signal.SIGKILL
         return True
 
-    def ranks(self, run_dir: Path) -> list[int]:
+    def ranks(self) -> list[int]:
         """Return the ranks that torchrun stopped."""
-        return sorted(rank for rank, pid in rank_pids(run_dir).items() if pid in self.signals)
+        return sorted(rank for rank, pid in rank_pids(self.run_dir).items() if pid in self.signals)
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +68,7 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
-    stopped = _StoppedRanks()
+    stopped = _StoppedRanks(Path(argv[0]))
     logging.getLogger(STOPPING_LOGGER).addFilter(stopped)
     arguments = parse_args(argv[1:])
     store = _join_rendezvous(Path(argv[0]), arguments)
@@ -78,8 +82,7 @@ def main(argv: list[str]) -> int:
             for rank, failure in sorted(error.failures.items())
             if failure.exitcode != -stopped.signals.get(failure.pid, 0)
         ]
-        run_dir = Path(argv[0])
-        write_json(run_dir / AGENT_FILE, {"failures": failures, "running": stopped.ranks(run_dir)})
+        write_json(stopped.run_dir / AGENT_FILE, {"failures": failures, "running": stopped.ranks()})
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)

@@ -107,7 +107,7 @@ def compared_with(verdict: Verdict) -> str:
         return f"{AB_REFERENCE} {reference.name}".rstrip()
     if reference.revision is None:
         return "stored baseline" if verdict.baseline is not None else "no stored baseline"
-    return f"stored baseline, revision\N{NO-BREAK SPACE}{reference.revision}"
+    return f"stored baseline\N{NO-BREAK SPACE}{reference.revision}"
 
 
 def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:

@@ -38,6 +38,10 @@ class Outcome(StrEnum):
     MISSING = "missing"
 
 
+# A float can hold the exponential of this difference: a file may contain a value that is nearly 0.
+_LARGEST_LOG = 700.0
+
+
 class Scale(Enum):
     """The scale of a change. The enum's value is the unit that a user writes after the number.
 
@@ -78,7 +82,7 @@ class Scale(Enum):
 
     def change(self, difference: float) -> float:
         """Return the inverse of :meth:`difference`."""
-        return math.expm1(difference) if self is Scale.RELATIVE else difference
+        return math.expm1(min(difference, _LARGEST_LOG)) if self is Scale.RELATIVE else difference
 
     def parse(self, text: object) -> float | None:
         """Parse a change such as ``"5%"`` or ``"5 points"``; return None for any other text."""

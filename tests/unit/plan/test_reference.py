@@ -301,11 +301,7 @@ def test_own_workload_is_the_commits_with_the_keys_that_the_commit_has(opener, p
 @pytest.mark.parametrize(
     ("yaml", "config", "message"),
     [
-        (
-            toy_yaml("speed"),
-            {"speed": "slow"},
-            r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are \['environment', 'mode', 'steps'\]",
-        ),
+        (toy_yaml("speed"), {"speed": "slow"}, r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are"),
         (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is one of .*"),
     ],
     ids=["key", "value"],

@@ -69,22 +69,22 @@ def test_tracer_of_any_rank_is_a_fact_of_the_launch(tmp_path):
 
 
 def test_ranks_are_merged_in_order(tmp_path):
-    result = collect(tmp_path, rank_values(), rank_values(step_times_ms=[4.0, 5.0, 6.0], elapsed_sec=0.7))
+    norms = {"grad_norm": [1.5, 1.25, 1.0]}
+    slow = rank_values(step_times_ms=[4.0, 5.0, 6.0], elapsed_sec=0.7, **norms)
+    result = collect(tmp_path, rank_values(**norms), slow)
+    assert result.grad_norm == norms["grad_norm"]
     assert result.rank_step_times_ms == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     assert result.rank_metrics == {"tokens_per_s": [100.0, 100.0]}
     assert (result.passed, result.elapsed_sec, result.world_size) == (True, 0.7, 2)
     assert result.launch_times_s == {"wall": 1.5}
 
 
-def test_merged_result_is_stored_and_read_back_equal(tmp_path):
+def test_what_ranks_need_not_measure_is_empty_where_they_did_not(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values())
+    assert (result.grad_norm, result.tensor_hashes, result.boundary_hashes) == ([], {}, [])
+    assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])
+    assert not {"kernels", "collectives"} & to_builtins(launch_facts(result)).keys()
     assert read_result(tmp_path / "result.json") == result
-
-
-def test_gradient_norms_are_optional_and_kept(tmp_path):
-    norms = [1.5, 1.25, 1.0]
-    assert collect(tmp_path, rank_values(), rank_values()).grad_norm == []
-    assert collect(tmp_path, rank_values(grad_norm=norms), rank_values(grad_norm=norms)).grad_norm == norms
 
 
 def test_failed_checks_of_all_ranks_are_counted_and_put_in_order(tmp_path):
@@ -98,12 +98,6 @@ def test_details_beyond_a_hundred_are_counted_only(tmp_path):
     many = failed(*(FailureDetail("gather", number, 0) for number in range(100)))
     result = collect(tmp_path, many, many)
     assert (result.failure_count, len(result.failure_details)) == (200, 100)
-
-
-def test_missing_rank_file_is_named(tmp_path):
-    write_ranks(tmp_path, rank_values())
-    message = collect_error(tmp_path)
-    assert f"{tmp_path}/ranks/1/result.json: can't be read: No such file" in message
 
 
 @pytest.mark.parametrize(
@@ -157,12 +151,6 @@ def test_rank_file_that_is_too_large_says_how_large_it_may_be(tmp_path):
 )
 def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, changes, message):
     assert message in rank_value_error(tmp_path, **changes)
-
-
-def test_absent_key_is_named(tmp_path):
-    document = rank_values()
-    del document["passed"]
-    assert "missing required field `passed`" in rank_file_error(tmp_path, json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -306,14 +294,6 @@ def test_result_fits_the_schema_that_others_validate_with(tmp_path, monkeypatch)
         collect_result(plan, ENDED_WELL)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-def test_stored_result_that_is_no_document_is_refused(tmp_path, text):
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(ResultError, match=r"result\.json: "):
-        read_result(path)
-
-
 def hashes_of(*names: str) -> dict:
     return {"names": list(names), "shapes": [[2]] * len(names), "steps": {"3": ["0" * 32] * len(names)}}
 
@@ -327,11 +307,6 @@ def test_hashes_of_tensors_are_kept_once_and_those_of_boundaries_by_rank(tmp_pat
     assert result.tensor_hashes["weights"].names == ["w", "v"]
     assert [rank["forward"].names for rank in result.boundary_hashes] == [["of rank 0"], ["of rank 1"]]
     assert read_result(tmp_path / "result.json") == result
-
-
-def test_results_without_hashes_of_tensors_have_none(tmp_path):
-    result = collect(tmp_path, rank_values(), rank_values())
-    assert (result.tensor_hashes, result.boundary_hashes) == ({}, [])
 
 
 def test_profiled_steps_and_timelines_are_kept_by_rank(tmp_path):
@@ -353,12 +328,6 @@ def test_kernels_and_collectives_of_profiled_steps_are_kept_by_rank(tmp_path):
     assert facts.kernels == {"gemm": FamilyTime(6.0, 4.0)}
     assert facts.collectives["all_gather"] == CollectiveFacts(1.0, 524288.0, 1.0, [2.0, 0.0], 1)
     assert convert(to_builtins(facts), LaunchFacts, "facts") == facts
-
-
-def test_result_without_profiled_steps_has_none(tmp_path):
-    result = collect(tmp_path, rank_values(), rank_values())
-    assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])
-    assert not {"kernels", "collectives"} & to_builtins(launch_facts(result)).keys()
 
 
 def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):

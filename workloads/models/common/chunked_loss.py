@@ -41,7 +41,7 @@ class Output(nn.Linear):
 
     Attributes:
         vocabulary: the rows that this rank holds; tensor parallelism replaces the attribute.
-        num_chunks: the number of chunks of a micro-batch's tokens.
+        num_chunks: the number of chunks of a micro-batch's tokens; with 0, there is only the projection.
         fused: whether inductor fuses the operations on a chunk's logits.
     """
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from ..config import ModelConfig
 from .chunked_loss import Output
 from .feed_forward import FeedForward
+from .loss import summed_cross_entropy
 from .moe import MoeFeedForward
 
 
@@ -106,7 +107,7 @@ class Decoder(nn.Module, ABC):
         """Predict each next token; ``freqs_cis`` belong to the tokens' positions in their sequence.
 
         Given ``labels`` of the shape of ``tokens``, return their cross entropy, summed and divided by ``num_tokens``,
-        instead of the logits. Then only the logits of one chunk exist at a time.
+        instead of the logits; if the output divides tokens into chunks, only the logits of one chunk exist at a time.
 
         Rotations are an argument, since a buffer would be lost on the meta device and rounded by mixed precision.
         """
@@ -114,5 +115,8 @@ class Decoder(nn.Module, ABC):
         for layer in self.layers:
             x = layer(x, freqs_cis)
         x = self.norm(x)
-        scored: torch.Tensor = self.output(x) if labels is None else self.output(x, labels, num_tokens)
-        return scored
+        if labels is not None and self.output.num_chunks:
+            loss: torch.Tensor = self.output(x, labels, num_tokens)
+            return loss
+        logits: torch.Tensor = self.output(x)
+        return logits if labels is None else summed_cross_entropy(logits, labels) / num_tokens
