@@ -76,6 +76,8 @@ class GraphSettings:
     reshard_after_forward: bool
     overlap_reorder: bool
     overlap_reorder_modules: tuple[str, ...] = ()
+    disable_passes: tuple[str, ...] = ()
+    dump_graphs: str | None = None
     trace: str = "model"
     cuda_graphs: bool = False
 
@@ -98,6 +100,11 @@ class GraphSettings:
         }
         if self.backend == "eager" and (given := [name for name, is_asked in asked.items() if is_asked]):
             raise ValueError(f"backend is eager, which runs no graph passes, and these need one: {', '.join(given)}")
+        if self.dump_graphs is not None and not Path(self.dump_graphs).is_absolute():
+            raise ValueError(
+                f"dump_graphs is {self.dump_graphs!r}, a relative path; ranks may run in any folder, so allowed are "
+                f"absolute paths"
+            )
         if self.traces_step and self.backend == "eager":
             raise ValueError(
                 "trace is step and backend is eager: autograd computes gradients then, and no graph; allowed are "

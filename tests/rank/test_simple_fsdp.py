@@ -35,14 +35,16 @@ with warnings.catch_warnings():
         shard_parameters,
     )
     from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
-    from aorta_workloads.passes import bucket, compile
+    from aorta_workloads.passes import compile, reorder
     from aorta_workloads.passes.annotate import (
         POSITION,
         CollectiveGroups,
         GroupedParameters,
+        Traced,
         check_labels,
         label_reductions,
     )
+    from aorta_workloads.passes.bucket import bucket_collectives
     from aorta_workloads.passes.cuda_graph import captured
     from aorta_workloads.passes.partition import order_saved
     from aorta_workloads.passes.reorder import estimate_ms
@@ -402,7 +404,7 @@ def test_a_captured_step_whose_parameter_moves_is_an_error(recorded_graphs):
     ("given", "order"),
     [
         ({}, "a0 a1 wa0 a2 wa1 a3 wa2 wa3"),
-        ({"overlap_reorder_modules": ("layers.1",)}, "a0 wa0 a1 a2 wa1 wa2 a3 wa3"),
+        ({"overlap_reorder_modules": ("layers.1",)}, "a0 wa0 a1 wa1 a2 wa2 a3 wa3"),
         ({"overlap_reorder": False}, "a0 wa0 a1 wa1 a2 wa2 a3 wa3"),
     ],
 )
@@ -434,16 +436,41 @@ def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
     assert backward == "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"
 
 
+@pytest.mark.parametrize(
+    ("disabled", "order"),
+    [
+        (["reorder"], "g0 wg0 g1 wg1 g2 wg2 g3 wg3"),
+        (["bucket"], " ".join(f"g{number} wg{number}" for number in range(21))),
+    ],
+)
+def test_a_pass_that_is_disabled_does_not_run(mesh, monkeypatch, disabled, order):
+    forward, _ = orders_of_a_step(mesh, monkeypatch, disable_passes=disabled)
+    assert forward == order
+
+
+def test_graphs_are_written_after_each_pass(mesh, tmp_path):
+    collectives_of_a_step(mesh, dump_graphs=str(tmp_path))
+    names = sorted(path.name for path in (tmp_path / "rank0").iterdir())
+    assert names == ["00_annotate.txt", "01_bucket.txt", "02_reorder.txt", "03_bucket.txt", "04_reorder.txt"]
+    gathers = [(tmp_path / "rank0" / name).read_text().count("all_gather_into_tensor") for name in names[:2]]
+    assert gathers[0] > gathers[1] > 0
+
+
+def test_a_relative_folder_of_graphs_is_refused():
+    with pytest.raises(ValueError, match="dump_graphs is 'graphs', a relative path"):
+        replace(PLANNED, dump_graphs="graphs").check()
+
+
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overlap_reorder(monkeypatch, is_asked):
     """Tensor parallelism without shards and replicas leaves activations, and no bucket."""
     scheduled = []
-    monkeypatch.setattr(bucket, "_schedule", lambda _module, bucketing, _deps: scheduled.append(bucketing))
+    monkeypatch.setattr(reorder, "schedule_by_time", lambda _module, bucketing, _deps: scheduled.append(bucketing))
     parameters = GroupedParameters(("weight",), (UNGROUPED,))
     settings = replace(PLANNED, overlap_reorder=is_asked)
 
-    rewrite = bucket.CollectivesPass(settings, parameters, (("weight",),), frozenset())
-    rewrite(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
+    traced = Traced(settings, parameters, buckets=(("weight",),))
+    compile.GraphPasses(("bucket", "reorder"), traced)(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
 
     assert scheduled == [False] * is_asked
 
@@ -486,14 +513,6 @@ def test_modules_that_cover_no_whole_bucket_are_refused(modules, message):
 def test_modules_without_buckets_to_reorder_are_refused(given):
     with pytest.raises(ValueError, match="modules choose among buckets that are reordered"):
         replace(PLANNED, overlap_reorder_modules=("norm",), **given).check()
-
-
-def test_torch_that_marks_no_buckets_is_refused(mesh, monkeypatch):
-    monkeypatch.setattr(
-        bucket.ManualOverlapScheduler, "_manual_bucket_collectives", lambda self: self._obtain_nodes_in_subgraph()
-    )
-    with pytest.raises(Exception, match="whose scheduler marks no buckets"):
-        collectives_of_a_step(mesh, overlap_reorder_modules=("layers.1",))
 
 
 def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh):
@@ -543,8 +562,8 @@ def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeyp
     monkeypatch.setattr(compile, "compile_fx", lambda *_, config_patches: patches.update(config_patches))
     settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
 
-    rewrite = bucket.CollectivesPass(settings, GroupedParameters((), ()), (), frozenset())
-    compile._compile_inductor(None, (), None, rewrite, {})
+    traced = Traced(settings, GroupedParameters((), ()))
+    compile._compile_inductor(None, (), None, compile.GraphPasses((), traced), {})
 
     fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
     assert {name: value for name, value in patches.items() if name in fixed} == (
@@ -572,9 +591,9 @@ def test_gathers_of_other_parameters_than_the_models_are_an_error():
 
 def test_a_collective_without_a_parameter_is_an_error_before_buckets_are_made():
     parameters = GroupedParameters(("weight",), (CollectiveGroups("shards", None),))
-    rewrite = bucket.CollectivesPass(PLANNED, parameters, (("weight",),), frozenset())
+    traced = Traced(PLANNED, parameters, buckets=(("weight",),))
     with pytest.raises(RuntimeError, match=r"collectives \['all_gather_into_tensor_default_1'\] belong to no known"):
-        rewrite(gather_in_a_graph(0, None))
+        bucket_collectives(gather_in_a_graph(0, None), traced)
 
 
 @pytest.mark.parametrize(
@@ -589,7 +608,7 @@ def test_a_gradient_that_no_reduction_made_is_an_error(given, kind):
 
 
 def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
-    monkeypatch.setattr(compile, "_OVERRIDDEN", {SimpleNamespace: ("_collect_node_ancestors",)})
+    monkeypatch.setattr(reorder, "OverlapScheduler", SimpleNamespace)
     with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*_collect_node_ancestors"):
         compile.make_backend(PLANNED, {}, (), {})
 

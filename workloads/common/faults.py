@@ -12,7 +12,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+
+from .leaves import leaves
 
 OPERATOR_OUTPUT, OPERATOR_INPUT = "operator_output", "operator_input"
 
@@ -119,7 +120,7 @@ class BitFlip(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        given = tree_leaves((args, kwargs))
+        given = leaves((args, kwargs))
         if str(func) != self._operator or any(isinstance(value, FakeTensor) for value in given):
             return func(*args, **kwargs)
         self._num_calls += 1
@@ -127,13 +128,13 @@ class BitFlip(TorchDispatchMode):
         if is_chosen and self._of_input:
             named = zip(func._schema.arguments, args, strict=False)
             # The arguments of collectives begin with the tensors that they overwrite, which are skipped.
-            _flip(tree_leaves([value for argument, value in named if not argument.name.startswith("out")]))
+            _flip(leaves([value for argument, value in named if not argument.name.startswith("out")]))
         result = func(*args, **kwargs)
         if is_chosen and not self._of_input:
             in_place = [
                 value for value, argument in zip(args, func._schema.arguments, strict=False) if _is_written(argument)
             ]
-            _flip(tree_leaves((in_place, result)))
+            _flip(leaves((in_place, result)))
         return result
 
 

@@ -1,1 +1,1 @@
-"""Parallelisms, one module each."""
+"""Parallelisms, one module for each axis."""

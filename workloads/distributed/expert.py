@@ -98,6 +98,10 @@ def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tens
 
 def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
     """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens."""
+    import torch._dynamo.config as dynamo
+
+    # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
+    dynamo.capture_scalar_outputs = True
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
             module.dispatcher = AllToAllDispatcher(mesh.get_group(), mesh.size())

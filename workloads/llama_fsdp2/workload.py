@@ -97,10 +97,5 @@ def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settin
         # Only under tensor parallelism, graphs have meshes.
         divided = micro_pipeline_options(mesh.tensor) if settings.communication.async_tensor_parallel else {}
         options = divided | {"custom_partitioner_fn": Partitioner()}
-    if mesh.experts is not None:
-        import torch._dynamo.config as dynamo
-
-        # Ranks read on the host how many tokens they exchange; a graph holds these numbers as symbols.
-        dynamo.capture_scalar_outputs = True
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, options=options)  # type: ignore[method-assign]

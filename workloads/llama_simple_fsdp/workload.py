@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch._dynamo
 import torch.distributed as dist
 
 from ..common.settings import read_settings
@@ -71,9 +70,6 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         tensor, is_divided = self._mesh.tensor, self._settings.communication.async_tensor_parallel
         options = micro_pipeline_options(tensor) if tensor is not None and is_divided else None
         backend = make_backend(graph, parameters, buckets, groups, in_place, no_reshard, options)
-        if self._mesh.experts is not None:
-            # Ranks read on the host how many tokens they exchange; the trace holds these numbers as symbols.
-            torch._dynamo.config.capture_scalar_outputs = True
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
     def _buckets(self, model: Decoder) -> tuple[Bucket, ...]:

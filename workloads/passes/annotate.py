@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import fx, ops
-from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import CheckpointPolicy
+
+from ..config import GraphSettings
 
 # The names of the parameters that share a collective.
 Bucket = tuple[str, ...]
@@ -19,17 +18,17 @@ Bucket = tuple[str, ...]
 POSITION = "aorta_parameter_position"
 # The key of backward's nodes in the graph of a whole step, which can gather a parameter twice.
 IS_BACKWARD = "aorta_is_backward"
-_ALL_GATHER = ops._c10d_functional.all_gather_into_tensor.default
-_REDUCE_SCATTER = ops._c10d_functional.reduce_scatter_tensor.default
+ALL_GATHER = ops._c10d_functional.all_gather_into_tensor.default
+REDUCE_SCATTER = ops._c10d_functional.reduce_scatter_tensor.default
 ALL_REDUCE = ops._c10d_functional.all_reduce.default
-_WAIT = ops._c10d_functional.wait_tensor.default
+WAIT = ops._c10d_functional.wait_tensor.default
 # Regions of activation checkpointing count from 0, and torch keeps a node that a region with a higher number uses.
 _AC_GRAPH_ID = 1 << 30
 
 
 def collectives(graph: fx.Graph, groups: Collection[str]) -> list[fx.Node]:
     """Return the all-gathers, reduce-scatters and all-reduces of the groups named ``groups``, in the graph's order."""
-    kinds = (_ALL_GATHER, _REDUCE_SCATTER, ALL_REDUCE)
+    kinds = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
     # The group's name is the last argument of each.
     return [node for node in graph.nodes if node.target in kinds and node.args[-1] in groups]
 
@@ -37,11 +36,11 @@ def collectives(graph: fx.Graph, groups: Collection[str]) -> list[fx.Node]:
 def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: bool) -> None:
     """Label the all-gather of the parameter ``placeholder``, and mark its result to be kept or to be recomputed."""
     for node in _derived_alone(placeholder):
-        if node.target is _ALL_GATHER:
+        if node.target is ALL_GATHER:
             node.meta[POSITION] = position
         if reshard_after_forward:
             _set_policy(node, CheckpointPolicy.MUST_RECOMPUTE)
-        elif node.target is _WAIT:
+        elif node.target is WAIT:
             _set_policy(node, CheckpointPolicy.MUST_SAVE)
 
 
@@ -51,7 +50,7 @@ def label_reductions(gradient: fx.Node, position: int, *, is_sharded: bool, is_r
     Raises:
         RuntimeError: One of these collectives does not make the gradient.
     """
-    expected = [target for target, is_made in ((ALL_REDUCE, is_replicated), (_REDUCE_SCATTER, is_sharded)) if is_made]
+    expected = [target for target, is_made in ((ALL_REDUCE, is_replicated), (REDUCE_SCATTER, is_sharded)) if is_made]
     node = gradient
     while expected:
         if node.target is expected[0]:
@@ -66,7 +65,7 @@ def label_reductions(gradient: fx.Node, position: int, *, is_sharded: bool, is_r
 
 def check_labels(graph: fx.Graph, positions: Collection[int], groups: Collection[str]) -> None:
     """Raise RuntimeError unless ``groups`` gather exactly the parameters at ``positions``."""
-    labelled = {node.meta.get(POSITION) for node in collectives(graph, groups) if node.target is _ALL_GATHER}
+    labelled = {node.meta.get(POSITION) for node in collectives(graph, groups) if node.target is ALL_GATHER}
     if labelled != set(positions):
         raise RuntimeError(f"the traced graph gathers parameters {labelled} of {set(positions)}")
 
@@ -136,44 +135,42 @@ class GroupedParameters:
 
 
 @dataclass(frozen=True)
-class JointPass(CustomGraphPass):
-    """A pass over forward and backward in one graph that labels collectives and marks gathers to be repeated.
+class Traced:
+    """What the passes over the graphs of one model know.
 
     Attributes:
+        settings: the config keys of graphs.
+        parameters: all parameters, with their process groups.
         inputs: for each input of the traced graph, the position of the parameter that it is, or None.
         resharded: the positions of the parameters that backward gathers again.
-        parameters: all parameters, with their process groups.
+        buckets: the parameters of each bucket; without buckets, estimated times decide about reordering.
+        fixed: the positions of the parameters whose collectives are not moved.
     """
 
-    inputs: tuple[int | None, ...]
-    resharded: frozenset[int]
+    settings: GraphSettings
     parameters: GroupedParameters
+    inputs: tuple[int | None, ...] = ()
+    resharded: frozenset[int] = frozenset()
+    buckets: tuple[Bucket, ...] = ()
+    fixed: frozenset[int] = frozenset()
 
-    def __call__(self, graph: fx.Graph) -> None:
-        """Write the labels into the nodes of ``graph``."""
-        shards, replicas = self.parameters.shards, self.parameters.replicas
-        for placeholder in graph.find_nodes(op="placeholder"):
-            position = self._position(placeholder.meta.get("desc"))
-            if position in shards:
-                label_gather(placeholder, position, position in self.resharded)
-        check_labels(graph, shards, set(shards.values()))
-        output = graph.output_node()
-        for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
-            position = self._position(description)
-            # Placeholders among the outputs are meshes of DTensors that the graph passes through.
-            if position is not None and isinstance(value, fx.Node) and value.op != "placeholder":
-                label_reductions(value, position, is_sharded=position in shards, is_replicated=position in replicas)
-
-    def uuid(self) -> Any:
-        """Return the key of this pass in torch's caches of compiled graphs."""
-        return _uuid(self)
-
-    def _position(self, description: Any) -> int | None:
+    def position(self, description: Any) -> int | None:
         """Return the position of a parameter, given the description of its input or gradient; else None."""
         found = None if description is None else _INPUT.fullmatch(description.expr())
         return self.inputs[int(found[1])] if found else None
 
 
-def _uuid(graph_pass: Any) -> str:
-    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
-    return hashlib.sha256(b"".join(sources) + repr(graph_pass).encode()).hexdigest()
+def annotate(graph: fx.Graph, traced: Traced) -> None:
+    """Label collectives in a graph of forward and backward, and mark gathers to be repeated."""
+    shards, replicas = traced.parameters.shards, traced.parameters.replicas
+    for placeholder in graph.find_nodes(op="placeholder"):
+        position = traced.position(placeholder.meta.get("desc"))
+        if position in shards:
+            label_gather(placeholder, position, position in traced.resharded)
+    check_labels(graph, shards, set(shards.values()))
+    output = graph.output_node()
+    for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
+        position = traced.position(description)
+        # Placeholders among the outputs are meshes of DTensors that the graph passes through.
+        if position is not None and isinstance(value, fx.Node) and value.op != "placeholder":
+            label_reductions(value, position, is_sharded=position in shards, is_replicated=position in replicas)

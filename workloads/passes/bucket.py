@@ -1,178 +1,71 @@
-"""Buckets of collectives: those of several parameters merged into one."""
+"""Buckets: the collectives of several parameters merged into one."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import product
 from typing import Any
 
-import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.fx_passes.bucketing import merge_all_reduce_bucket
-from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
-from torch._inductor.fx_passes.overlap_manual_scheduling import ManualOverlapScheduler
-from torch.utils._ordered_set import OrderedSet
-
-from ..config import GraphSettings
-from .annotate import (
-    ALL_REDUCE,
-    IS_BACKWARD,
-    POSITION,
-    Bucket,
-    GroupedParameters,
-    _uuid,
-    collectives,
+from torch._inductor.fx_passes.bucketing import (
+    merge_all_gather_bucket,
+    merge_all_reduce_bucket,
+    merge_reduce_scatter_bucket,
 )
-from .reorder import _derived, _move_behind, _schedule, _WithoutFormulas
+
+from .annotate import ALL_GATHER, ALL_REDUCE, IS_BACKWARD, POSITION, REDUCE_SCATTER, WAIT, Traced, collectives
+from .reorder import BUCKET, derived, move_behind
+
+_MERGE_REDUCTIONS: dict[Any, Any] = {REDUCE_SCATTER: merge_reduce_scatter_bucket, ALL_REDUCE: merge_all_reduce_bucket}
 
 
-@dataclass(frozen=True)
-class CollectivesPass(CustomGraphPass):
-    """A pass over the forward or the backward graph that merges collectives into buckets and moves them.
+def bucket_collectives(graph: fx.Graph, traced: Traced) -> None:
+    """Merge the collectives of each bucket's parameters, by kind, in the order of the model or of the graph.
 
-    Attributes:
-        buckets: the parameters of each bucket. If no collective belongs to one, estimated times decide about
-            reordering.
-        fixed: the positions of the parameters whose collectives are not moved.
+    Raises:
+        RuntimeError: A collective belongs to no known parameter, or its parameter to no bucket.
     """
-
-    settings: GraphSettings
-    parameters: GroupedParameters
-    buckets: tuple[Bucket, ...]
-    fixed: frozenset[int]
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite the graph in place."""
-        if not self.settings.has_graph_pass:
-            return
-        graph_module = graph.owning_module
-        if graph_module is None:
-            raise RuntimeError("the graph to bucket belongs to no module")
-        # Without explicit dependencies, inductor reorders nodes again.
-        insert_overlap_deps = self.settings.backend == "inductor"
-        shards, replicas = self.parameters.shards, self.parameters.replicas
-        plan, reductions = self.parameters.plan(self.buckets, shards), self.parameters.plan(self.buckets, replicas)
-        if plan or reductions:
-            groups = frozenset({*shards.values(), *replicas.values()})
-            if unlabelled := [node.name for node in collectives(graph, groups) if POSITION not in node.meta]:
-                raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
-            if plan:
-                _PlannedScheduler(
-                    graph_module, self.settings, plan, frozenset(shards.values()), insert_overlap_deps, self.fixed
-                ).run()
-            self._bucket_all_reduces(graph, reductions, insert_overlap_deps)
-            graph_module.recompile()
-            self._check_bucketed(collectives(graph, groups))
-        elif self.settings.overlap_reorder:
-            _schedule(graph_module, self.settings.bucketing == "auto", insert_overlap_deps)
-
-    def uuid(self) -> Any:
-        """Return the key of this pass in torch's caches of compiled graphs."""
-        return _uuid(self)
-
-    def _bucket_all_reduces(self, graph: fx.Graph, plan: Sequence[tuple[int, ...]], insert_overlap_deps: bool) -> None:
-        """Merge the all-reduces of each bucket, and wait for one after the start of the next, as FSDP2 does."""
-        nodes_of_groups = collectives(graph, set(self.parameters.replicas.values()))
-        by_position = {node.meta[POSITION]: node for node in nodes_of_groups if node.target is ALL_REDUCE}
-        order = {node: number for number, node in enumerate(graph.nodes)}
-        merged: list[tuple[fx.Node, bool]] = []
-        for bucket in plan:
-            nodes = [by_position[number] for number in bucket if number in by_position]
-            if not nodes:
-                continue
-            if self.settings.bucket_order != "registration":
-                nodes.sort(key=order.__getitem__)
-            last = max(nodes, key=order.__getitem__)
-            # Views and casts of the first gradients precede the last all-reduce.
-            for node in nodes:
-                _move_behind(_derived(next(iter(node.users))), last)
-            new_nodes, _ = merge_all_reduce_bucket(graph, nodes, insert_before=last.next)
-            start = next(node for node in new_nodes if node.target is ALL_REDUCE)
-            merged.append((start, self.fixed.issuperset(bucket)))
-        self._delay_waits(graph, merged, insert_overlap_deps)
-        graph.lint()
-
-    def _delay_waits(self, graph: fx.Graph, merged: Sequence[tuple[fx.Node, bool]], insert_overlap_deps: bool) -> None:
-        if not self.settings.overlap_reorder:
-            return
-        order = {node: number for number, node in enumerate(graph.nodes)}
-        starts = sorted(merged, key=lambda found: order[found[0]])
-        later: dict[fx.Node, OrderedSet[fx.Node]] = {}
-        for (start, is_fixed), (following, _) in pairwise(starts):
-            if not is_fixed:
-                wait = next(iter(start.users))
-                _move_behind(_derived(wait), following)
-                later[wait] = OrderedSet([following])
-        if insert_overlap_deps and later:
-            preserve_node_ordering(graph, later)
-
-    def _check_bucketed(self, nodes: Sequence[fx.Node]) -> None:
-        left = {node.meta[POSITION] for node in nodes if POSITION in node.meta}
-        if left:
-            names = [self.parameters.names[number] for number in sorted(left)]
-            raise RuntimeError(f"the collectives of {names} were not bucketed")
+    parameters = traced.parameters
+    kinds = {(ALL_GATHER, REDUCE_SCATTER): parameters.shards, (ALL_REDUCE,): parameters.replicas}
+    if not any(parameters.plan(traced.buckets, group_of) for group_of in kinds.values()):
+        return
+    groups = {group for group_of in kinds.values() for group in group_of.values()}
+    nodes = collectives(graph, groups)
+    if unlabelled := [node.name for node in nodes if POSITION not in node.meta]:
+        raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
+    by_parameter: dict[tuple[Any, int, bool], list[fx.Node]] = defaultdict(list)
+    for node in nodes:
+        by_parameter[node.target, node.meta[POSITION], node.meta.get(IS_BACKWARD, False)].append(node)
+    # The order of members is that of parameters in the bucket's payload.
+    in_order = list if traced.settings.bucket_order == "registration" else sorted
+    for targets, group_of in kinds.items():
+        for is_later, bucket, target in product((False, True), parameters.plan(traced.buckets, group_of), targets):
+            if members := [node for position in bucket for node in by_parameter[target, position, is_later]]:
+                _merge(graph, in_order(members), bucket)
+    graph.lint()
+    if left := sorted({node.meta[POSITION] for node in collectives(graph, groups) if POSITION in node.meta}):
+        raise RuntimeError(f"the collectives of {[parameters.names[number] for number in left]} were not bucketed")
 
 
-_MOVED = ("bucketed_all_gather", "bucketed_reduce_scatter_wait")
-
-
-class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
-    """A scheduler of buckets that list parameters; torch's own scheduler takes modules, in the graph's order only."""
-
-    def __init__(
-        self,
-        graph_module: fx.GraphModule,
-        settings: GraphSettings,
-        plan: tuple[tuple[int, ...], ...],
-        groups: frozenset[str],
-        insert_overlap_deps: bool,
-        fixed: frozenset[int],
-    ) -> None:
-        super().__init__(graph_module, [], insert_overlap_deps)
-        self._settings, self._plan, self._groups, self._fixed = settings, plan, groups, fixed
-
-    def run(self) -> fx.GraphModule:
-        if self._settings.overlap_reorder:
-            if self._fixed:
-                self._bucket_in_place()
-            super().run()
-        else:
-            self._manual_bucket_collectives()
-        return self.gm
-
-    def _bucket_in_place(self) -> None:
-        """Merge the collectives of fixed parameters, and remove the marks that would make torch move them.
-
-        Torch starts a gather before the wait for the preceding gather, even if that gather is in place. Torch waits for
-        a reduction after the start of the next reduction that is not in place.
-        """
-        plan = self._plan
-        self._plan = tuple(bucket for bucket in plan if self._fixed.issuperset(bucket))
-        self._manual_bucket_collectives()
-        marks = getattr(self.bucketer, "bucketed_node_types", None)
-        marked = 0
-        for node in self.graph.nodes:
-            # Torch 2.11 writes the marks into the nodes.
-            holder, key = (node.meta, "manual_bucket_node_type") if marks is None else (marks, node)
-            marked += key in holder
-            if holder.get(key) in _MOVED:
-                del holder[key]
-        if any(self.nodes_in_subgraph) and not marked:
-            raise RuntimeError(
-                f"overlap_reorder_modules does not support torch {torch.__version__}, whose scheduler marks no buckets"
-            )
-        self._plan = tuple(bucket for bucket in plan if not self._fixed.issuperset(bucket))
-
-    def _obtain_nodes_in_subgraph(self) -> None:
-        # A merged reduction has no position.
-        nodes = [node for node in collectives(self.graph, self._groups) if POSITION in node.meta]
-        if self._settings.bucket_order == "registration":
-            nodes.sort(key=lambda node: node.meta[POSITION])
-        # This list determines the order of parameters in a bucket's payload.
-        self.nodes_in_subgraph = [
-            [node for node in nodes if node.meta[POSITION] in bucket and node.meta.get(IS_BACKWARD, False) == is_later]
-            for is_later in (False, True)
-            for bucket in self._plan
-        ]
+def _merge(graph: fx.Graph, members: list[fx.Node], bucket: Sequence[int]) -> None:
+    """Merge collectives of one kind, and write the bucket into the node that starts the merged one."""
+    waits = [next(iter(node.users)) for node in members]
+    if members[0].target is ALL_GATHER:
+        new_nodes, _ = merge_all_gather_bucket(
+            graph,
+            members,
+            mode="custom_ops",
+            insert_before=min(members).next,
+            wait_insertion_point=min(waits),
+        )
+    else:
+        last = max(members)
+        # Views and casts of the first gradients precede the last reduction.
+        for wait in waits:
+            move_behind(derived(wait), last)
+        new_nodes, _ = _MERGE_REDUCTIONS[members[0].target](graph, members, insert_before=last.next)
+    wait = next(node for node in reversed(new_nodes) if node.target is WAIT)
+    start = wait.args[0]
+    assert isinstance(start, fx.Node)
+    start.meta[BUCKET] = tuple(bucket)

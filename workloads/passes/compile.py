@@ -1,38 +1,68 @@
-"""The compilation of a traced graph: the ordered passes, and the backend that runs them."""
+"""The compilation of a traced graph: the passes in their order, and the backend that runs them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from functorch.compile import aot_module_simplified  # type: ignore[import-untyped]
 from torch import fx, nn
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._inductor.compile_fx import compile_fx
-from torch._inductor.fx_passes.overlap_manual_scheduling import ManualOverlapScheduler
-from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..config import GraphSettings
-from .annotate import (
-    Bucket,
-    CollectiveGroups,
-    GroupedParameters,
-    JointPass,
-)
-from .bucket import CollectivesPass
+from .annotate import Bucket, CollectiveGroups, GroupedParameters, Traced, annotate
+from .bucket import bucket_collectives
 from .cuda_graph import captured
 from .partition import Partitioner
+from .reorder import check_scheduler, reorder_collectives
 from .whole_step import StepPartitioner
 
-Backend = Callable[[fx.GraphModule, Sequence[Any]], Any]
-_OVERRIDDEN = {
-    ManualOverlapScheduler: ("_obtain_nodes_in_subgraph", "_manual_bucket_collectives"),
-    OverlapScheduler: (
-        "_collect_node_ancestors",
-        "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks",
-    ),
+# All passes in their order. The first one sees forward and backward in one graph, the others see each alone.
+PASSES: dict[str, Callable[[fx.Graph, Traced], None]] = {
+    "annotate": annotate,
+    "bucket": bucket_collectives,
+    "reorder": reorder_collectives,
 }
+_JOINT, *_SEPARATE = PASSES
+
+
+@dataclass(frozen=True)
+class GraphPasses(CustomGraphPass):
+    """The passes ``names`` in turn, without those of ``disable_passes``."""
+
+    names: tuple[str, ...]
+    traced: Traced
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the graph in place, and write it to a file after each pass if ``dump_graphs`` names a folder."""
+        graph_module, settings = graph.owning_module, self.traced.settings
+        assert graph_module is not None
+        for name in self.names:
+            if name not in settings.disable_passes:
+                PASSES[name](graph, self.traced)
+            if settings.dump_graphs is not None:
+                _dump(graph_module, Path(settings.dump_graphs, f"rank{dist.get_rank()}"), name)
+        graph_module.recompile()
+
+    def uuid(self) -> Any:
+        """Return the key of these passes in torch's caches of compiled graphs; None compiles anew, to write graphs."""
+        if self.traced.settings.dump_graphs is not None:
+            return None
+        sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+        return hashlib.sha256(b"".join(sources) + repr(self).encode()).hexdigest()
+
+
+def _dump(graph_module: fx.GraphModule, folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    number = len(list(folder.iterdir()))
+    (folder / f"{number:02}_{name}.txt").write_text(graph_module.print_readable(print_output=False))
 
 
 def make_backend(
@@ -60,7 +90,7 @@ def make_backend(
     """
     if settings.backend == "eager":
         return "eager"
-    _check_version()
+    check_scheduler()
     names = tuple(parameters)
     grouped = GroupedParameters(names, tuple(groups[name] for name in names))
     fixed = frozenset(names.index(name) for bucket in in_place for name in bucket)
@@ -68,29 +98,21 @@ def make_backend(
         number for number, name in enumerate(names) if settings.reshard_after_forward and name not in no_reshard
     )
 
-    traced: list[fx.GraphModule] = []
+    graphs: list[fx.GraphModule] = []
 
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        traced.append(graph_module)
-        if settings.traces_step and len(traced) > 1:
+        graphs.append(graph_module)
+        if settings.traces_step and len(graphs) > 1:
             raise RuntimeError("trace is step, which is traced once, and this call's inputs have other shapes")
         by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
-        joint = JointPass(inputs_positions, resharded, grouped)
-        rewrite = CollectivesPass(settings, grouped, tuple(buckets), fixed)
-        return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite, options or {})
+        traced = Traced(settings, grouped, inputs_positions, resharded, tuple(buckets), fixed)
+        joint, separate = GraphPasses((_JOINT,), traced), GraphPasses(tuple(_SEPARATE), traced)
+        return _COMPILERS[settings.backend](graph_module, inputs, joint, separate, options or {})
 
     return compile_graph
-
-
-def _check_version() -> None:
-    absent = [name for scheduler, names in _OVERRIDDEN.items() for name in names if not hasattr(scheduler, name)]
-    if absent:
-        raise RuntimeError(
-            f"llama_simple_fsdp does not support torch {torch.__version__}: its schedulers lack {absent}"
-        )
 
 
 def _partitioner(settings: GraphSettings) -> Partitioner:
@@ -100,26 +122,26 @@ def _partitioner(settings: GraphSettings) -> Partitioner:
 def _compile_aot_eager(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
-    joint: JointPass,
-    rewrite: CollectivesPass,
+    joint: GraphPasses,
+    separate: GraphPasses,
     _options: Mapping[str, Any],
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         joint(joint_module.graph)
-        return _partitioner(rewrite.settings)(joint_module, joint_inputs, **options)
+        return _partitioner(joint.traced.settings)(joint_module, joint_inputs, **options)
 
     def compiler(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
-        rewrite(module.graph)
+        separate(module.graph)
         return boxed_nop(module, module_inputs)
 
     def compile_step(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
-        parameters = [value for value, position in zip(inputs, joint.inputs, strict=True) if position is not None]
-        return captured(compiler(module, module_inputs), parameters)
+        traced = zip(inputs, joint.traced.inputs, strict=True)
+        return captured(compiler(module, module_inputs), [value for value, position in traced if position is not None])
 
     compiled = aot_module_simplified(
         graph_module,
         inputs,
-        fw_compiler=compile_step if rewrite.settings.cuda_graphs else compiler,
+        fw_compiler=compile_step if joint.traced.settings.cuda_graphs else compiler,
         bw_compiler=torch.compiler.disable(compiler),
         partition_fn=partition,
         keep_inference_input_mutations=True,
@@ -130,15 +152,16 @@ def _compile_aot_eager(
 def _compile_inductor(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
-    joint: JointPass,
-    rewrite: CollectivesPass,
+    joint: GraphPasses,
+    separate: GraphPasses,
     options: Mapping[str, Any],
 ) -> Any:
-    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": _partitioner(rewrite.settings)}
-    if rewrite.settings.has_graph_pass:
+    settings = separate.traced.settings
+    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": _partitioner(settings)}
+    if settings.has_graph_pass:
         patches |= {
-            "post_grad_custom_post_pass": rewrite,
-            # Inductor's reordering would undo this pass, and buffer reuse would overwrite the buffer of a running
+            "post_grad_custom_post_pass": separate,
+            # Inductor's reordering would undo these passes, and buffer reuse would overwrite the buffer of a running
             # collective.
             "reorder_for_compute_comm_overlap": False,
             "reorder_for_peak_memory": False,

@@ -4,20 +4,95 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
 from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_compute_node, schedule_overlap_bucketing
-from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map
+from torch.fx.node import map_aggregate, map_arg
 from torch.utils.flop_counter import flop_registry
 
 from ..models import flops  # noqa: F401 - registers the formulas that torch lacks
+from .annotate import WAIT, Traced
+
+# The key in the metadata of a node that starts the collective of a bucket: the positions of its parameters.
+BUCKET = "aorta_bucket"
 
 
-def _derived(wait: fx.Node) -> list[fx.Node]:
+def reorder_collectives(graph: fx.Graph, traced: Traced) -> None:
+    """Start each bucket's gather before the wait for the one before, and wait for its reduction after the next starts.
+
+    Collectives that are in no bucket are ordered by estimated times, which may merge them.
+    """
+    if not traced.settings.overlap_reorder:
+        return
+    # Without explicit dependencies, inductor reorders nodes again.
+    insert_overlap_deps = traced.settings.backend == "inductor"
+    parameters = traced.parameters
+    if not any(parameters.plan(traced.buckets, groups) for groups in (parameters.shards, parameters.replicas)):
+        assert graph.owning_module is not None
+        schedule_by_time(graph.owning_module, traced.settings.bucketing == "auto", insert_overlap_deps)
+        return
+    starts: dict[bool, list[fx.Node]] = {True: [], False: []}
+    for node in graph.nodes:
+        if BUCKET in node.meta:
+            starts[_is_gather(node)].append(node)
+    fixed = {node for nodes in starts.values() for node in nodes if traced.fixed.issuperset(node.meta[BUCKET])}
+    later = _start_gathers_early(graph, starts[True], fixed) | _wait_for_reductions_late(starts[False], fixed)
+    graph.lint()
+    if insert_overlap_deps and later:
+        preserve_node_ordering(graph, later)  # type: ignore[arg-type]
+
+
+def _is_gather(node: fx.Node) -> bool:
+    return "all_gather" in str(node.target)
+
+
+def _wait_of(start: fx.Node) -> fx.Node:
+    return next(node for node in start.users if node.target is WAIT)
+
+
+def _start_gathers_early(
+    graph: fx.Graph, starts: Sequence[fx.Node], fixed: Collection[fx.Node]
+) -> dict[fx.Node, list[fx.Node]]:
+    """Move each gather before the wait for the gather before it, or the first before all compute."""
+    first_compute = next((node for node in graph.nodes if is_compute_node(node)), None)
+    later: dict[fx.Node, list[fx.Node]] = {}
+    for start, target in zip(starts, [first_compute, *map(_wait_of, starts)], strict=False):
+        if target is None or start in fixed or start < target:
+            continue
+        for node in _needed(start):
+            if target < node:
+                target.prepend(node)
+        later[target] = [start]
+    return later
+
+
+def _wait_for_reductions_late(starts: Sequence[fx.Node], fixed: Collection[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Move the wait for each reduction behind the start of the next one of its kind, of those that are moved."""
+    later: dict[fx.Node, list[fx.Node]] = {}
+    for kind in dict.fromkeys(node.target for node in starts):
+        for start, following in pairwise(node for node in starts if node.target is kind and node not in fixed):
+            wait = _wait_of(start)
+            move_behind(derived(wait), following)
+            later[wait] = [following]
+    return later
+
+
+def _needed(node: fx.Node) -> list[fx.Node]:
+    """Return ``node`` and the nodes that it needs, without placeholders, in the graph's order."""
+    found, queue = {node}, [node]
+    while queue:
+        inputs = [given for given in queue.pop().all_input_nodes if given not in found and given.op != "placeholder"]
+        found.update(inputs)
+        queue += inputs
+    return sorted(found)
+
+
+def derived(wait: fx.Node) -> list[fx.Node]:
     """Return ``wait`` and the nodes that need its value, without the graph's output, in the graph's order."""
     found, queue = {wait}, [wait]
     while queue:
@@ -27,12 +102,24 @@ def _derived(wait: fx.Node) -> list[fx.Node]:
     return sorted(found)
 
 
-def _move_behind(nodes: Sequence[fx.Node], place: fx.Node) -> None:
+def move_behind(nodes: Sequence[fx.Node], place: fx.Node) -> None:
     """Move those of ``nodes`` that precede ``place`` behind it, in the same order."""
     for node in nodes:
         if node < place:
             place.append(node)
             place = node
+
+
+_OVERRIDDEN = (
+    "_collect_node_ancestors",
+    "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks",
+)
+
+
+def check_scheduler() -> None:
+    """Raise RuntimeError if torch's scheduler lacks a method that is overridden here."""
+    if absent := [name for name in _OVERRIDDEN if not hasattr(OverlapScheduler, name)]:
+        raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: absent are {absent}")
 
 
 class _WithoutFormulas(OverlapScheduler):
@@ -73,7 +160,7 @@ class _WithoutFormulas(OverlapScheduler):
         """Do nothing: estimates from shapes alone are the same on all ranks."""
 
 
-def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps: bool) -> None:
+def schedule_by_time(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps: bool) -> None:
     """Overlap collectives with compute by estimated times; also merge collectives if ``bucketing``."""
     defaults = {name: item.default for name, item in inspect.signature(schedule_overlap_bucketing).parameters.items()}
     if bucketing and "pre_bucketing_fsdp_collectives" in defaults:
@@ -139,7 +226,7 @@ def _shaped(node: fx.Node) -> Any:
             return torch.empty([_known(size) for size in value.shape], dtype=value.dtype, device="meta")
         return _known(value)
 
-    return tree_map(shaped, node.meta.get("val"))
+    return map_aggregate(node.meta.get("val"), shaped)
 
 
 def _known(value: Any) -> Any:

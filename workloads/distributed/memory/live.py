@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from ...common.leaves import leaves
 
 _KERNELS = (
     "aten.mm.default",
@@ -54,10 +55,10 @@ class LiveBytes(TorchDispatchMode):
         if any(kind not in _PLAIN for kind in types):
             # A DTensor, or another wrapper, runs the operator on plain tensors, and that call arrives here again.
             return NotImplemented
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         result = func(*args, **(kwargs or {}))
         known = self._counted | self._virtual | {_key(tensor) for tensor in given}
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and _key(leaf) not in known]
+        made = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor) and _key(leaf) not in known]
         if self._fused and _is_fused(func):
             for tensor in made:
                 self._virtual.add(_key(tensor))

@@ -15,8 +15,8 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
+from ...common.leaves import leaves
 from ...models.common.decoder import Block, Decoder
 from ...models.common.loss import summed_cross_entropy
 from ...models.common.moe import MoeFeedForward
@@ -160,7 +160,7 @@ def _compiled(function: Callable[..., torch.Tensor], compiler: str, live: LiveBy
     def interpreted(graph: fx.GraphModule, _: Any) -> Any:
         def run(inputs: list[Any]) -> Any:
             results = fx.Interpreter(graph).boxed_run(inputs)
-            live.keep(tree_leaves(results))
+            live.keep(leaves(results))
             return results
 
         run._boxed_call = True  # type: ignore[attr-defined]

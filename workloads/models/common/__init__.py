@@ -1,1 +1,1 @@
-"""The parts that models share."""
+"""The parts that models share: the decoder, its experts, attention kernels and loss."""

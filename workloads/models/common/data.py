@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor, Placement
 
 from ...common.seeding import generator
 
@@ -57,11 +56,12 @@ def local_part(value: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Place
     ``_StridedShard``.
     """
     for axis, placement in reversed(list(enumerate(placements))):
-        if not isinstance(placement, Shard | _StridedShard):
+        if placement.is_replicate():
             continue
-        chunks, number = value.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
+        dim = placement.dim  # type: ignore[attr-defined]
+        chunks, number = value.chunk(mesh.size(axis), dim), mesh.get_local_rank(axis)
         # torch.chunk returns fewer chunks than asked for if the dimension is too small.
-        value = chunks[number] if number < len(chunks) else value.narrow(placement.dim, 0, 0)
+        value = chunks[number] if number < len(chunks) else value.narrow(dim, 0, 0)
     return value
 
 

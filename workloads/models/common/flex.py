@@ -25,7 +25,6 @@ from torch._higher_order_ops.flex_attention import flex_attention_backward as ba
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
-from torch.utils import _pytree as pytree
 
 Option = int | bool
 Results = tuple[torch.Tensor, ...]
@@ -244,14 +243,14 @@ def _compiled(
     """Compile one pass for contiguous tensors of these shapes; it takes the mask's tensors, then these."""
     import torch._inductor
 
-    leaves, structure = pytree.tree_flatten(mask.as_tuple())
+    leaves = mask.as_tuple()
     positions = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
     def run(*given: torch.Tensor) -> Results:
         filled = list(leaves)
         for position, tensor in zip(positions, given[: len(positions)], strict=True):
             filled[position] = tensor
-        return function(pytree.tree_unflatten(filled, structure), dict(options), *given[len(positions) :])
+        return function(tuple(filled), dict(options), *given[len(positions) :])
 
     with FakeTensorMode() as mode:
         examples = [*map(mode.from_tensor, _tensors_of(mask)), *(shape.empty() for shape in shapes)]

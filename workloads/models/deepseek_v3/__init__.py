@@ -1,1 +1,1 @@
-"""DeepSeek-V3."""
+"""DeepSeek-V3: its attention, and how tensor parallelism splits it."""

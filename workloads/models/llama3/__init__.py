@@ -1,1 +1,1 @@
-"""Llama 3."""
+"""Llama 3: its attention, and how tensor parallelism splits it."""
