@@ -40,9 +40,14 @@ _IDLE = 0.05
 
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
-    """Return ``wanted`` if any compared metric has noise, else 1: exact metrics need no second launch."""
+    """Return the number of launches to record, at most ``wanted``: all of them if any compared metric has noise.
+
+    Costs need a second launch, which shows the parts that depend on the data. Other exact metrics need one.
+    """
     asked = applicable(marked, facts).items()
-    return wanted if any(METRICS[name].has_noise and not tolerance.is_exact for name, tolerance in asked) else 1
+    if any(METRICS[name].has_noise and not tolerance.is_exact for name, tolerance in asked):
+        return wanted
+    return min(wanted, 2) if any(METRICS[name].cost is not None for name, _ in asked) else 1
 
 
 class NewLaunches(Model, frozen=True):
