@@ -9,6 +9,7 @@ import math
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,8 +39,12 @@ from pytest_aorta.worker.workload import Telemetry, Workload
 _kept: list[object] = []
 
 
-def run_rank(run_dir: Path, folder: Path) -> None:
-    """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
+def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: None) -> None:
+    """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``.
+
+    ``leave`` waits for the script's threads and runs its handlers of ``atexit``. Both may use process groups, so it is
+    called before any collective of the harness.
+    """
     plan = read_plan(run_dir / PLAN_FILE)
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
@@ -50,6 +55,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
         leave_mark(folder, RAN)
+        leave()
         _refuse_leaks(plan.reference)
         adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()

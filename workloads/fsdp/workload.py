@@ -127,7 +127,7 @@ class FsdpWorkload(Workload):
         settings = self._settings
         if not self._buffers.weights:
             return {}
-        self._fault.on_final_weights(self._buffers.weights[settings.fault.layer])
+        self._fault.on_final_weights(self._buffers.weights[settings.fault.layer or 0])
         shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
         shards = [LocalShard(name, shape, weight, offset) for name, weight in self.named_parameters()]
         return {str(settings.iterations): hash_shards(shards).hex}

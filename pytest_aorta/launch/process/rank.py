@@ -7,6 +7,7 @@ the rank is stopped, it also leaves its Python stacks and the last collectives t
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import gc
@@ -46,12 +47,12 @@ Handler = Callable[..., None]
 _END = 0
 # Of each of the last collectives, which are those of a few steps.
 _COLLECTIVES_KEPT = 1000
-_FIELDS_KEPT = (
-    "process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired",
-)  # fmt: skip
+_KEPT = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired")
 # A rank needs milliseconds, unless its main thread holds the GIL.
 _EVIDENCE_S = 1.0
 _MAX_MESSAGE = 4000
+# Below the time that the guard gives to ranks once one of them has its result.
+LEAVE_S = 50.0
 _MAX_TRACEBACK = 20_000
 # The error that ended the rank, kept until the process exits: the frames of its traceback hold process groups, and
 # destroying a process group can deadlock.
@@ -59,30 +60,66 @@ _kept: list[BaseException] = []
 
 
 def main(run_dir: Path) -> None:
-    """Run this rank's part of the plan and exit at once, without the interpreter's slow teardown."""
+    """Run this rank's part of the plan, and leave as Python does up to the point at which it would free objects."""
     folder = rank_folder(run_dir, os.environ["RANK"])
     prepare(folder)
     pid = os.getpid()
     exit_code = 0
-    try:
+
+    def run() -> None:
         with without_collection():
             from pytest_aorta.worker.lifecycle import run_rank
 
-        run_rank(run_dir, folder)
-    except BaseException as error:  # noqa: BLE001 - every error has to be reported
-        _kept.append(error)
-        exit_code = _exit_code(error)
-        if exit_code:
-            if os.getpid() == pid:
-                _write_last_words(folder, None)
-            _write_error(folder if os.getpid() == pid else None, error)
+        run_rank(run_dir, folder, leave)
+
+    def leave() -> None:
+        _leave(folder if os.getpid() == pid else None)
+
+    for part in (run, leave):
+        try:
+            part()
+        except BaseException as error:  # noqa: BLE001 - every error has to be reported
+            _kept.append(error)
+            if (code := _exit_code(error)) and not exit_code:
+                exit_code = code
+                _write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
             stream.flush()
     if os.environ.get(variables.PROFILER) in WRAPPERS:
         sys.exit(exit_code)  # these profilers write their traces when the process exits normally
-    # Threads of NCCL and gloo would outlive main; such threads have aborted processes that had succeeded.
+    # Freeing objects would destroy process groups: gloo's destructor can deadlock, and threads of NCCL and gloo have
+    # aborted processes that had succeeded.
     os._exit(exit_code)
+
+
+def _leave(folder: Path | None) -> None:
+    """Wait for threads and run the handlers of ``atexit``, as the interpreter does before it frees objects.
+
+    A second call finds nothing to do. After ``LEAVE_S`` seconds, the process ends with an error that names what has not
+    ended. An exit code that a handler chooses by ``os._exit`` is that of the rank.
+    """
+    limit = threading.Timer(LEAVE_S, _give_up, (folder,))
+    limit.daemon = True
+    limit.start()
+    # The interpreter calls these two functions, for which there is no public name.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    limit.cancel()
+
+
+def _give_up(folder: Path | None) -> None:
+    frames = sys._current_frames()
+    left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    left = left or [threading.main_thread()]
+    places = [
+        f"thread {thread.name!r} at {place.name} ({place.filename}:{place.lineno})"
+        for thread in left
+        if thread.ident in frames and (place := traceback.extract_stack(frames[thread.ident])[-1])
+    ]
+    text = f"not ended within {LEAVE_S:g} s after the script returned: {'; '.join(places)}"
+    _write_error(folder, TimeoutError(text))
+    os._exit(1)
 
 
 def _exit_code(error: BaseException) -> int:
@@ -115,25 +152,29 @@ def prepare(folder: Path) -> None:
 
 
 def ask_for_evidence(run_dir: Path) -> None:
-    """Have the ranks that run as children of this process leave their stacks and collectives.
+    """Have the ranks that run as children of this process leave their stacks and collectives, unless they have.
 
     Ask before the first signal that ends a rank: a script's handler of SIGTERM can start collectives, and the end of a
     rank changes what the others do.
     """
-    asked = {pid: rank_folder(run_dir, rank) for rank, pid in rank_pids(run_dir).items() if _is_running_child(pid)}
-    for pid in asked:
-        os.kill(pid, signal.SIGUSR1)
     deadline_s = time.monotonic() + _EVIDENCE_S
-    while any(_is_running_child(pid) and not (folder / IN_FLIGHT_FILE).exists() for pid, folder in asked.items()):
-        if time.monotonic() > deadline_s:
-            return
+    asked: set[int] = set()
+    while (silent := _silent_children(run_dir)) and time.monotonic() < deadline_s:
+        for pid in silent - asked:
+            os.kill(pid, signal.SIGUSR1)
+        asked |= silent
         time.sleep(0.005)
 
 
-def _is_running_child(pid: int) -> bool:
-    with suppress(ChildProcessError):
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    return False
+def _silent_children(run_dir: Path) -> set[int]:
+    """Return the process ids of ranks that run as children of this process and have not left their collectives."""
+    found = set()
+    for rank, pid in rank_pids(run_dir).items():
+        with suppress(ChildProcessError):
+            has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if not has_ended and not (rank_folder(run_dir, rank) / IN_FLIGHT_FILE).exists():
+                found.add(pid)
+    return found
 
 
 @contextmanager
@@ -154,10 +195,10 @@ def without_collection() -> Iterator[None]:
 def _leave_last_words(folder: Path, stacks: IO[str]) -> None:
     """Install a SIGTERM handler that writes ``stacks`` and ``folder/collectives.json``, then ends the process.
 
-    The C handler wakes a thread that writes both files, since the main thread may wait in a collective forever. If the
-    script has installed its own handler by then, the thread writes the files and leaves the process to that handler,
-    which may call the handler that it has replaced. If SIGUSR1 has asked for the files before, they stay as they are.
-    Forked children get SIGTERM's default action back, unless the script has its own handler.
+    The C handler wakes a thread that writes both files, since the main thread may wait in a collective forever. After
+    SIGUSR1, which the launch sends first, the files stay as they are. If the script has installed its own handler by
+    then, the thread writes the stacks and leaves the process to that handler, which may call the handler that it has
+    replaced. Forked children get SIGTERM's default action back, unless the script has its own handler.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
@@ -179,20 +220,22 @@ def _serve(read_fd: int, end: Handler, folder: Path, stacks: IO[str]) -> None:
         # Every signal with a Python handler writes its number into the pipe.
         number = os.read(read_fd, 1)[0]
         is_last = number == _END or (number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is end)
-        if not was_asked and (is_last or number in (signal.SIGTERM, signal.SIGUSR1)):
-            # A script's own handler of SIGUSR1 has replaced the one that writes stacks.
-            has_stacks = number == signal.SIGUSR1 and signal.getsignal(signal.SIGUSR1) is _do_nothing
-            _write_last_words(folder, None if has_stacks else stacks)
-        was_asked = was_asked or number == signal.SIGUSR1
+        if was_asked or not (is_last or number in (signal.SIGTERM, signal.SIGUSR1)):
+            continue
+        was_asked = number == signal.SIGUSR1
+        # On SIGUSR1, faulthandler has written the stacks, unless the script has replaced its handler.
+        if not was_asked or signal.getsignal(signal.SIGUSR1) is not _do_nothing:
+            with suppress(OSError):
+                faulthandler.dump_traceback(stacks, all_threads=True)
+        if was_asked or is_last:
+            _write_collectives(folder)
     # signal.signal works only in the main thread.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _write_last_words(folder: Path, stacks: IO[str] | None) -> None:
+def _write_collectives(folder: Path) -> None:
     with suppress(Exception):  # neither a full disk nor an unknown form of torch's record may keep the rank from ending
-        if stacks is not None:
-            faulthandler.dump_traceback(stacks, all_threads=True)
         write_json(folder / IN_FLIGHT_FILE, {"entries": _last_collectives()}, durable=False)
 
 
@@ -202,7 +245,7 @@ def _last_collectives() -> list[dict[str, Any]] | None:
     dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
     records = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps if dump]
     entries = [entry for record in records for entry in record.get("entries", [])[-_COLLECTIVES_KEPT:]]
-    return [{name: entry[name] for name in _FIELDS_KEPT if name in entry} for entry in entries] or None
+    return [{name: entry[name] for name in _KEPT if name in entry} for entry in entries] or None
 
 
 def _do_nothing(*_: object) -> None:
@@ -229,6 +272,7 @@ def _write_error(folder: Path | None, error: BaseException) -> None:
         sys.stderr.write(_exit_message(error) if isinstance(error, SystemExit) else text)
     if folder is None:
         return
+    _write_collectives(folder)
     document: dict[str, Any] = {
         "time_ns": time_ns,
         "type": type(error).__name__,
@@ -248,10 +292,8 @@ def _exit_message(error: SystemExit) -> str:
 
 def _cause_of_exit(error: BaseException) -> str:
     """Return the error that a script, such as Hydra's main, handled by exiting; empty without one."""
-    cause = error.__context__
-    if not isinstance(error, SystemExit) or cause is None or error.__suppress_context__:
-        return ""
-    return f"{type(cause).__name__}: {_message(cause)}"
+    cause = error.__context__ if isinstance(error, SystemExit) and not error.__suppress_context__ else None
+    return "" if cause is None else f"{type(cause).__name__}: {_message(cause)}"
 
 
 def _message(error: BaseException) -> str:

@@ -18,12 +18,12 @@ import pytest
 from pytest_aorta.launch.process.rank import _shown_traceback, _write_error, without_collection
 
 PROGRAM = """
-import os, signal, sys, types
+import atexit, os, signal, sys, threading, time, types
 from fnmatch import fnmatch
 from pathlib import Path
 from pytest_aorta.launch.process import rank
 
-def run_rank(run_dir, folder):
+def run_rank(run_dir, folder, leave):
     {body}
 
 sys.modules["pytest_aorta.worker.lifecycle"] = types.ModuleType("lifecycle")
@@ -49,6 +49,27 @@ def test_failure_of_a_forked_child_is_in_the_log_and_is_not_that_of_the_rank(tmp
     assert said in (folder / "output.log").read_text()
     assert (folder / "stacks.txt").read_text() == ""
     assert not (folder / "error.json").exists()
+
+
+@pytest.mark.parametrize("body", ["atexit.register(os._exit, 5)", "threading.Thread(target=late, args=(5,)).start()"])
+@pytest.mark.parametrize("error", ["", "; sys.exit(3)"])
+def test_rank_leaves_as_python_does_with_the_exit_code_of_what_runs_last(tmp_path, body, error):
+    late = "late = lambda code: (time.sleep(0.3), os._exit(code))"
+    assert run(tmp_path, f"{late}; {body}{error}") == 5
+
+
+def test_thread_of_a_rank_writes_to_its_end_and_the_exit_code_stays(tmp_path):
+    late = f"late = lambda: (time.sleep(0.3), open({str(tmp_path / 'saved')!r}, 'w').close())"
+    assert run(tmp_path, f"{late}; threading.Thread(target=late).start(); sys.exit(3)") == 3
+    assert (tmp_path / "saved").exists()
+
+
+def test_thread_that_does_not_end_is_named_with_its_place(tmp_path):
+    assert (
+        run(tmp_path, "rank.LEAVE_S = 0.5; threading.Thread(target=time.sleep, args=(99,), name='saver').start()") == 1
+    )
+    error = json.loads((tmp_path / "ranks" / "0" / "error.json").read_text())
+    assert "not ended within 0.5 s after the script returned: thread 'saver' at run (" in error["message"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
