@@ -35,8 +35,6 @@ from pytest_aorta.verdict.verdicts import Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
-# From this fraction of a step on, idle time of the device can explain noise of step times.
-_IDLE = 0.05
 
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
@@ -169,16 +167,13 @@ def _fitted(baseline: Baseline) -> Baseline:
 
 def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> dict[str, str]:
     """Return the metrics that launches are too noisy for -> why: noise, a late host, outliers, growth or throttling."""
-    found = {
+    return {
         name: "; ".join(problems)
         for name, tolerance in applicable(marked, launches[0]).items()
         if tolerance.value is not None
         and METRICS[name].has_noise
         and (problems := _problems(METRICS[name], tolerance.value, launches))
     }
-    if idle := _idle(launches) if any(METRICS[name].kind is MetricKind.TIMING for name in found) else "":
-        found |= {name: f"{why}; {idle}" for name, why in found.items() if METRICS[name].kind is MetricKind.TIMING}
-    return found
 
 
 def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts]) -> list[str]:
@@ -205,22 +200,6 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
     if metric.kind is MetricKind.MEMORY and memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by {format_change(memory)} or more")
     return found
-
-
-def _idle(launches: Sequence[LaunchFacts]) -> str:
-    """Return text if devices wait for their hosts so long that this can explain why step times vary."""
-    known = [
-        (idle_ms, idle_ms / launch.step_time_ms["p50"])
-        for launch in launches
-        if (idle_ms := launch.metrics.get("device_idle_ms")) is not None
-    ]
-    if not known or max(fraction for _, fraction in known) < _IDLE:
-        return ""
-    least, most = min(known)[0], max(known)[0]
-    return (
-        f"no stream is busy for {least:.3g} to {most:.3g} ms/step, so a late host can be the cause; "
-        f"give the device larger steps (batch, sequence, model), or reduce other load on the host"
-    )
 
 
 def _noise_problems(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:

@@ -40,7 +40,7 @@ def test_there_are_at_most_twenty_options_beside_those_of_nodes():
 
 
 INTEGER, SECONDS = "an integer of 0 or more", "a number of seconds above 0 and up to 604800 (a week)"
-FAIL_ON = "a comma-separated list of inconclusive, not-applicable, improved, missing, or none"
+FAIL_ON = "a comma-separated list of inconclusive, marked-inconclusive, not-applicable, improved, missing, or none"
 VERSION = "a branch, tag or commit, or python:PATH of another environment's interpreter"
 RECORD = "replace, noisy:REASON, or replace,noisy:REASON"
 

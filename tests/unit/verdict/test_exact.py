@@ -237,8 +237,8 @@ def test_pairs_of_different_choices_are_compared_and_the_choices_noted():
 
 
 def test_notes_of_an_ab_speak_of_its_reference():
-    slow = make_facts(rank_lag_ms=[-1.0, 1.0], canary_ms={"gemm_ms": 2.0}, sm_clock_mhz=1000.0)
-    verdicts = compare([slow], [make_facts(canary_ms={"gemm_ms": 1.0}, sm_clock_mhz=2000.0)])
+    slow = with_p50(make_facts(rank_lag_ms=[-9.0, 9.0], canary_ms={"gemm_ms": 2.0}, sm_clock_mhz=1000.0), 20.0)
+    verdicts = compare([slow] * 3, [make_facts(canary_ms={"gemm_ms": 1.0}, sm_clock_mhz=2000.0)] * 3)
     assert len(verdicts.notes) == 3
     assert all("in the reference" in note for note in verdicts.notes)
 

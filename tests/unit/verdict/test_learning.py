@@ -235,19 +235,6 @@ def test_metric_that_is_left_out_is_not_compared_and_a_marker_on_it_fails_the_te
     ]
 
 
-@pytest.mark.parametrize(("idle_ms", "is_named"), [(2.0, True), (0.1, False), (None, False)])
-def test_device_that_waits_for_its_host_is_named_beside_noise_of_step_times(idle_ms, is_named):
-    metrics = {} if idle_ms is None else {"device_idle_ms": idle_ms}
-    noisy, stable = (
-        [launch.replace(metrics=metrics) for launch in launches_near(10.0, 10, deviation=deviation, seed=1)]
-        for deviation in (0.05, 0.001)
-    )
-    noise = left_out(noisy, P50)["step_time_p50"]
-    assert noise.startswith("standard deviation of launches is ")
-    assert ("no stream is busy for 2 to 2 ms/step" in noise) is is_named
-    assert left_out(stable, P50) == {}
-
-
 def test_tolerance_that_is_advised_is_one_that_is_taken():
     launches = launches_near(10.0, 10, deviation=0.05, seed=1)
     advice = re.search("set a tolerance of ([^,]+), or", left_out(launches, P50)["step_time_p50"])
