@@ -1,4 +1,4 @@
-"""Weights and optimizer state as a torch.distributed.checkpoint, which a world of any layout can load."""
+"""Weights, buffers and optimizer state as a torch.distributed.checkpoint, which a world of any layout can load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def load(folder: str, model: nn.Module, optimizer: torch.optim.AdamW) -> int:
 
 def _named_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
     """Return every tensor to save; they share memory with the tensors in training."""
-    tensors = {}
+    buffers = {name for name, _ in model.named_buffers()}
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items() if name in buffers}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter.detach()
         state = optimizer.state[parameter]

@@ -19,6 +19,7 @@ from .common.training import MeasuredSteps, leave_process_group, peak_memory_met
 from .config import LlamaSettings
 from .distributed.activation_checkpoint import Choice, checkpoint_blocks, same_on_all
 from .distributed.context import key_lengths, own_positions
+from .distributed.expert import balance_experts
 from .distributed.memory.budget import Decision, DeviceMemory, Options, decide, own_budget
 from .distributed.memory.estimate import Gathering, estimate
 from .distributed.parallel_dims import ParallelMesh
@@ -274,6 +275,8 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             clip_gradients(self._model, max_norm, norm)
         self._learning_rate.apply(self._optimizer)
         self._optimizer.step()
+        if (coefficient := self._settings.model.mixture.load_balance_coeff) is not None:
+            balance_experts(self._model, self._mesh, coefficient)
         return loss, norm
 
     def _accumulate(self, batch: torch.Tensor, gradient_scale: float) -> torch.Tensor:

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 from pytest_aorta.cli import report_problems
 from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
-from pytest_aorta.common.text import counted, emit, output_width, percent, table, wrapped
+from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
+from pytest_aorta.plan.options import make_options
 from pytest_aorta.plan.reference import git
 from pytest_aorta.verdict.baseline import (
     Baseline,
@@ -27,17 +28,15 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.learning import detected
 from pytest_aorta.verdict.metrics import METRICS, Metric, Value, format_value, middle
 from pytest_aorta.verdict.noise import StoredCase, blocks, prior_variance, reference_step_ms
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, Scale, quantile_t
-from pytest_aorta.verdict.statistics.stored import detectable
 from pytest_aorta.verdict.statistics.variance import Estimate
 from pytest_aorta.verdict.verdicts import format_change
 
 # The numbers of candidate launches in the column "detects with": one, and the fewest that can fail a test.
 LOOKS = (1, 3)
-# The candidate's block, which differs from every block of the baseline.
-_ANOTHER_BLOCK = "another"
 _HEADLINE = METRICS["step_time_p50"]
 _LIST_COLUMNS = (
     "platform", "case", "baseline", "used/all", "sessions", "recorded", _HEADLINE.name, "detects with 1, 3",
@@ -122,7 +121,7 @@ def _list_row(file: StoredFile) -> tuple[str, ...]:
         str(_num_blocks(baseline)),
         _recorded_text(baseline),
         format_value(_center(_HEADLINE, file), _HEADLINE.unit),
-        ", ".join(_detects(estimate, _HEADLINE.scale)) if estimate else "-",
+        ", ".join(_detects(file, estimate)) if estimate else "-",
     )
 
 
@@ -182,11 +181,14 @@ def _uncertainty(estimate: Estimate, scale: Scale) -> float:
 
 def _size(change: float, scale: Scale) -> str:
     """Return a change as text without a sign."""
-    return percent(change).replace("%", scale.unit)
+    return format_change(change, scale).lstrip("+")
 
 
-def _detects(estimate: Estimate, scale: Scale) -> list[str]:
-    return [_size(detectable(estimate, _ANOTHER_BLOCK, look, scale=scale), scale) for look in LOOKS]
+def _detects(file: StoredFile, estimate: Estimate) -> list[str]:
+    """Return what recording prints for the default options, and what a single launch does not pass."""
+    assert _HEADLINE.default is not None
+    most = make_options({}, Path.cwd()).max_launches
+    return detected(_HEADLINE, file.baseline, estimate, _HEADLINE.default.value or 0.0, LOOKS, most)
 
 
 def _environment(baseline: Baseline) -> dict[str, Any]:

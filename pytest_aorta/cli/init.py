@@ -27,6 +27,8 @@ _INI = """\
 aorta_launcher = forkserver
 # Plan, logs and result of each launch.
 aorta_results = results
+# A test whose marker names a metric fails if the launches do not decide it.
+aorta_fail_on = missing,marked-inconclusive
 """
 _BUILT_IN_TEST = '''\
 """Trains a small Llama under FSDP2 and compares it with the baseline."""

@@ -9,7 +9,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 _UNLIMITED = 1 << 20
@@ -94,11 +93,6 @@ def _similar(word: str, names: Sequence[str]) -> list[str]:
     return nearly or containing[:_MAX_SUGGESTED] or difflib.get_close_matches(word, names, 1)
 
 
-def percent(fraction: float) -> str:
-    """Return a fraction as percent; beyond tenfold, ">1000%" is as informative as the digits."""
-    return f"{fraction:.2%}" if fraction < 0.1 else f"{fraction:.1%}" if fraction < 10 else ">1000%"
-
-
 def wrapped(line: str, width: int) -> list[str]:
     """Return the line as one or more lines of at most ``width`` columns; continuation lines are indented."""
     if len(line) <= width:
@@ -151,9 +145,8 @@ _HARNESS = re.compile(
     r"|/torch/distributed/(?:run\.py|launch\.py|launcher/|elastic/)"
 )
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3\.\d+/|/torch/")
-# In place of a line of a traceback that is left out, and the number of innermost frames that are kept.
-_LEFT_OUT = "\0"
-_INNER_FRAMES = 2
+# In place of a line of a traceback that is left out.
+_LEFT_OUT = "\0\n"
 # A frame of a traceback in a text: its first line, then its source, which is indented further.
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]*)", line \d+.*\n(?:    .*(?:\n|\Z))*', re.MULTILINE)
 
@@ -191,19 +184,18 @@ def traceback_lines(text: str, error_type: str, message: str, limit: int, file: 
 
 
 def _shown(frame: re.Match[str], is_kept: bool) -> str:
-    return frame[0] if is_kept else f"{_LEFT_OUT}\n" * frame[0].count("\n")
+    return frame[0] if is_kept else _LEFT_OUT * frame[0].count("\n")
 
 
 def _without_middle(lines: Sequence[str], limit: int, file: str) -> list[str]:
     if len(lines) <= limit:
         return list(lines)
     text = "".join(f"{line}\n" for line in lines)
-    inner = [frame.start() for frame in _FRAME.finditer(text)][-_INNER_FRAMES:]
+    # Two frames of a library show which of its functions failed and which one called it.
+    inner = [frame.start() for frame in _FRAME.finditer(text)][-2:]
     text = _FRAME.sub(lambda frame: _shown(frame, frame.start() in inner or not is_library(frame["file"])), text)
-    shown: list[str] = []
-    for is_left_out, same in groupby(text.splitlines(), _LEFT_OUT.__eq__):
-        found = list(same)
-        shown += [f"  ... {len(found)} lines left out, see {file}"] if is_left_out else found
+    note = "  ... {} lines left out, see " + file
+    shown = re.sub(f"(?:{_LEFT_OUT})+", lambda found: note.format(len(found[0]) // 2) + "\n", text).splitlines()
     if len(shown) <= limit:
         return shown
     places = [number for number, line in enumerate(lines) if line.startswith('  File "')]

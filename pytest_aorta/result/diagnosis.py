@@ -28,11 +28,9 @@ _FRAMES_SHOWN = 3
 _RANKS_SHOWN = 4
 # A signal such as SIGTSTP suspends a process, too.
 _SUSPENDED = "suspended by a signal such as SIGSTOP"
-# Innermost functions of a rank that waits for its peers or for the device; the last ones are those of DDP.
-_WAITING_FUNCTIONS = {
-    "wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu", "_engine_run_backward",
-    "_distributed_broadcast_coalesced", "_verify_param_shape_across_processes", "_sync_module_states",
-}  # fmt: skip
+_IN_DDP = ("_engine_run_backward", "_distributed_broadcast_coalesced")
+# Innermost functions of a rank that waits for its peers or for the device.
+_WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu", *_IN_DDP}
 _TRACEBACK_LINES = 24
 _MESSAGE_LINES = 12
 # Long enough for a message with several paths.
@@ -437,9 +435,10 @@ def _hang(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence
         details = _positions((first, *(rank for rank in unfinished if rank is not first)))
         return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, f"{limit}; {_differences(different)}", details, first.rank)
     missed = first_missed(unfinished)
-    missing = missed.missing_ranks if missed else ()
-    waiting = [rank for rank in unfinished if rank.rank not in missing and (missed or _is_waiting(rank))]
-    absent = [rank for rank in unfinished if rank not in waiting]
+    # A rank without a record, such as a suspended one, is known by its stack alone.
+    waiting = [rank for rank in unfinished if _is_waiting(rank) or (missed and rank.collectives is not None)]
+    absent = [rank for rank in unfinished if rank not in waiting or (missed and rank.rank in missed.missing_ranks)]
+    waiting = [rank for rank in waiting if rank not in absent]
     done = [rank for rank in ranks if rank.has_result]
     first = min(absent or waiting, key=lambda rank: (not rank.suspended, rank.steps))
     kind, suspect = FailureKind.HANG_IN_COLLECTIVE, first
@@ -539,8 +538,8 @@ def _is_waiting(rank: RankEvidence) -> bool:
     # A rank that imports torch.distributed is in no collective.
     is_import = any("/torch/" in frame.file and frame.function == "<module>" for frame in shown)
     in_library = any("/torch/distributed/" in frame.file for frame in shown) and not is_import
-    may_wait = rank.collectives is None or rank.in_flight is not None
-    return in_library or (may_wait and bool(shown) and shown[0].function in _WAITING_FUNCTIONS)
+    is_in_flight = rank.collectives is None or rank.in_flight is not None
+    return in_library or (is_in_flight and bool(shown) and shown[0].function in _WAITING_FUNCTIONS)
 
 
 def _log_lines(rank: RankEvidence) -> list[str]:

@@ -170,8 +170,7 @@ class RankEvidence:
         """The first collective that had not ended when the rank was stopped."""
         # The parts of a coalesced collective never retire.
         ended = {entry.place: entry.collective_seq_id for entry in self.counted if entry.retired}
-        active = (entry for entry in self.counted if entry.collective_seq_id > ended.get(entry.place, 0))
-        return next(active, None)
+        return next((entry for entry in self.counted if entry.collective_seq_id > ended.get(entry.place, 0)), None)
 
 
 def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankEvidence]:
@@ -208,7 +207,6 @@ def _read_rank(
     folder = names.rank_folder(plan.run_dir, rank)
     log = folder / names.OUTPUT_LOG
     error, stacks = _read(folder / names.ERROR_FILE, _RankError, damaged), _text(folder / names.STACKS_FILE)
-    collectives = _read(folder / names.IN_FLIGHT_FILE, _CollectivesReport, damaged) or _CollectivesReport()
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
@@ -221,7 +219,7 @@ def _read_rank(
         steps=names.steps_entered(folder),
         log_tail=log_tail(log, set(f"{error.traceback}\n{error.message}".splitlines()) if error else ()),
         log_bytes=log.stat().st_size if log.exists() else 0,
-        collectives=collectives.entries,
+        collectives=(_read(folder / names.IN_FLIGHT_FILE, _CollectivesReport, damaged) or _CollectivesReport()).entries,
         timed_out=f"{timeout[2]} number {timeout[1]}" if (timeout := _WATCHDOG.search(_text(log))) else None,
         suspended=(folder / names.SUSPENDED_FILE).exists(),
         was_running=was_running,
@@ -317,8 +315,7 @@ def first_missed(ranks: Iterable[RankEvidence]) -> FlightVerdict | None:
     recorded = [rank for rank in ranks if rank.collectives is not None]
     waiting = [collective for rank in recorded if (collective := rank.in_flight)]
     for awaited in sorted(waiting, key=lambda collective: collective.time_created_ns):
-        missing = tuple(rank.rank for rank in recorded if _has_missed(rank, awaited))
-        if missing:
+        if missing := tuple(rank.rank for rank in recorded if _has_missed(rank, awaited)):
             return FlightVerdict(awaited.profiling_name, awaited.collective_seq_id, missing)
     return None
 
@@ -326,8 +323,7 @@ def first_missed(ranks: Iterable[RankEvidence]) -> FlightVerdict | None:
 def _has_missed(rank: RankEvidence, awaited: Collective) -> bool:
     entered = [entry.collective_seq_id for entry in rank.counted if entry.place == awaited.place]
     # Every rank is in the default group. Of the other groups, only a rank that has used one is known to be in it.
-    is_member = bool(entered) or awaited.process_group[0] == "0"
-    return is_member and max(entered, default=0) < awaited.collective_seq_id
+    return max(entered, default=0) < awaited.collective_seq_id and (bool(entered) or awaited.process_group[0] == "0")
 
 
 def different_collectives(ranks: Iterable[RankEvidence]) -> dict[str, list[RankEvidence]]:
@@ -341,9 +337,7 @@ def different_collectives(ranks: Iterable[RankEvidence]) -> dict[str, list[RankE
         for entry in rank.counted:
             entered.setdefault((*entry.place, str(entry.collective_seq_id)), {}).setdefault(number, entry)
     different = [by_rank for by_rank in entered.values() if len({entry.what for entry in by_rank.values()}) > 1]
-    if not different:
-        return {}
-    first = min(different, key=lambda by_rank: min(entry.time_created_ns for entry in by_rank.values()))
+    first = min(different, key=lambda by_rank: min(entry.time_created_ns for entry in by_rank.values()), default={})
     found: dict[str, list[RankEvidence]] = {}
     for number, entry in first.items():
         found.setdefault(f"{entry.what} (number {entry.collective_seq_id})", []).append(by_number[number])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
@@ -13,12 +13,8 @@ from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
-from pytest_aorta.verdict.statistics.decision import Scale
 from pytest_aorta.verdict.verdicts import NotApplicable
 
-# Step times on shared CPUs vary by tens of percent between launches, so a change below a factor of two is noise. The
-# fraction of hidden communication varies by tens of points.
-CPU_TIMING_TOLERANCE = {Scale.RELATIVE: 1.0, Scale.POINTS: 0.25, Scale.OF_STEP: 0.5}
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
 # Costs that another version of torch changes, and the libraries whose versions count.
@@ -67,21 +63,13 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     return {name: chosen[name] for name in METRICS if name in chosen}
 
 
-class _Asked(NamedTuple):
-    """A metric to compare, with the tolerance that was given and the tolerance for a stored baseline."""
-
-    metric: Metric
-    given: Tolerance
-    tolerance: Tolerance
-
-
-def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> list[_Asked]:
+def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> dict[str, Tolerance]:
     """Return the metrics of :func:`choose_tolerances` that can be compared, if only with the same launch."""
-    return [
-        _Asked(METRICS[name], given, widened(METRICS[name], facts, given))
-        for name, given in choose_tolerances(marked, facts, *others).items()
-        if not_applicable(METRICS[name], given, facts, facts) is None
-    ]
+    return {
+        name: tolerance
+        for name, tolerance in choose_tolerances(marked, facts, *others).items()
+        if not_applicable(METRICS[name], tolerance, facts, facts) is None
+    }
 
 
 def without_costs(tolerances: Mapping[str, Tolerance], marked: Mapping[str, Tolerance]) -> dict[str, Tolerance]:
@@ -92,19 +80,6 @@ def without_costs(tolerances: Mapping[str, Tolerance], marked: Mapping[str, Tole
 def has_costs(facts: LaunchFacts) -> bool:
     """Return whether the costs of a step were counted on every rank."""
     return bool(facts.costs) and not any(group.costs.problem for group in facts.costs)
-
-
-def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:
-    """Return ``tolerance``, widened if it is too small for a stored baseline.
-
-    A marker's tolerance for times of CPU ranks is widened to the noise of shared CPUs, ``CPU_TIMING_TOLERANCE``.
-    """
-    if metric.kind is not MetricKind.TIMING or facts.device != "cpu" or tolerance.origin is Origin.DEFAULT:
-        return tolerance
-    least = CPU_TIMING_TOLERANCE[metric.scale]
-    if tolerance.value is not None and tolerance.value >= least:
-        return tolerance
-    return Tolerance(least, metric.scale, Origin.WIDENED)
 
 
 def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | None:

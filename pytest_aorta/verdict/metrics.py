@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
+from statistics import median_high, median_low
 from typing import TypeAlias
 
 from pytest_aorta.common.errors import SpecError
@@ -50,8 +50,6 @@ class Origin(StrEnum):
     """The table of metrics."""
     MARKER = "marker"
     """A marker, or an option of the command."""
-    WIDENED = "widened"
-    """A smaller tolerance, widened to the noise of the launches."""
     COMPARE = "compare"
     """Exactness, because ``workload.compare`` names the metric."""
 
@@ -128,7 +126,7 @@ class Metric:
         """
         if given == "exact":
             return Tolerance(None)
-        most = _LARGEST[self.scale]
+        most = LARGEST[self.scale]
         change = self.scale.parse(given)
         is_exact = self.direction is Direction.EXACT
         if is_exact or change is None or not 0 < change <= most:
@@ -138,7 +136,7 @@ class Metric:
 
 
 # The largest tolerance on each scale; a larger one would allow every change.
-_LARGEST = {Scale.RELATIVE: 10.0, Scale.POINTS: 1.0, Scale.OF_STEP: 10.0}
+LARGEST = {Scale.RELATIVE: 10.0, Scale.POINTS: 1.0, Scale.OF_STEP: 10.0}
 
 
 def _range_text(scale: Scale, most: float) -> str:
@@ -270,10 +268,22 @@ METRICS = {row.name: row for row in _ROWS}
 
 
 def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
-    """Return the median over launches, or the first launch's value if some launch has no number."""
+    """Return :func:`middle_of` the launches' values, or the first value if some launch has no number."""
     values = [metric.measure(launch) for launch in launches]
     numbers = [value for value in values if isinstance(value, float | int)]
-    return float(median(numbers)) if numbers and len(numbers) == len(values) else values[0]
+    if not numbers or len(numbers) < len(values):
+        return values[0]
+    return middle_of(numbers, is_relative=metric.scale is Scale.RELATIVE)
+
+
+def middle_of(values: Sequence[float], *, is_relative: bool) -> float:
+    """Return the median of values on their scale.
+
+    Of an even number of values, the two in the middle have their geometric mean where changes are relative. So the
+    values that a reader sees have the change that was judged.
+    """
+    low, high = median_low(values), median_high(values)
+    return math.sqrt(low * high) if is_relative and 0 < low < high else float(low + (high - low) / 2)
 
 
 def measured_values(launches: Sequence[LaunchFacts]) -> dict[str, float | str]:

@@ -161,6 +161,78 @@ def test_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(tmp_path
     assert part in failure.text
 
 
+# Trains under DDP and gathers the loss of each step; a handler of SIGTERM broadcasts, as Lightning's does.
+ORDINARY = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def hold():
+    time.sleep(600)
+
+signal.signal(signal.SIGTERM, lambda *_: dist.broadcast(torch.zeros(1), 0))
+dist.init_process_group("gloo")
+rank, fault = dist.get_rank(), sys.argv[1]
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+for step in range(1, 9):
+    loss = model(torch.ones(2, 8)).mean()
+    if step == 5:
+        Path(f"reached.{rank}").touch()
+    if step == 5 and fault == "sleeps" and rank == 1:
+        hold()
+    if step == 5 and fault == "raises":
+        if rank == 0:
+            hold()
+        while not Path("reached.0").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        raise ValueError("boom")
+    loss.backward()
+    if not (step == 5 and fault == "skips" and rank == 1):
+        dist.all_gather([torch.zeros(()), torch.zeros(())], loss.detach())
+"""
+
+
+def ordinary(folder: Path, fault: str, timeout_s: float, launcher: LauncherKind = LauncherKind.TORCHRUN) -> LaunchPlan:
+    folder.mkdir()
+    (folder / "train.py").write_text(ORDINARY)
+    return builders.make_plan(
+        folder / "run", script=str(folder / "train.py"), args=(fault,), config={}, timeout_s=timeout_s, cwd=folder,
+        limits=SHORT, launcher=launcher,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [
+        ("sleeps", "rank 0 waits for rank 1, which never entered gloo:all_reduce number "),
+        ("skips", "ranks entered different collectives: rank 1 gloo:all_reduce of [[9]] (number "),
+    ],
+)
+def test_hang_of_an_ordinary_script_is_named_by_its_collectives(tmp_path, fault, part):
+    for limit_s in HANG_LIMITS_S:
+        plan = ordinary(tmp_path / f"{limit_s:g}", fault, limit_s)
+        failure = failed(plan, limit_s + 60)
+        if all((plan.cwd / f"reached.{rank}").exists() for rank in range(2)):
+            break
+    assert (failure.kind, failure.rank) == ("hang in collective", 1), failure.text
+    assert part in failure.headline
+
+
+@pytest.mark.parametrize("launcher", [LauncherKind.TORCHRUN, pytest.param(LauncherKind.FORKSERVER, id="warm")])
+def test_stacks_show_where_ranks_were_before_the_signal_that_ended_them(tmp_path, launcher):
+    plan = ordinary(tmp_path / "raises", "raises", START_S, launcher)
+    servers = ForkServers()
+    try:
+        failure = failed(plan, START_S, servers.launch)
+    finally:
+        servers.close()
+    assert (failure.kind, failure.rank) == ("rank exception", 1), failure.text
+    assert [frame.function for frame in read_evidence(plan)[0].frames] == ["hold", "<module>"]
+
+
 def test_taken_port_and_variables_of_another_launch_change_nothing(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -156,7 +156,7 @@ STEADY = [10.0, 10.02, 9.98, 10.01, 9.99, 10.0, 10.03, 9.97, 10.01, 10.0]
 # On CPU ranks, step times are compared only if a marker names them; a test's own marker takes precedence.
 TIMED = """
 import pytest
-pytestmark = pytest.mark.tolerance(step_time_p50="5%")
+pytestmark = pytest.mark.tolerance(step_time_p50="{}%")
 """
 
 # The inner pytest runs in this process, where the plugin has been imported already.
@@ -216,7 +216,8 @@ class Project:
         self.write("tox.ini", text.replace(f" -p no:{plugin}", ""))
 
     def test_file(self, source: str = TWO_TESTS) -> Path:
-        return self.write("test_toy.py", source + TIMED)
+        has_gpus = (self.path / "gpus.json").read_text() != "0"
+        return self.write("test_toy.py", source + TIMED.format(5 if has_gpus else 100))
 
     def one_test(self, body: str, marks: str = "") -> Path:
         return self.test_file(f"import pytest\n\n{marks}\ndef test_one(workload, distributed_world):\n    {body}\n")

@@ -266,7 +266,7 @@ OTHER_LAYOUTS = {
     "FSDP 2, CP 2": (4, {"context_parallel_degree": 2}),
 }
 LATENT = {"kv_lora_rank": 64, "q_lora_rank": 96, "qk_rope_head_dim": 16}
-DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128}
+DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128, "load_balance_coeff": 0.01}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ..config import LlamaSettings
 from ..models.common.dtensors import distribute_parameter
 from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows, local_experts
 from ..models.config import MixtureConfig
-from .parallel_dims import ParallelDims
+from .parallel_dims import ParallelDims, ParallelMesh
 from .tensor import check_tensor_parallel
 
 # Torch's grouped matrix products need every stride to be a multiple of this size.
@@ -64,6 +64,12 @@ def _check_combinations(settings: LlamaSettings) -> None:
             f"num_experts is {num_experts} and float8_linear is true: experts are not linear layers, and a rounded "
             f"router would choose other experts; use one of the two"
         )
+    mixture = settings.model.mixture
+    if mixture.moe_force_load_balance and mixture.load_balance_coeff is not None:
+        raise ValueError(
+            f"moe_force_load_balance is true and load_balance_coeff is {mixture.load_balance_coeff}: tokens go to "
+            f"experts in turn, whatever the bias; use one of the two"
+        )
     if (dense := settings.model.mixture.n_dense_layers) >= settings.model.n_layers:
         raise ValueError(
             f"n_dense_layers is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
@@ -95,6 +101,26 @@ def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
             module.dispatcher = AllToAllDispatcher(mesh.get_group(), mesh.size())
+
+
+@torch.no_grad()
+def balance_experts(model: nn.Module, mesh: ParallelMesh, coefficient: float) -> None:
+    """Update the experts' biases by the tokens of a step on all ranks (arXiv 2408.15664, algorithm 1); collective.
+
+    The bias of an expert with fewer tokens than the mean of its block rises by ``coefficient``, that of an expert with
+    more falls.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, MoeFeedForward)]
+    if not blocks:
+        return
+    counts = torch.stack([block.tokens_per_expert for block in blocks])
+    for axis in (mesh.shards, mesh.replicas):
+        if axis is not None and axis.size() > 1:
+            dist.all_reduce(counts, group=axis.get_group())
+    for block, tokens in zip(blocks, counts, strict=True):
+        # The mean times the number of experts is an integer.
+        block.get_buffer("expert_bias").add_(coefficient * torch.sign(tokens.sum() - tokens * len(tokens)))
+        block.tokens_per_expert.zero_()
 
 
 class AllToAllDispatcher(TokenDispatcher):

@@ -20,6 +20,7 @@ class MixtureConfig:
         score_func: ``softmax`` over all experts, or ``sigmoid`` of each expert's score.
         route_scale: sum of the weights of a token's experts.
         moe_force_load_balance: whether tokens go to all experts in turn, whatever their scores.
+        load_balance_coeff: step of the bias that balances the experts' loads; None is no bias.
     """
 
     shared_experts: int = 0
@@ -28,6 +29,7 @@ class MixtureConfig:
     score_func: str = "softmax"
     route_scale: float = 1.0
     moe_force_load_balance: bool = False
+    load_balance_coeff: float | None = None
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,7 @@ Handler = Callable[..., None]
 _END = 0
 # Of each of the last collectives, which are those of a few steps.
 _COLLECTIVES_KEPT = 1000
-_FIELDS_KEPT = (
-    "process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired",
-)  # fmt: skip
+_KEPT = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired")
 # A rank needs milliseconds, unless its main thread holds the GIL.
 _EVIDENCE_S = 1.0
 _MAX_MESSAGE = 4000
@@ -84,8 +82,6 @@ def main(run_dir: Path) -> None:
             _kept.append(error)
             if (code := _exit_code(error)) and not exit_code:
                 exit_code = code
-                if os.getpid() == pid:
-                    _write_last_words(folder, None)
                 _write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
@@ -156,25 +152,29 @@ def prepare(folder: Path) -> None:
 
 
 def ask_for_evidence(run_dir: Path) -> None:
-    """Have the ranks that run as children of this process leave their stacks and collectives.
+    """Have the ranks that run as children of this process leave their stacks and collectives, unless they have.
 
     Ask before the first signal that ends a rank: a script's handler of SIGTERM can start collectives, and the end of a
     rank changes what the others do.
     """
-    asked = {pid: rank_folder(run_dir, rank) for rank, pid in rank_pids(run_dir).items() if _is_running_child(pid)}
-    for pid in asked:
-        os.kill(pid, signal.SIGUSR1)
     deadline_s = time.monotonic() + _EVIDENCE_S
-    while any(_is_running_child(pid) and not (folder / IN_FLIGHT_FILE).exists() for pid, folder in asked.items()):
-        if time.monotonic() > deadline_s:
-            return
+    asked: set[int] = set()
+    while (silent := _silent_children(run_dir)) and time.monotonic() < deadline_s:
+        for pid in silent - asked:
+            os.kill(pid, signal.SIGUSR1)
+        asked |= silent
         time.sleep(0.005)
 
 
-def _is_running_child(pid: int) -> bool:
-    with suppress(ChildProcessError):
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    return False
+def _silent_children(run_dir: Path) -> set[int]:
+    """Return the process ids of ranks that run as children of this process and have not left their collectives."""
+    found = set()
+    for rank, pid in rank_pids(run_dir).items():
+        with suppress(ChildProcessError):
+            has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if not has_ended and not (rank_folder(run_dir, rank) / IN_FLIGHT_FILE).exists():
+                found.add(pid)
+    return found
 
 
 @contextmanager
@@ -195,10 +195,10 @@ def without_collection() -> Iterator[None]:
 def _leave_last_words(folder: Path, stacks: IO[str]) -> None:
     """Install a SIGTERM handler that writes ``stacks`` and ``folder/collectives.json``, then ends the process.
 
-    The C handler wakes a thread that writes both files, since the main thread may wait in a collective forever. If the
-    script has installed its own handler by then, the thread writes the files and leaves the process to that handler,
-    which may call the handler that it has replaced. If SIGUSR1 has asked for the files before, they stay as they are.
-    Forked children get SIGTERM's default action back, unless the script has its own handler.
+    The C handler wakes a thread that writes both files, since the main thread may wait in a collective forever. After
+    SIGUSR1, which the launch sends first, the files stay as they are. If the script has installed its own handler by
+    then, the thread writes the stacks and leaves the process to that handler, which may call the handler that it has
+    replaced. Forked children get SIGTERM's default action back, unless the script has its own handler.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
@@ -220,20 +220,22 @@ def _serve(read_fd: int, end: Handler, folder: Path, stacks: IO[str]) -> None:
         # Every signal with a Python handler writes its number into the pipe.
         number = os.read(read_fd, 1)[0]
         is_last = number == _END or (number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is end)
-        if not was_asked and (is_last or number in (signal.SIGTERM, signal.SIGUSR1)):
-            # A script's own handler of SIGUSR1 has replaced the one that writes stacks.
-            has_stacks = number == signal.SIGUSR1 and signal.getsignal(signal.SIGUSR1) is _do_nothing
-            _write_last_words(folder, None if has_stacks else stacks)
-        was_asked = was_asked or number == signal.SIGUSR1
+        if was_asked or not (is_last or number in (signal.SIGTERM, signal.SIGUSR1)):
+            continue
+        was_asked = number == signal.SIGUSR1
+        # On SIGUSR1, faulthandler has written the stacks, unless the script has replaced its handler.
+        if not was_asked or signal.getsignal(signal.SIGUSR1) is not _do_nothing:
+            with suppress(OSError):
+                faulthandler.dump_traceback(stacks, all_threads=True)
+        if was_asked or is_last:
+            _write_collectives(folder)
     # signal.signal works only in the main thread.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _write_last_words(folder: Path, stacks: IO[str] | None) -> None:
+def _write_collectives(folder: Path) -> None:
     with suppress(Exception):  # neither a full disk nor an unknown form of torch's record may keep the rank from ending
-        if stacks is not None:
-            faulthandler.dump_traceback(stacks, all_threads=True)
         write_json(folder / IN_FLIGHT_FILE, {"entries": _last_collectives()}, durable=False)
 
 
@@ -243,7 +245,7 @@ def _last_collectives() -> list[dict[str, Any]] | None:
     dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
     records = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps if dump]
     entries = [entry for record in records for entry in record.get("entries", [])[-_COLLECTIVES_KEPT:]]
-    return [{name: entry[name] for name in _FIELDS_KEPT if name in entry} for entry in entries] or None
+    return [{name: entry[name] for name in _KEPT if name in entry} for entry in entries] or None
 
 
 def _do_nothing(*_: object) -> None:
@@ -270,6 +272,7 @@ def _write_error(folder: Path | None, error: BaseException) -> None:
         sys.stderr.write(_exit_message(error) if isinstance(error, SystemExit) else text)
     if folder is None:
         return
+    _write_collectives(folder)
     document: dict[str, Any] = {
         "time_ns": time_ns,
         "type": type(error).__name__,
@@ -289,10 +292,8 @@ def _exit_message(error: SystemExit) -> str:
 
 def _cause_of_exit(error: BaseException) -> str:
     """Return the error that a script, such as Hydra's main, handled by exiting; empty without one."""
-    cause = error.__context__
-    if not isinstance(error, SystemExit) or cause is None or error.__suppress_context__:
-        return ""
-    return f"{type(cause).__name__}: {_message(cause)}"
+    cause = error.__context__ if isinstance(error, SystemExit) and not error.__suppress_context__ else None
+    return "" if cause is None else f"{type(cause).__name__}: {_message(cause)}"
 
 
 def _message(error: BaseException) -> str:

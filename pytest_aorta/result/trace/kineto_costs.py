@@ -114,7 +114,8 @@ def _operators(events: Iterable[Event]) -> list[Event]:
     # What a thread of gloo copies depends on how far it got; the request is counted on the thread that made it.
     serving = {event["tid"] for event in events if event["name"].startswith("gloo:") and is_annotation(event)}
     kept = [event for event in named if event["tid"] not in serving - requesting]
-    kept = [event for event in kept if not event["name"].startswith("autograd::engine")]
+    # Nodes of autograd compute by operators of their own.
+    kept = [event for event in kept if not event["name"].startswith(("autograd::engine", "torch::autograd::"))]
     return sorted(kept, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
 
 

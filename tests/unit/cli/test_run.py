@@ -399,3 +399,8 @@ def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
 def test_script_takes_no_config(toy, capsys):
     assert cli.main(["run", "--script", "train.py", "--steps", "5"]) == 2
     assert "--steps: a script has no config keys" in capsys.readouterr().err
+
+
+def test_more_gpus_than_there_are_is_wrong_usage(toy, capsys):
+    assert cli.main(["run", "--workload", "toy", "--aorta-gpus", "64"]) == 2
+    assert "--aorta-gpus=64: 0 GPUs are visible" in capsys.readouterr().err

@@ -23,9 +23,9 @@ from pytest_aorta.report.markdown import (
     reproducing_command,
 )
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.record import RETRIED, Side, TestRecord
+from pytest_aorta.session.record import RETRIED, Comparison, Side, TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import compared, make_facts, make_record, make_verdict, replace
+from tests.unit.builders import compared, make_facts, make_record, make_verdict, ran, replace
 
 FAILED = make_record(
     "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
@@ -93,7 +93,9 @@ def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only
         ([GOOD, FAILED], CROSS + "pytest-aorta: 1 of 2 tests failed"),
         ([TestRecord("a", lacked_devices="needs 8 GPUs", outcome="skipped")], WARNING),
         ([], WARNING),
-        ([replace(FAILED, outcome=RETRIED), GOOD], CHECK),
+        ([replace(FAILED, outcome=RETRIED), GOOD], WARNING),
+        ([make_record("a.py::run", launches=ran(1))], WARNING),
+        ([make_record("a.py::caught", comparisons=(Comparison("a", has_failed=True),))], CROSS),
     ],
 )
 def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, start):

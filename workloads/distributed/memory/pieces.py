@@ -177,21 +177,25 @@ def _compiled(function: Callable[..., torch.Tensor], compiler: str, live: LiveBy
 
 @contextmanager
 def _fake(module: nn.Module, shapes: Shapes) -> Iterator[None]:
-    """Run a block of code on fake tensors; fake parameters replace the parameters of ``module`` meanwhile."""
-    own = [
-        (owner, name, parameter)
+    """Run a block of code on fake tensors, which replace the parameters and buffers of ``module`` meanwhile."""
+    own: list[tuple[dict[str, Any], str, torch.Tensor]] = [
+        (values, name, value)
         for owner in module.modules()
-        for name, parameter in owner._parameters.items()
-        if parameter is not None
+        for values in (owner._parameters, owner._buffers)
+        for name, value in values.items()
+        if value is not None
     ]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for owner, name, parameter in own:
-            owner._parameters[name] = nn.Parameter(_empty(parameter, shapes))
+        for values, name, value in own:
+            is_parameter = isinstance(value, nn.Parameter)
+            values[name] = (
+                nn.Parameter(_empty(value, shapes)) if is_parameter else torch.empty_like(value, device=shapes.device)
+            )
         try:
             yield
         finally:
-            for owner, name, parameter in own:
-                owner._parameters[name] = parameter
+            for values, name, value in own:
+                values[name] = value
 
 
 @contextmanager

@@ -39,7 +39,9 @@ def initial_value(name: str, like: torch.Tensor, n_layers: int, seed: int) -> to
 
 @torch.no_grad()
 def initialize(model: nn.Module, n_layers: int, seed: int) -> None:
-    """Fill every parameter, one at a time: each rank makes the full value and keeps its own shard."""
+    """Fill every parameter, one at a time: each rank makes the full value and keeps its own shard; buffers are zero."""
+    for buffer in model.buffers():
+        buffer.zero_()
     for name, parameter in model.named_parameters():
         value = initial_value(name, parameter, n_layers, seed)
         if isinstance(parameter, DTensor):

@@ -70,12 +70,17 @@ class Block(nn.Module):
         """Run the block on ``x`` ``[batch, seq_len, dim]``."""
         # Checkpointing inside the module that FSDP wraps keeps parameter names, and FSDP has gathered the parameters
         # when backward recomputes.
-        return self.checkpoint(self._run, x, freqs_cis)
-
-    def _run(self, x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), freqs_cis)
-        out: torch.Tensor = x + self.feed_forward(self.ffn_norm(x))
+        out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = self.checkpoint(self._run, x, freqs_cis)
+        if isinstance(out, tuple):
+            # Outside of what is checkpointed, which may run again.
+            out, counts = out
+            self.feed_forward.get_buffer("tokens_per_expert").add_(counts)
         return out
+
+    def _run(self, x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        x = x + self.attention(self.attention_norm(x), freqs_cis)
+        out = self.feed_forward(self.ffn_norm(x))
+        return (x + out[0], out[1]) if isinstance(out, tuple) else x + out
 
 
 class Decoder(nn.Module, ABC):

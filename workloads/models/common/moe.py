@@ -2,7 +2,8 @@
 
 Shared experts get every token besides (DeepSeekMoE, arXiv 2401.06066).
 
-No token is dropped, and no expert has a capacity. No auxiliary loss balances the experts' loads.
+No token is dropped, and no expert has a capacity. No auxiliary loss balances the experts' loads; a bias of their scores
+can (arXiv 2408.15664).
 """
 
 from __future__ import annotations
@@ -64,11 +65,14 @@ class Grouping(NamedTuple):
 _PLAIN = MixtureConfig()
 
 
-def route(logits: torch.Tensor, top_k: int, mixture: MixtureConfig = _PLAIN) -> Routing:
+def route(
+    logits: torch.Tensor, top_k: int, mixture: MixtureConfig = _PLAIN, bias: torch.Tensor | None = None
+) -> Routing:
     """Choose the experts with the highest of ``[tokens, num_experts]`` scores, and weights that add up to the scale.
 
     Scores are a float32 softmax over all experts or sigmoids; of equal scores the first wins. With
-    ``moe_force_load_balance``, tokens take experts in turn.
+    ``moe_force_load_balance``, tokens take experts in turn. ``bias`` ``[num_experts]`` is added to the scores that
+    choose experts, not to the weights.
     """
     is_softmax = mixture.score_func == "softmax"
     scores = torch.softmax(logits.float(), dim=-1) if is_softmax else logits.float().sigmoid()
@@ -76,6 +80,9 @@ def route(logits: torch.Tensor, top_k: int, mixture: MixtureConfig = _PLAIN) -> 
         num_tokens, num_experts = scores.shape
         turns = torch.arange(num_tokens * top_k, device=scores.device) % num_experts
         experts = turns.view(num_tokens, top_k)
+        kept = scores.gather(-1, experts)
+    elif bias is not None:
+        experts = (scores.detach() + bias).sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
         kept = scores.gather(-1, experts)
     else:
         # A stable sort, since topk does not define which of equal scores it takes.
@@ -202,7 +209,12 @@ class MoeFeedForward(nn.Module):
 
     Attributes:
         dispatcher: brings rows to the ranks of their experts; expert parallelism replaces it.
+        expert_bias: the bias of each expert's score, float32, under ``load_balance_coeff``; else None.
+        tokens_per_expert: how many tokens this rank has sent to each expert since the last update of the bias.
     """
+
+    expert_bias: torch.Tensor | None
+    tokens_per_expert: torch.Tensor
 
     def __init__(
         self,
@@ -218,14 +230,19 @@ class MoeFeedForward(nn.Module):
         self.experts = Experts(num_experts, dim, hidden)
         self.shared = FeedForward(dim, mixture.shared_experts * hidden) if mixture.shared_experts else None
         self.dispatcher = TokenDispatcher()
+        is_balanced = mixture.load_balance_coeff is not None
+        self.register_buffer("expert_bias", torch.zeros(num_experts) if is_balanced else None)
+        counts = torch.zeros(num_experts, dtype=torch.int64) if is_balanced else None
+        self.register_buffer("tokens_per_expert", counts, persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the weighted sum of the outputs of each token's experts, ``[batch, seq_len, dim]``.
 
-        The outputs of shared experts are added to it.
+        The outputs of shared experts are added to it. With a bias, return the number of tokens of each expert too:
+        activation checkpointing calls this method twice, and only its caller can count once.
         """
         tokens = x.flatten(0, 1)
-        routing = route(local_value(self.router(tokens)), self.top_k, self.mixture)
+        routing = route(local_value(self.router(tokens)), self.top_k, self.mixture, self.expert_bias)
         tokens = local_value(tokens)
         groups = group_rows(routing.experts.flatten(), self.num_experts)
         copies = tokens.unsqueeze(1).expand(-1, self.top_k, -1).flatten(0, 1)
@@ -234,13 +251,17 @@ class MoeFeedForward(nn.Module):
         out = self.dispatcher.combine(out, dispatched)[groups.inverse]
         out = out.unflatten(0, (-1, self.top_k)) * routing.weights.unsqueeze(-1).type_as(out)
         summed: torch.Tensor = out.sum(dim=1).view(x.shape)
-        return summed if self.shared is None else summed + self.shared(x)
+        if self.shared is not None:
+            summed = summed + self.shared(x)
+        return summed if self.expert_bias is None else (summed, groups.counts)
 
     def tensor_plan(self) -> dict[str, ParallelStyle]:
         """Sum the outputs of experts, which ``split_experts`` splits; each rank routes all tokens, with equal results.
 
         The names are those of modules, beginning with a dot.
         """
+        # Ranks count the same tokens.
+        counts = () if self.expert_bias is None else (None,)
         shared: dict[str, ParallelStyle] = {
             ".shared.w1": ColwiseParallel(),
             # The outputs of shared and of other experts are added before they are summed over ranks.
@@ -251,8 +272,8 @@ class MoeFeedForward(nn.Module):
             "": PrepareModuleInputOutput(
                 input_layouts=(SEQUENCE,),
                 desired_input_layouts=(Replicate(),),
-                output_layouts=(Partial(),),
-                desired_output_layouts=(SEQUENCE,),
+                output_layouts=(Partial(), *counts),
+                desired_output_layouts=(SEQUENCE, *counts),
             ),
             ".router": Distributed(weight=Replicate()),
             **(shared if self.shared is not None else {}),
