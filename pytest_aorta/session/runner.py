@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_aorta.common.errors import ComparisonFailed, SpecError, WorkloadFailed
+from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, case_suffix, find_workload
@@ -336,8 +336,33 @@ class WorkloadRunner:
         )
         learning = learn(first, self._marked, self._defaults(result), self._options)
         learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
+        self._refuse_varying(comparison.case, result, is_alone=len(learned.new.baseline.launches) == 1)
         self._test.compared(comparison.replace(new=learned.new, detection=learned.detection))
         return learned.verdicts
+
+    def _refuse_varying(self, case: str, result: WorkloadResult, *, is_alone: bool) -> None:
+        """Check that launches of the same code compute the same weights; launch again if the result is alone.
+
+        Raises:
+            BaselineError: The weights differ; the message says which parameters differ first.
+        """
+        launch = self._launcher.find(result)
+        if launch is None or not result.weight_hashes or not result.environment.get("bitwise_reproducible", True):
+            return
+        same = [other.result for other in self._launcher.launches if other.request == launch.request]
+        others = [other for other in same if other is not result]
+        if is_alone and not others:
+            others = [passed(self._world.again(result))]
+        steps = result.total_iterations
+        found = ((other, first_difference(other, result, steps, ["weight_hash"])) for other in others)
+        if varying := next(((other, first) for other, first in found if first is not None), None):
+            lines = locate_first(varying[0], result, varying[1], (), None, self._folder)
+            raise BaselineError(
+                f"{case}: not recorded, because two launches of the same code compute different weights:"
+                + "".join(f"\n  {line}" for line in lines)
+                + "\n  next: set the seed before the model is made, give every parameter a value, and start from one "
+                "checkpoint; or do not record weights (recorder.weights, hash_weights, hash_every)"
+            )
 
     def _search(self, comparison: Comparison, result: WorkloadResult, bisection: Bisection) -> Verdicts:
         """Search for the commit that changed a metric of a comparison."""

@@ -31,7 +31,7 @@ from pytest_aorta.worker.costs import StepCounter
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
 from pytest_aorta.worker.timing import StepTimer, run_canary
-from pytest_aorta.worker.weight_hash import hash_parameters
+from pytest_aorta.worker.weight_hash import hash_parameters, logical_name
 
 # The warm-up steps that costs need: one that is counted, and one that settles after it.
 _STEPS_TO_COUNT = 2
@@ -39,6 +39,9 @@ _NOT_COUNTED = (
     f"costs are counted in a warm-up step, and there are fewer than {_STEPS_TO_COUNT}: call "
     f"recorder.start(warmup={_STEPS_TO_COUNT}) before the first step, and run as many steps more"
 )
+
+# Hashes of each parameter show where launches differ; those of many steps would make a large result.
+_STEPS_BY_TENSOR = 4
 
 
 class Recorder:
@@ -174,7 +177,7 @@ class Recorder:
         self._model = weakref.ref(model)
         self.refuse_non_finite()
         refuse_parameters(model.named_parameters(), rank, f"after measured step {steps}")
-        self.weight_hash(steps, hash_parameters(model.named_parameters()).hex)
+        self.hash_weights(steps, model.named_parameters())
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the parameters of the model that :meth:`weights` hashed last, or of the optimizers that have stepped.
@@ -205,6 +208,23 @@ class Recorder:
         if not self._is_warming_up:
             # A copy: the script may write the next step's value into the same memory.
             series.append(value.detach().clone() if isinstance(value, torch.Tensor) else float(value))
+
+    def hash_weights(self, step: int, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Record the hash of named parameters after a measured step, and at first also those of each; collective."""
+        parameters = list(named)
+        found = hash_parameters(parameters)
+        self.weight_hash(step, found.hex)
+        known = self._tensor_hashes.get("weights", TensorHashes([*found.per_tensor], [], {}))
+        if len(known.steps) < _STEPS_BY_TENSOR and known.names == [*found.per_tensor]:
+            shapes = {logical_name(name): list(parameter.shape) for name, parameter in parameters}
+            self.tensor_hashes(
+                "weights",
+                TensorHashes(
+                    known.names,
+                    [shapes[name] for name in known.names],
+                    known.steps | {str(step): [*found.per_tensor.values()]},
+                ),
+            )
 
     def metric(self, name: str, value: float) -> None:
         """Record a metric of this rank; the name includes the unit, e.g. ``tokens_per_s``."""
@@ -337,7 +357,7 @@ class _Follower:
                     for place, part in enumerate(group["params"])
                 ]
                 self._recorder.refuse_non_finite()
-                self._recorder.weight_hash(measured, hash_parameters(named).hex)
+                self._recorder.hash_weights(measured, named)
         # After the optimizer's last step, this step stays open, so that the end of the script is not measured.
         self._step = self._recorder.step()
         self._step.__enter__()

@@ -98,13 +98,18 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
             2, 4 or 8 bytes on a CPU or CUDA device, or a tensor is quantized, nested, sparse, opaque or
             not initialized.
     """
-    unwrapped = [(_WRAPPERS.sub("", name), tensor) for name, tensor in named]
+    unwrapped = [(logical_name(name), tensor) for name, tensor in named]
     try:
         return _hash_pieces([_dtensor_or_replica(name, _detached(name, tensor)) for name, tensor in unwrapped], group)
     except RuntimeError as error:
         if not any(getattr(tensor, "_is_flat_param", False) for _, tensor in unwrapped):
             raise
         raise RuntimeError(f"{error}; {_FSDP1}") from None
+
+
+def logical_name(name: str) -> str:
+    """Return a parameter's name without the modules with which torch wraps others."""
+    return _WRAPPERS.sub("", name)
 
 
 def hash_optimizer(

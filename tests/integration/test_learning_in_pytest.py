@@ -44,7 +44,7 @@ def test_chosen_number_of_launches_is_recorded_for_each_label_with_what_it_detec
 
 def test_one_launch_is_recorded_where_nothing_has_noise(project):
     project.write("test_toy.py", "def test_one(workload): workload.check(workload.run('toy'))")
-    project.run("--update-baselines").stdout.fnmatch_lines(["aorta: 1 test; 1 baseline measured"])
+    project.run("--update-baselines").stdout.fnmatch_lines(["aorta: 1 test, 2 launches; 1 baseline measured"])
     assert center_flags(project) == [(1, True)]
 
 
@@ -316,3 +316,19 @@ def test_second_run_of_a_test_in_one_session_does_not_continue_with_the_launches
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["aorta: 2 tests, 20 launches; *"])
     result.stdout.no_fnmatch_line("*among them")
+
+
+def test_launches_of_the_same_code_that_compute_other_weights_are_not_recorded(project):
+    call = "workload.run('toy', hash_tensors=['weights'], hash_tensors_step=4)"
+    project.write("test_toy.py", f"def test_one(workload): workload.check({call})")
+    project.plant(by_launch={"2": {"weight_hash": "1" * 16, "tensor_hash": "1" * 32}})
+    result = project.run("--update-baselines", failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *BaselineError: test_toy.py::test_one::toy: not recorded, because two launches of the same*",
+            "E *first difference: step 4, weight_hash",
+            "E *step 4, weights: 1 of 2 parameters differ, first w [[]2, 3]",
+            "E *next: set the seed before the model is made, *",
+        ]
+    )
+    assert project.baseline_files() == []

@@ -172,12 +172,14 @@ def test_launches_of_an_attempt_that_was_retried_inside_of_a_hook_are_not_record
         "attempts = []\n\ndef test_one(workload):\n    workload.check(workload.run('toy'))\n"
         "    attempts.append(1)\n    assert len(attempts) == 2\n"
     )
-    retried_in_hook.plant(by_launch={"1": {"weight_hash": "1" * 16}, "2": {"weight_hash": "2" * 16}})
+    # Each attempt launches twice.
+    hashes = {"1": "1" * 16, "2": "1" * 16, "3": "2" * 16, "4": "2" * 16}
+    retried_in_hook.plant(by_launch={number: {"weight_hash": value} for number, value in hashes.items()})
     result = retried_in_hook.run("--update-baselines", "--aorta-launches=1", *workers)
     assert result.parseoutcomes() == {"passed": 1, "retried": 1}
     [file] = retried_in_hook.baseline_files()
     assert [stored.facts.weight_hashes for stored in read_baseline_file(file).launches] == [{"4": "2" * 16}]
-    result.stdout.fnmatch_lines(["aorta: 1 test, 2 launches; 1 baseline measured; 1 attempt retried"])
+    result.stdout.fnmatch_lines(["aorta: 1 test, 4 launches; 1 baseline measured; 1 attempt retried"])
     assert retried_in_hook.summary()["tests"] == {"passed": 1}
 
 

@@ -360,3 +360,14 @@ def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path,
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found in done.stderr
     assert not (folder / "result.json").exists()
+
+
+def test_hashes_of_single_parameters_are_recorded_of_the_first_steps(recorder: Recorder) -> None:
+    model = torch.nn.Linear(3, 2)
+    for _ in range(6):
+        with recorder.step():
+            model.weight.data.add_(1)
+        recorder.weights(model)
+    found = recorder.result().tensor_hashes["weights"]
+    assert (found.names, found.shapes, [*found.steps]) == (["bias", "weight"], [[2], [2, 3]], ["1", "2", "3", "4"])
+    assert [len({row[place] for row in found.steps.values()}) for place in (0, 1)] == [1, 4]
