@@ -224,6 +224,16 @@ def test_error_without_frames_is_its_message_alone(tmp_path, message, last):
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("RuntimeError", ["  | found no GPU, done"]), ("AdapterError", [])], ids=["recorder", "adapter"]
+)
+def test_script_that_returned_without_a_measured_step_is_shown_with_its_last_lines(tmp_path, kind, shown):
+    raised(tmp_path, 0, 1, "no step", kind, f"{kind}: no step\n")
+    write_rank_file(tmp_path, 0, "marks", "started 1000000000\nran 2000000000\n")
+    write_rank_file(tmp_path, 0, "output.log", f"found no GPU, done\n{kind}: no step\n")
+    assert failure(tmp_path, ended()).splitlines()[1:-1] == shown
+
+
 def test_line_of_a_script_that_can_not_be_compiled_is_reported(tmp_path):
     text = '  File "train.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n'
     raised(tmp_path, 0, 1, "invalid syntax (train.py, line 1)", "SyntaxError", text)
