@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +113,30 @@ WORKLOADS = (REFERENCE, "llama_simple_fsdp")
 def config_keys() -> str:
     """Return the tables of config keys, one per built-in workload."""
     folders = sorted(path.parent for path in (ROOT / "workloads").glob("*/default.yaml"))
-    return "\n".join(_workload(read_workload(folder.name, folder, None)) for folder in folders)
+    specs = [read_workload(folder.name, folder, None) for folder in folders]
+    sharing = [spec for spec in specs if spec.extends]
+    shared = {spec.extends: spec.shared for spec in sharing}
+    parts = [_workload(spec) for spec in specs]
+    for file, keys in shared.items():
+        names = " and ".join(f"`{spec.name}`" for spec in sharing if spec.extends == file)
+        parts.append(f"## Keys of {names}\n\n{_keys(keys.properties, keys.presets)}")
+    return "\n".join(parts)
 
 
 def _workload(spec: WorkloadSpec) -> str:
-    rows = [row for key, schema in spec.properties.items() for row in _key(key, schema)]
-    text = f"## `{spec.name}`\n\n{_sentence(spec.description)} At least {_counted(spec.min_world_size)}.\n\n"
-    text += table(("key", "values", "default", "meaning"), rows)
-    for key, values in spec.presets.items():
+    own = {key: schema for key, schema in spec.properties.items() if key not in spec.shared.properties}
+    presets = {key: values for key, values in spec.presets.items() if key not in spec.shared.presets}
+    text = f"## `{spec.name}`\n\n{_sentence(spec.description)} At least {_counted(spec.min_world_size)}."
+    if spec.extends:
+        text += " The keys of both Llama workloads are below."
+    return f"{text}\n\n{_keys(own, presets)}"
+
+
+def _keys(properties: Mapping[str, Any], presets: Mapping[str, Any]) -> str:
+    text = table(
+        ("key", "values", "default", "meaning"), [row for key in properties for row in _key(key, properties[key])]
+    )
+    for key, values in presets.items():
         text += f"\n`{key}` sets the defaults of other keys:\n\n"
         text += table((f"`{key}`", "defaults"), ((f"`{value}`", _pairs(keys)) for value, keys in values.items()))
     return text

@@ -32,9 +32,9 @@ from typing import Any
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-from aorta_workloads.llama.model import flex
-from aorta_workloads.llama.model.attention import SDPA
 from aorta_workloads.llama_fsdp2 import LlamaFsdp2Workload
+from aorta_workloads.models.common import flex
+from aorta_workloads.models.common.attention import SDPA
 
 from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.worker import hash_local

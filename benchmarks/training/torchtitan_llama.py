@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from aorta_workloads.llama.data import sequences
+from aorta_workloads.models.common.data import sequences
 
 from pytest_aorta.worker import recorder
 

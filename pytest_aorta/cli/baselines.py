@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 from pytest_aorta.cli import report_problems
 from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
-from pytest_aorta.common.text import counted, emit, output_width, percent, table, wrapped
+from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
+from pytest_aorta.plan.options import make_options
 from pytest_aorta.plan.reference import git
 from pytest_aorta.verdict.baseline import (
     Baseline,
@@ -27,20 +28,18 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
+from pytest_aorta.verdict.learning import detected
+from pytest_aorta.verdict.metrics import METRICS, Metric, Value, format_value, middle
 from pytest_aorta.verdict.noise import StoredCase, blocks, prior_variance, reference_step_ms
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, Scale, quantile_t
-from pytest_aorta.verdict.statistics.stored import detectable
 from pytest_aorta.verdict.statistics.variance import Estimate
 from pytest_aorta.verdict.verdicts import format_change
 
 # The numbers of candidate launches in the column "detects with": one, and the fewest that can fail a test.
 LOOKS = (1, 3)
-# The candidate's block, which differs from every block of the baseline.
-_ANOTHER_BLOCK = "another"
 _HEADLINE = METRICS["step_time_p50"]
 _LIST_COLUMNS = (
-    "platform", "case", "revision", "center/all", "blocks", "recorded", _HEADLINE.name, "detects with 1, 3",
+    "platform", "case", "baseline", "used/all", "sessions", "recorded", _HEADLINE.name, "detects with 1, 3",
 )  # fmt: skip
 _DIFF_COLUMNS = ("metric", "A", "B", "change", "")
 
@@ -122,7 +121,7 @@ def _list_row(file: StoredFile) -> tuple[str, ...]:
         str(_num_blocks(baseline)),
         _recorded_text(baseline),
         format_value(_center(_HEADLINE, file), _HEADLINE.unit),
-        ", ".join(_detects(estimate, _HEADLINE.scale)) if estimate else "-",
+        ", ".join(_detects(file, estimate)) if estimate else "-",
     )
 
 
@@ -147,8 +146,9 @@ def diff_lines(first: StoredFile, second: StoredFile, width: int) -> list[str]:
 def _summary_text(baseline: Baseline) -> str:
     """Return the revision, the numbers of launches and session blocks, and the dates of recording."""
     return (
-        f"revision {baseline.revision}: {len(baseline.center_launches)} of {counted(len(baseline.launches), 'launch')} "
-        f"in the center, {counted(_num_blocks(baseline), 'block')}, recorded {_recorded_text(baseline)}"
+        f"baseline {baseline.revision}: compared with {len(baseline.center_launches)} of "
+        f"{counted(len(baseline.launches), 'launch')} of {counted(_num_blocks(baseline), 'session')}, "
+        f"recorded {_recorded_text(baseline)}"
     )
 
 
@@ -181,11 +181,14 @@ def _uncertainty(estimate: Estimate, scale: Scale) -> float:
 
 def _size(change: float, scale: Scale) -> str:
     """Return a change as text without a sign."""
-    return percent(change).replace("%", scale.unit)
+    return format_change(change, scale).lstrip("+")
 
 
-def _detects(estimate: Estimate, scale: Scale) -> list[str]:
-    return [_size(detectable(estimate, _ANOTHER_BLOCK, look, scale=scale), scale) for look in LOOKS]
+def _detects(file: StoredFile, estimate: Estimate) -> list[str]:
+    """Return what recording prints for the default options, and what a single launch does not pass."""
+    assert _HEADLINE.default is not None
+    most = make_options({}, Path.cwd()).max_launches
+    return detected(_HEADLINE, file.baseline, estimate, _HEADLINE.default.value or 0.0, LOOKS, most)
 
 
 def _environment(baseline: Baseline) -> dict[str, Any]:
@@ -209,7 +212,7 @@ def _json(values: Mapping[str, Any], key: str) -> str:
 
 def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[str, ...]:
     before, after = first.estimate(metric), second.estimate(metric)
-    is_exact = metric.direction is Direction.EXACT
+    is_exact = not metric.has_noise
     shown = [format_value(_center(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
     if before is None or after is None:
         there, here = (set(map(metric.measure, file.baseline.center_launches)) for file in (first, second))
@@ -261,7 +264,7 @@ class StoredFile:
             marked={},
             priors=lambda asked: prior_variance(asked, device, self.others),
         )
-        return None if metric.direction is Direction.EXACT else comparison.estimate(metric)
+        return comparison.estimate(metric) if metric.has_noise else None
 
 
 def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:

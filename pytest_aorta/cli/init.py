@@ -12,18 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
+from pytest_aorta.common.documents import read_regular
 from pytest_aorta.common.errors import AortaError, UsageError
+from pytest_aorta.common.files import write_text
 from pytest_aorta.common.text import did_you_mean, emit
 from pytest_aorta.plan.accelerators import visible_devices
 
 # Folders that runs write to; baselines are committed.
 _IGNORED = ("results/",)
+_MAX_IGNORED_BYTES = 1 << 20
 _INI = """\
 [pytest]
 # Ranks are forked from a process that has torch imported, which saves seconds in each launch.
 aorta_launcher = forkserver
 # Plan, logs and result of each launch.
 aorta_results = results
+# A test whose marker names a metric fails if the launches do not decide it.
+aorta_fail_on = missing,marked-inconclusive
 """
 _BUILT_IN_TEST = '''\
 """Trains a small Llama under FSDP2 and compares it with the baseline."""
@@ -37,7 +42,7 @@ def test_training(workload):
     workload.check(result)
 '''
 _SCRIPT_TEST = '''\
-"""Runs {script} and compares it with the baseline."""
+"""Runs {shown} and compares it with the baseline."""
 
 import pytest
 
@@ -62,7 +67,7 @@ from pytest_aorta.worker import record_optimizer_steps
 {started}
 '''
 _OF_SCRIPT = {
-    "what": "{script}",
+    "what": "{shown}",
     "before": "SCRIPT = Path(__file__).with_name({script.name!r})",
     "started": 'sys.argv[0] = str(SCRIPT)\nrunpy.run_path(str(SCRIPT), run_name="__main__")',
 }
@@ -127,11 +132,11 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A file can't be written, or a driver does not list the GPUs; then nothing was written.
     """
     root = Path.cwd()
-    settings = _settings_of_pytest(root)
+    settings, ignored = _settings_of_pytest(root), _ignored(root)
     files = _files(root, arguments.script, arguments.args)
     notes = [f"note: {file.note}" for file in files if file.note and not file.path.exists()]
     emit(_written(root, file) for file in files)
-    emit([_write_settings(root, settings), *_write_ignored(root)])
+    emit([_write_settings(root, settings), _write_ignored(root, ignored)])
     emit([*notes, "next: record the baseline with pytest --update-baselines, and commit baselines/"])
     return ExitCode.OK
 
@@ -153,7 +158,7 @@ def _files(root: Path, script: str | None, args: Sequence[str]) -> list[_NewFile
         measured, files = str(path), [_measured(root, path, relative, module, source)]
     name = re.sub(r"\W", "_", relative.stem)
     arguments = f", {list(args)!r}" if args else ""
-    values = {"script": relative, "name": name, "measured": measured, "arguments": arguments}
+    values = {"shown": _in_docstring(relative), "name": name, "measured": measured, "arguments": arguments}
     text = _SCRIPT_TEST.format(**values, markers=_markers(_STEP_TIMES), note=_comment(note, "    "))
     return [*files, _NewFile(tests / f"test_{name}.py", text, note)]
 
@@ -205,10 +210,16 @@ def _measured(root: Path, measured: Path, script: Path, module: _Module | None, 
         if absent
         else ""
     )
-    named = {"module": module.name, "top": module.top} if module else {"script": script}
+    own = {"script": script, "shown": _in_docstring(script)}
+    named = {"module": module.name, "top": module.top} if module else own
     parts = {key: text.format(**named) for key, text in (_OF_MODULE if module else _OF_SCRIPT).items()}
     text = _MEASURED.format(**parts, hash_weights=not absent, note=_comment(note))
     return _NewFile(root / measured, text, note)
+
+
+def _in_docstring(name: Path) -> str:
+    """Return a file's name as a docstring can contain it."""
+    return repr(str(name))[1:-1].replace('"', r"\"")
 
 
 def _comment(note: str, indent: str = "") -> str:
@@ -263,17 +274,30 @@ def _write_settings(root: Path, found: Path | None) -> str:
     )
 
 
-def _write_ignored(root: Path) -> list[str]:
-    """Append the output folders of runs to ``.gitignore``."""
-    path = root / ".gitignore"
+def _ignored(root: Path) -> str | None:
+    """Return the text of ``.gitignore``, or None.
+
+    Raises:
+        AortaError: ``.gitignore`` is not a regular file, or can't be read.
+    """
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        missing = [name for name in _IGNORED if name not in text.splitlines()]
-        if not missing:
-            return ["kept .gitignore, which has results/"]
-        begin = "" if not text or text.endswith("\n") else "\n"
-        with path.open("a", encoding="utf-8") as file:
-            file.write(begin + "".join(f"{name}\n" for name in missing))
+        return read_regular(root / ".gitignore", _MAX_IGNORED_BYTES).decode("utf-8")
+    except FileNotFoundError:
+        return None
     except (OSError, UnicodeDecodeError) as error:
-        raise AortaError(f".gitignore: can't be written: {error}") from None
-    return [f"{'added to' if text else 'wrote'} .gitignore: {', '.join(missing)}"]
+        reason = getattr(error, "strerror", None) or error
+        raise AortaError(f".gitignore: can't be read: {reason}; put a text file there, or remove it") from None
+
+
+def _write_ignored(root: Path, there: str | None) -> str:
+    """Append the output folders of runs to ``.gitignore``, whose text is ``there``."""
+    text = there or ""
+    missing = [name for name in _IGNORED if name not in text.splitlines()]
+    if not missing:
+        return "kept .gitignore, which has results/"
+    begin = "" if not text or text.endswith("\n") else "\n"
+    try:
+        write_text(root / ".gitignore", text + begin + "".join(f"{name}\n" for name in missing))
+    except OSError as error:
+        raise AortaError(f".gitignore: can't be written: {error.strerror or error}") from None
+    return f"{'wrote' if there is None else 'added to'} .gitignore: {', '.join(missing)}"

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     trials = arguments.trials
     options, tolerances = _options(arguments), parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance")
-    check_profiler(options.profiler)
+    check_profiler(options.profiler, "--profiler")
     launch = _checked(arguments, options)
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc), tolerances)
     test = RunningTest(OWNER)

@@ -93,11 +93,6 @@ def _similar(word: str, names: Sequence[str]) -> list[str]:
     return nearly or containing[:_MAX_SUGGESTED] or difflib.get_close_matches(word, names, 1)
 
 
-def percent(fraction: float) -> str:
-    """Return a fraction as percent; beyond tenfold, ">1000%" is as informative as the digits."""
-    return f"{fraction:.2%}" if fraction < 0.1 else f"{fraction:.1%}" if fraction < 10 else ">1000%"
-
-
 def wrapped(line: str, width: int) -> list[str]:
     """Return the line as one or more lines of at most ``width`` columns; continuation lines are indented."""
     if len(line) <= width:

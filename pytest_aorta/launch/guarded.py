@@ -61,6 +61,8 @@ _COLLECTIVE_FRACTION = 0.8
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
 # The guard itself stops a launch within 0.5 + 3 + 2 + 10 seconds: Python's stacks, py-spy, SIGTERM and SIGKILL.
 STOP_S = 20.0
+# The keeper of a guard that was killed ends the guard's orphans within 10 seconds.
+KEEPER_S = 12.0
 # A guard that a signal, such as SIGSTOP, has stopped for this long is killed.
 STOPPED_S = 10.0
 WATCHER = "the process that watches the ranks"
@@ -268,8 +270,8 @@ class GuardedLaunch:
                 self._guard.kill()
                 self._guard.wait()
                 self._problem = f"{WATCHER} did not end within {STOP_S:g} s, and was then killed"
-            # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
-            while not self._has_ended and is_readable(self._pipe, 0):
+            # The keeper of a lost guard holds the pipe open until it has ended the guard's orphans.
+            while not self._has_ended and is_readable(self._pipe, KEEPER_S):
                 self.has_ended()
         reported = self.outcome()
         if reported.reason == EndReason.GUARD_LOST:

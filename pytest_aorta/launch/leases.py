@@ -18,7 +18,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +51,8 @@ MAX_OVERTAKES = 4
 POLL_S = 0.01
 # A guard whose pytest has died ends its launch within 12.5 s.
 STOP_S = 20.0
+# A request that waits for longer says once what it waits for.
+SAY_S = 2.0
 # A waiting request notices a change of bad marks within LOOK_S, and every other change that matters within POLL_S.
 LOOK_S = 1.0
 # CPU ranks wait for each other most of the time.
@@ -82,7 +84,14 @@ class Lease(AbstractContextManager["Lease"]):
 
 
 def lease(
-    pool: Sequence[str], count: int, *, exclusive: bool, wait_s: float, folder: Path | None = None, owner: str
+    pool: Sequence[str],
+    count: int,
+    *,
+    exclusive: bool,
+    wait_s: float,
+    folder: Path | None = None,
+    owner: str,
+    say: Callable[[str], None] | None = None,
 ) -> Lease:
     """Take ``count`` resources of ``pool``, all or none.
 
@@ -96,6 +105,7 @@ def lease(
         wait_s: Limit of the wait in seconds.
         folder: The lease folder; None for the default folder.
         owner: Name of the test, for messages.
+        say: Called once after SAY_S of waiting, with lines that name the holders.
 
     Raises:
         LeaseError: Fewer than ``count`` resources of the pool work; the resources were not free within ``wait_s``, and
@@ -103,7 +113,8 @@ def lease(
     """
     pid = os.getpid()
     claim = _Claim(owner[:MAX_TEXT], pid, tuple(pool), count, exclusive, pid_namespace(), start_ticks(pid))
-    deadline_s = time.monotonic() + wait_s
+    began_s, has_said = time.monotonic(), False
+    deadline_s = began_s + wait_s
     orphans = _Orphans()
     with _ClaimFolder.opened(folder) as opened, ExitStack() as undo:
         with opened.gate():
@@ -116,6 +127,11 @@ def lease(
                 if time.monotonic() >= deadline_s:
                     raise LeaseError(_waited_text(name, opened.claims(), wait_s))
                 others = opened.open_others(name)
+                waited_s = time.monotonic() - began_s
+                text = _waited_text(name, opened.claims(), round(waited_s)) if waited_s >= SAY_S else ""
+            if text and say and not has_said:
+                say(text)
+                has_said = True
             orphans.end(opened)
             _wait_for_change(others, min(deadline_s, time.monotonic() + LOOK_S))
 
@@ -260,13 +276,21 @@ class LeasedWorld:
     """
 
     def __init__(
-        self, world: World, candidates: Sequence[Device], *, exclusive: bool, wait_s: float, owner: str
+        self,
+        world: World,
+        candidates: Sequence[Device],
+        *,
+        exclusive: bool,
+        wait_s: float,
+        owner: str,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self._world = world
         self._candidates = {device.uuid: device for device in candidates}
         self._exclusive = exclusive
         self._wait_s = wait_s
         self._owner = owner
+        self._say = say
         self._lease: Lease | None = None
 
     @property
@@ -284,7 +308,9 @@ class LeasedWorld:
             on_cpu = self._world.device == "cpu"
             pool = cpu_slots() if on_cpu else tuple(self._candidates)
             count = min(self._world.ranks_per_node, len(pool))
-            self._lease = lease(pool, count, exclusive=self._exclusive, wait_s=self._wait_s, owner=self._owner)
+            self._lease = lease(
+                pool, count, exclusive=self._exclusive, wait_s=self._wait_s, owner=self._owner, say=self._say
+            )
             if not on_cpu:
                 chosen = tuple(self._candidates[uuid] for uuid in self._lease.resources)
                 self._world = replace(self._world, devices=chosen)

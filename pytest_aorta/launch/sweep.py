@@ -9,6 +9,9 @@ A guard ends the processes of its launch by their ancestry, which is lost when t
 - Standard output or standard error that is the log of a rank or of the torchrun agent. This mark finds programs that
   were started with an empty environment. A program that only reads a log, such as ``tail -f``, has the log open under
   another descriptor.
+
+A process without a mark is found if it descends from one that has a mark. A guard that is killed leaves such processes
+to its keeper (``process/guard.py``), which ends them.
 """
 
 from __future__ import annotations
@@ -69,9 +72,11 @@ def processes_of(run_dirs: Iterable[Path]) -> list[int]:
     ids, logs = _marks(run_dirs)
     if not ids:
         return []
-    own = _own_line()
+    own = _line(os.getpid())
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())  # noqa: PTH208 - pathlib is slower
-    return [pid for pid in pids if pid not in own and _belongs(pid, ids, logs)]
+    found = [pid for pid in pids if pid not in own and _belongs(pid, ids, logs)]
+    # Descendants first: with its parent, a process would lose what it is found by.
+    return sorted(found, key=lambda pid: len(_line(pid)), reverse=True)
 
 
 def end_processes(run_dirs: Iterable[Path], limit_s: float = KILL_S) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -146,6 +151,11 @@ def _marks(run_dirs: Iterable[Path]) -> tuple[list[bytes], tuple[str, ...]]:
 
 
 def _belongs(pid: int, ids: list[bytes], logs: tuple[str, ...]) -> bool:
+    """Return whether a process, or an ancestor that is none of this process, has a mark."""
+    return any(_is_marked(each, ids, logs) for each in _line(pid) - _line(os.getpid()))
+
+
+def _is_marked(pid: int, ids: list[bytes], logs: tuple[str, ...]) -> bool:
     process = f"/proc/{pid}"
     # Processes of other users can't be read, and processes that have ended have no environment.
     with suppress(OSError):
@@ -157,10 +167,9 @@ def _belongs(pid: int, ids: list[bytes], logs: tuple[str, ...]) -> bool:
     return False  # also without standard output
 
 
-def _own_line() -> set[int]:
-    """Return the ids of this process and of its ancestors."""
+def _line(pid: int) -> set[int]:
+    """Return the ids of a process and of its ancestors."""
     found: set[int] = set()
-    pid = os.getpid()
     while pid and pid not in found:
         found.add(pid)
         fields = _stat(pid)

@@ -31,9 +31,11 @@ class LauncherKind(StrEnum):
 
 
 class FailOn(StrEnum):
-    """A verdict that fails the test on request; members are named as those of ``Outcome``."""
+    """A verdict that fails the test on request."""
 
     INCONCLUSIVE = "inconclusive"
+    MARKED_INCONCLUSIVE = "marked-inconclusive"
+    """Inconclusive, of a metric that a marker names."""
     NOT_APPLICABLE = "not-applicable"
     IMPROVED = "improved"
     MISSING = "missing"

@@ -109,14 +109,14 @@ def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
     return []
 
 
-def check_profiler(profiler: str | None, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a profiler that is not installed, before anything is launched.
+def check_profiler(profiler: str | None, flag: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse a profiler that is not installed, before anything is launched; ``flag`` is the option that names it.
 
     Raises:
         SpecError: The program is not on PATH; the message names the package that contains it.
     """
     if profiler in WRAPPERS and shutil.which(profiler, path=environ.get("PATH")) is None:
         raise SpecError(
-            f"--aorta-profiler={profiler}: there is no program {profiler} on PATH; {_WHERE[profiler]}. "
-            f"--aorta-profiler={TORCH} needs no program"
+            f"{flag}={profiler}: there is no program {profiler} on PATH; {_WHERE[profiler]}. "
+            f"{flag}={TORCH} needs no program"
         )

@@ -240,6 +240,17 @@ def case_suffix(environment: Mapping[str, str]) -> str:
     return f"[{pairs}]" if pairs else ""
 
 
+_Properties = dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]]
+_Presets = dict[str, dict[str, dict[str, Any]]]
+
+
+class SharedKeys(Model, frozen=True):
+    """The content of a file that several workloads extend; attributes as in :class:`Declaration`."""
+
+    properties: _Properties = field(default_factory=dict, name="config")
+    presets: _Presets = field(default_factory=dict)
+
+
 class Declaration(Model, frozen=True):
     """The content of a workload's ``default.yaml``.
 
@@ -251,7 +262,8 @@ class Declaration(Model, frozen=True):
         launch_mode: ``torchrun``.
         min_world_size: Smallest number of ranks.
         preload: Modules of torch that a fork server imports before it forks ranks of this workload.
-        collective_timing: Whether NCCL times collectives of several ranks, for ``wait_ms`` and the straggler on GPUs.
+        collective_timing: Whether NCCL times collectives of several ranks, for ``collective_ms`` and the straggler.
+        extends: File beside the workload's folder, whose config keys and presets the workload has too; empty for none.
         properties: Config key -> JSON Schema fragment with type, default and description.
         presets: Config key -> its value -> defaults of other keys.
     """
@@ -265,10 +277,9 @@ class Declaration(Model, frozen=True):
     # A fork server outlives a launch, so it imports nothing that the user may edit.
     preload: tuple[Annotated[str, Meta(pattern=r"^torch(\.[A-Za-z_]\w*)+$")], ...] = ()
     collective_timing: bool = True
-    properties: dict[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")], dict[str, Any]] = field(
-        default_factory=dict, name="config"
-    )
-    presets: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    extends: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_]+\.yaml)?$")] = ""
+    properties: _Properties = field(default_factory=dict, name="config")
+    presets: _Presets = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse contradictions between keys."""
@@ -285,16 +296,23 @@ class WorkloadSpec(Declaration, frozen=True, kw_only=True):
         name: Name of the workload.
         folder: Folder of the code and of ``default.yaml``.
         module: Dotted name of an installed workload; None if the code is loaded from ``folder`` by path.
+        shared: Config keys and presets of the file that the workload extends, which the workload's own replace.
     """
 
     name: str
     folder: Path
     module: str | None = None
+    shared: SharedKeys = SharedKeys()
 
     @property
     def yaml(self) -> Path:
         """The file of the declaration."""
         return self.folder / YAML_NAME
+
+    def declared_in(self, key: str) -> Path:
+        """Return the file that declares a config key."""
+        is_shared = self.properties[key] is self.shared.properties.get(key)
+        return self.folder.parent / self.extends if is_shared else self.yaml
 
 
 @dataclass(frozen=True)
@@ -329,7 +347,7 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     spec = read_workload(name, place.folder, place.module)
     # Not for an A/B reference: an older commit may have keywords that were accepted then.
     for key, fragment in spec.properties.items():
-        _refuse_unknown_keywords(f"{spec.yaml}: config.{key}", fragment)
+        _refuse_unknown_keywords(f"{spec.declared_in(key)}: config.{key}", fragment)
     return spec
 
 
@@ -352,15 +370,22 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
     Raises:
         SpecError: A key is unknown or missing, or its value is not allowed.
     """
-    yaml = folder / YAML_NAME
+    yaml, shared = folder / YAML_NAME, SharedKeys()
     try:
         declared = convert(read_yaml(yaml), Declaration, str(yaml))
+        if declared.extends:
+            extended = folder.parent / declared.extends
+            shared = convert(read_yaml(extended), SharedKeys, str(extended))
     except UnreadableFile as error:
         raise SpecError(str(error)) from None
-    if ENVIRONMENT_KEY in declared.properties:
+    properties = shared.properties | declared.properties
+    if ENVIRONMENT_KEY in properties:
         raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} exists for every workload and can't be declared")
-    values = structs.asdict(declared) | {"properties": declared.properties | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA}}
-    spec = WorkloadSpec(**values, name=name, folder=folder, module=module)
+    values = structs.asdict(declared) | {
+        "properties": properties | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
+        "presets": shared.presets | declared.presets,
+    }
+    spec = WorkloadSpec(**values, name=name, folder=folder, module=module, shared=shared)
     if spec.command is not None:
         _check_command(spec.command, spec.yaml, spec.properties)
     if spec.adapter is not None:
@@ -415,8 +440,8 @@ def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path,
 def _check_defaults(spec: WorkloadSpec) -> None:
     for key, schema in spec.properties.items():
         if absent := sorted(_FRAGMENT_KEYS - schema.keys()):
-            raise SpecError(f"{spec.yaml}: config.{key}: keys {absent} are required")
-        _refuse_first(f"{spec.yaml}: config.{key} is not a JSON Schema", _meta_validators()[0], schema)
+            raise SpecError(f"{spec.declared_in(key)}: config.{key}: keys {absent} are required")
+        _refuse_first(f"{spec.declared_in(key)}: config.{key} is not a JSON Schema", _meta_validators()[0], schema)
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}
         if unknown := sorted(map(str, overridden - set(spec.properties))):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from typing import NoReturn
 
 import pytest
@@ -18,6 +19,7 @@ from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.header import header
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
+from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
 from pytest_aorta.session.baselines import drop_unfinished
 from pytest_aorta.session.launcher import DistributedWorld, TestSpec
@@ -129,7 +131,7 @@ class LaunchingTests:
         # Hooks and other fixtures may have added markers since collection.
         spec = test.spec = read_spec(item)
         options, session = self.run.options, self.run.session
-        session.line = self.run.line
+        session.line, session.say = self.run.line, partial(say, item.config)
         base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
         timed = spec.measures_overlap or any(METRICS[name].kind is MetricKind.TIMING for name in spec.tolerances)
         # Outside of the try: a driver that does not answer is an error, not a reason to skip the test.

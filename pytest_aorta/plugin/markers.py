@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 # Tests that use this fixture, directly or through ``workload``, launch ranks.
 FIXTURE = "distributed_world"
+# A name that resembles a marker at least as much is a misspelt one: `timeout` (0.67 of launch_timeout) is not.
+_MISSPELT = 0.8
 MAX_TIMEOUT_S = 7 * 86400
 # The names of pytest-timeout: that of its entry point, and that of its module, which -p can load.
 _PYTEST_TIMEOUT = ("timeout", "pytest_timeout")
@@ -155,8 +159,21 @@ def read_spec(item: pytest.Item) -> TestSpec:
             "marker timeout: belongs to pytest-timeout, which is not installed; the time limit of each launch is "
             "the marker launch_timeout(SECONDS)"
         )
+    _check_names(item)
     read = {name: [row.value(mark) for mark in item.iter_markers(name)] for name, row in MARKERS.items()}
     return TestSpec(**{row.field: row.merge(read[name]) for name, row in MARKERS.items() if row.field is not None})
+
+
+def _check_names(item: pytest.Item) -> None:
+    """Check that no marker of the test is a misspelt one of :data:`MARKERS`, which would have no effect.
+
+    Raises:
+        SpecError: A marker nearly has the name of one, and the project has registered no marker of its name.
+    """
+    registered = {re.split(r"[(:]", line)[0].strip() for line in item.config.getini("markers")}
+    for name in sorted({mark.name for mark in item.iter_markers()} - registered):
+        if meant := difflib.get_close_matches(name, MARKERS, 1, _MISSPELT):
+            raise SpecError(f"marker {name}: is unknown; did you mean {meant[0]}?")
 
 
 def check_unchanged(item: pytest.Item, spec: TestSpec) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_aorta.common.text import visible
+
 if TYPE_CHECKING:
     from pytest_aorta.launch.watch import LaunchState
 
@@ -78,6 +80,12 @@ class ProgressLine:
             os.write(self._fd, text.encode("ascii", "replace"))
         except OSError:  # the terminal was closed
             self._is_shown = False
+
+
+def say(config: pytest.Config, text: str) -> None:
+    """Write lines to standard error while a test runs, also in a worker of xdist."""
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\naorta: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def wanted(config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:

@@ -208,6 +208,11 @@ class Controller:
         run = self.run
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
+        if hidden := [record.nodeid for record in run.records if record.hides_failure]:
+            how = "a test that expects a regression says so with workload.expect_regression"
+            run.notes += [f"ERROR {nodeid}: passed although a comparison in it failed; {how}" for nodeid in hidden]
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if run.options.unfinished is not None:  # a test that was interrupted has no record
             from pytest_aorta.session.baselines import unfinished_recordings  # only for a run that records
 

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from pytest_aorta.common.text import aligned, counted
+from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord, finding_cells, finding_groups, totals
-from pytest_aorta.verdict.metrics import METRICS, format_value
+from pytest_aorta.verdict.metrics import METRICS, MetricKind, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
 _COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
 # A row: its cells, and the text after them.
 _Row: TypeAlias = tuple[tuple[str, ...], str]
+# Characters of the list of undecided metrics.
+_MAX_UNDECIDED = 400
 _DURATIONS = ("wall", *PHASES)
 _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 
@@ -106,17 +108,21 @@ def _measured_rows(record: TestRecord) -> list[_Row]:
 def _warnings(records: Sequence[TestRecord]) -> list[str]:
     """Return a warning about the verdicts that passed without a decision."""
     # A verdict that is still open is left out: another verdict of its test ended the launches.
-    undecided = sum(
-        row.outcome is Outcome.INCONCLUSIVE and not row.is_open
+    undecided = [
+        row
         for record in records
         if not record.is_retried
         for row in record.verdicts
-    )
+        if row.outcome is Outcome.INCONCLUSIVE and not row.is_open
+    ]
     if not undecided:
         return []
+    is_speed = any(METRICS[row.metric].kind is MetricKind.TIMING for row in undecided)
+    names = [f"{row.metric}{', which a marker names,' if row.is_marked else ''} in {row.case}" for row in undecided]
     return [
-        f"WARNING: no decision for {counted(undecided, 'metric')}: --aorta-fail-on=inconclusive,missing fails such "
-        f"tests; more launches (--aorta-max-launches), a wider tolerance or --aorta-ab=REF can decide them"
+        f"WARNING: {'speed' if is_speed else 'a metric'} was not decided: {brief('; '.join(names), _MAX_UNDECIDED)}; "
+        f"--aorta-ab=REF or more launches (--aorta-max-launches) can decide, and "
+        f"--aorta-fail-on=marked-inconclusive,missing fails a test whose marker names the metric"
     ]
 
 

@@ -73,11 +73,7 @@ class Case:
     @property
     def baseline_name(self) -> str:
         """Return the name of the stored baseline's side, with its revision."""
-        return (
-            f"stored baseline, revision\N{NO-BREAK SPACE}{self.baseline.revision}"
-            if self.baseline
-            else "stored baseline"
-        )
+        return f"stored baseline\N{NO-BREAK SPACE}{self.baseline.revision}" if self.baseline else "stored baseline"
 
     @property
     def others_name(self) -> str:

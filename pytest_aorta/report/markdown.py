@@ -67,19 +67,25 @@ def markdown(
 def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> str:
     """Return the verdict of a session in one line.
 
-    A session with an undecided test, or without a passed test, is not a success.
+    A session with an undecided test, a test that compared nothing, a retry or a failure that a test hides is not a
+    success, nor is one without a passed test.
     """
     final = [record for record in records if not record.is_retried]
-    failed, undecided = sum(record.has_failed for record in final), sum(record.is_undecided for record in final)
-    passed = sum(record.outcome == "passed" for record in final)
+    failed, passed = sum(record.has_failed for record in final), sum(record.outcome == "passed" for record in final)
+    hidden = sum(record.hides_failure for record in final)
+    doubts = [
+        (sum(record.is_undecided for record in final), "without a decision"),
+        (sum(record.compared_nothing for record in final), "without a comparison"),
+        (len(records) - len(final), "retried"),
+    ]
+    notes = "".join(f", {count} {text}" for count, text in [(hidden, "with a hidden regression"), *doubts] if count)
     tests = counted(len(final), "test")
     if is_cut_short:
-        return f"{_FAILED} pytest-aorta: the run ended early, {failed} of {tests} failed until then"
+        return f"{_FAILED} pytest-aorta: the run ended early, {failed} of {tests} failed until then{notes}"
     if failed:
-        return f"{_FAILED} pytest-aorta: {failed} of {tests} failed"
-    if undecided:
-        return f"{_WARNING} pytest-aorta: {undecided} of {tests} without a decision"
-    return f"{_PASSED if passed else _WARNING} pytest-aorta: {passed} of {tests} passed"
+        return f"{_FAILED} pytest-aorta: {failed} of {tests} failed{notes}"
+    symbol = _FAILED if hidden else _WARNING if notes or not passed else _PASSED
+    return f"{symbol} pytest-aorta: {passed} of {tests} passed{notes}"
 
 
 def reproducing_command(nodeid: str, repeated: Sequence[str]) -> str:

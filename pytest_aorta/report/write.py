@@ -103,7 +103,9 @@ def write_report(report: Report, file: Path) -> list[Path]:
 
 def _append_step_summary(text: str, file: Path) -> list[str]:
     try:
-        with file.open("a", encoding="utf-8") as summary:
+        # Without O_NONBLOCK, a FIFO would wait forever for a reader.
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+        with os.fdopen(fd, "w", encoding="utf-8") as summary:
             summary.write(text)
     except OSError as error:
         return [f"WARNING: {STEP_SUMMARY}: {file} can't be written: {error.strerror or error}"]

@@ -34,6 +34,7 @@ from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
 from pytest_aorta.result.provenance import version_text
+from pytest_aorta.result.trace.costs import CostsOfRanks, distinct
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.profiled_steps import (
@@ -102,7 +103,7 @@ NUMERIC_ENVIRONMENT = (
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
-CHOICES = ("activation_checkpointing", "unsharded_blocks")
+CHOICES = ("activation_checkpointing", "no_reshard_blocks")
 # A rank's steps of one sign of lag, at least, per step of the other sign. Ranks that are late in turns lag in as many
 # steps as they are ahead; with 1 ms of work on one rank of four H200s, this rank lagged in 92% of the steps or more.
 _MOST_IN_TURN = 2
@@ -150,6 +151,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         late_steps: how many profiled steps do not count because the host was late in them; empty if all of them count.
         overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
             profiled.
+        costs: the costs of a step by the ranks that have them in common; empty if a rank counted none.
     """
 
     recorded_at: UtcTime
@@ -183,6 +185,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     overlap_problem: Annotated[str, Meta(max_length=1000)] = ""
     kernels: Kernels = field(default_factory=dict)
     collectives: dict[CollectiveKind, CollectiveFacts] = field(default_factory=dict)
+    costs: list[CostsOfRanks] = field(default_factory=list)
     command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -242,7 +245,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         weight_hashes=result.weight_hashes,
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
-        rank_lag_ms=_short(rank_lags_ms(result.wait_ms)),
+        rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
         step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
         memory_growth=_short(max(map(growth, result.memory_bytes), default=0.0)),
         canary_ms=_canary(result),
@@ -261,6 +264,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         overlap_problem=result.overlap_problem,
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
+        costs=distinct(result.costs),
         command=measured.command,
     )
 
@@ -336,18 +340,18 @@ def _short(value: Any) -> Any:
     return {str(key): _short(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
-def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
+def rank_lags_ms(collective_ms: Sequence[Sequence[float]]) -> list[float]:
     """Return how much less each rank waits in collectives than its peers, in milliseconds per step.
 
     A rank's lag is the median over steps of the peers' median wait minus the rank's own wait, from
-    ``wait_ms[rank][step]``. The straggler arrives last, so its lag is the time that its peers spend waiting
+    ``collective_ms[rank][step]``. The straggler arrives last, so its lag is the time that its peers spend waiting
     for it. Ranks that are late in turns lag in some steps and are ahead in others. The median is then that of either
     kind of step by chance, so the lag is 0 unless one kind is at least twice as frequent as the other. Empty without
     waits, or with one rank.
     """
-    if len(wait_ms) < 2 or not wait_ms[0]:
+    if len(collective_ms) < 2 or not collective_ms[0]:
         return []
-    waits = np.asarray(wait_ms)
+    waits = np.asarray(collective_ms)
     num_ranks = len(waits)
     # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its
     # peers is one of two neighboring sorted waits, or the mean of two such pairs.

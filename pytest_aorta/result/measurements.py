@@ -34,6 +34,7 @@ from pytest_aorta.plan.accelerators import Capability, Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.provenance import Provenance
+from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
 
 # Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
@@ -275,8 +276,8 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         loss: the loss of each measured step, if the workload trains.
         grad_norm: the norm of each measured step's gradients before clipping, if the workload trains.
         environment: versions and devices that numbers depend on.
-        wait_ms: time in collectives in each step, from this rank's arrival at a collective to the collective's end; of
-            all steps, or of as many of the last steps as are known.
+        collective_ms: time in collectives in each step, from this rank's arrival at a collective to its end; of all
+            steps, or of as many of the last steps as are known.
         memory_bytes: memory in use before every tenth step.
         canary_before: milliseconds that the parts of a fixed program took before the steps.
         canary_after: the same after the steps.
@@ -284,6 +285,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
             same on every rank.
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
         profile: the profiled steps; empty if no step was profiled.
+        costs: the costs of a step; None if none was counted.
     """
 
     passed: bool
@@ -299,13 +301,14 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     loss: list[float] = field(default_factory=list)
     grad_norm: list[NotNegative] = field(default_factory=list)
     environment: dict[str, Fact] = field(default_factory=dict)
-    wait_ms: list[Milliseconds] = field(default_factory=list)
+    collective_ms: list[Milliseconds] = field(default_factory=list)
     memory_bytes: list[Count] = field(default_factory=list)
     canary_before: dict[CanaryPart, Milliseconds] = field(default_factory=dict)
     canary_after: dict[CanaryPart, Milliseconds] = field(default_factory=dict)
     tensor_hashes: dict[TensorKind, TensorHashes] = field(default_factory=dict)
     boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
+    costs: Costs | None = None
 
     def with_profile(self, profile: Profile) -> RankResult:
         """Return the result with profiled steps and their metrics."""
@@ -321,8 +324,8 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
                 f"{self.configured_iterations} iterations configured, {steps} done, {len(self.step_times_ms)} step "
                 f"times; they have to be equal"
             )
-        if len(self.wait_ms) > steps:
-            return f"wait_ms has {len(self.wait_ms)} entries for {steps} steps; allowed is at most one per step"
+        if len(self.collective_ms) > steps:
+            return f"collective_ms has {len(self.collective_ms)} entries for {steps} steps; allowed is one per step"
         for name, values in {"loss": self.loss, "grad_norm": self.grad_norm}.items():
             if len(values) not in (0, steps):
                 return (
@@ -379,8 +382,8 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
         provenance: time, host and code version of the launch.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
-        wait_ms: time in collectives in each of the last steps, ``wait_ms[rank][step]``: measured by the ranks, or on
-            CPU ranks computed from their arrivals at collectives.
+        collective_ms: time in collectives in each of the last steps, ``collective_ms[rank][step]``: measured by the
+            ranks, or on CPU ranks computed from their arrivals at collectives.
         ranks: the measurements of each rank.
         passed: whether the workload's own checks held on all ranks.
         failure_count: number of failed checks of all ranks.
@@ -407,6 +410,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         kernels: ``kernels[rank][family]``; empty if no step was profiled.
         collectives: ``collectives[rank]``: the calls in the profiled steps; empty if there were none.
         overlap_problem: the reason why steps were profiled without a result; empty if there is none.
+        costs: ``costs[rank]`` of a step; None for a rank that counted none.
     """
 
     schema_version: Literal[4]
@@ -421,7 +425,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     launch_times_s: dict[str, NotNegative]
     provenance: Provenance
     platform_facts: PlatformFacts | None = None
-    wait_ms: list[list[Milliseconds]] = field(default_factory=list)
+    collective_ms: list[list[Milliseconds]] = field(default_factory=list)
     ranks: Annotated[list[RankResult], Meta(min_length=1)]
 
     passed = _OfRanks(lambda ranks: all(rank.passed for rank in ranks))
@@ -451,6 +455,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     kernels = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.kernels for rank in ranks]))
     collectives = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.collectives for rank in ranks]))
     overlap_problem = _OfRanks(lambda ranks: ranks[0].profile.problem)
+    costs = _OfRanks(lambda ranks: [rank.costs for rank in ranks])
 
     @property
     def executed_iterations(self) -> int:

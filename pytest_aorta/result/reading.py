@@ -76,7 +76,7 @@ def collect_result(
         launch_times_s=launch_times_s(outcome),
         provenance=provenance(plan.cwd, plan.command, plan.reference),
         platform_facts=platform_facts,
-        wait_ms=_waits_ms(plan, folders, ranks),
+        collective_ms=_waits_ms(plan, folders, ranks),
         ranks=ranks,
     )
     path, document = plan.run_dir / RESULT_FILE, result.to_json()
@@ -100,10 +100,9 @@ def read_result(path: Path) -> WorkloadResult:
         raise ResultError(f"result invalid: {error}; if another version wrote it, run the workload again") from None
     problems = (rank.problem() for rank in result.ranks)
     problem = next(filter(None, problems), None) or _disagreement(result.ranks)
-    if problem is None and len(set(map(len, result.wait_ms))) > 1:
-        problem = (
-            f"$.wait_ms: has waits of {sorted(set(map(len, result.wait_ms)))} steps; every rank needs the same steps"
-        )
+    lengths = sorted(set(map(len, result.collective_ms)))
+    if problem is None and len(lengths) > 1:
+        problem = f"$.collective_ms: has times of {lengths} steps; every rank needs the same steps"
     _refuse(path, problem or _impossible(result.ranks, result.world_size))
     return result
 
@@ -147,7 +146,7 @@ def _impossible(ranks: Sequence[RankResult], world_size: int) -> str | None:
 
 def _waits_ms(plan: LaunchPlan, folders: Sequence[Path], ranks: Sequence[RankResult]) -> list[list[float]]:
     """Return the waits that the ranks measured, or those that follow from the ranks' arrivals at collectives."""
-    measured = [rank.wait_ms for rank in ranks]
+    measured = [rank.collective_ms for rank in ranks]
     # Clocks of several nodes differ by more than a wait.
     if any(measured) or plan.world.nodes > 1:
         count = min(map(len, measured))

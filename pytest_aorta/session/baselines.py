@@ -32,13 +32,13 @@ from pytest_aorta.verdict.learning import (
     NewLaunches,
     detection_lines,
     launches_to_learn,
-    objections,
+    left_out,
     other_setting,
 )
-from pytest_aorta.verdict.metrics import METRICS, Direction, Tolerance, format_value, middle
+from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
 from pytest_aorta.verdict.noise import blocks, platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts
+from pytest_aorta.verdict.verdicts import NotApplicable, ReferenceKind, Verdicts
 
 # pytest's word for the outcome of a test that neither passed nor failed -> the outcome in words.
 _ENDS = {
@@ -77,7 +77,7 @@ def learn(
         options: The options of the run.
 
     Raises:
-        BaselineError: The launches are too noisy, ran under a profiler or with a planted fault, or can't be added.
+        BaselineError: The launches ran under a profiler or with a planted fault, or can't be added.
         ComparisonFailed: A metric is missing in a launch.
     """
     case, config, (facts,) = first.case, first.config, first.center_launches
@@ -90,15 +90,15 @@ def learn(
     first = first.replace(config=identity(config))
     launches, note = yield from recorded(options, first, launches_to_learn(marked, facts, options.launches))
     priors = platform_priors(options.baselines_dir, first.platform, facts.device, case)
-    problems = objections(launches, marked, priors)
-    if problems and options.recording.reason is None:
-        raise BaselineError(_noisy_text(case, problems))
-    baseline = _with_launches(first, launches)
-    if problems:
-        baseline = baseline.replace(forced={str(baseline.revision): str(options.recording.reason)})
+    baseline, noisy = _with_launches(first, launches), left_out(launches, marked)
+    if options.recording.reason is None:
+        baseline = baseline.replace(left_out=noisy)
+    elif noisy:
+        baseline = baseline.replace(forced={str(baseline.revision): options.recording.reason})
     # Comparing the baseline with itself shows metrics that are missing or differ between launches.
     verdicts = StoredComparison(case, first.config, baseline, marked, priors, len(launches)).judge(launches)
-    if failing := verdicts.failing({Outcome.MISSING}):
+    failing = verdicts.failing({Outcome.MISSING})
+    if failing := [row for row in failing if row.not_applicable is not NotApplicable.NOISY]:
         compared = tuple(ComparedLaunch(Side.CANDIDATE, launch) for launch in launches)
         recorded_now = Comparison(case, platform=first.platform, workload=first.workload, launches=compared)
         raise ComparisonFailed(comparison_text(recorded_now, failing))
@@ -264,27 +264,16 @@ def _stored_cases(record: TestRecord) -> set[str]:
     return {one.case for one in record.comparisons if one.kind is ReferenceKind.BASELINE}
 
 
-def _noisy_text(case: str, problems: Sequence[str]) -> str:
-    """Return why launches were not recorded as a baseline."""
-    lines = [
-        f"{case}: not recorded, because the launches are too noisy for a baseline:",
-        *(f"  {problem}" for problem in problems),
-    ]
-    return "\n".join([*lines, "  next: to record it nevertheless, give a reason: --aorta-record='noisy:the reason'"])
-
-
 def _change_lines(old: Baseline | None, new: Baseline) -> list[str]:
     """Return the values of a written baseline before and after, metric by metric."""
-    center = counted(len(new.center_launches), "launch")
-    count = f"{center} in the center, {len(new.launches)} in total, revision {new.revision}"
+    launches = counted(len(new.center_launches), "launch")
+    count = f"baseline {new.revision}: {launches}, {len(new.launches)} kept in all"
     lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case} ({count})"]
     for metric in METRICS.values():
         after, before = middle(metric, new.center_launches), middle(metric, old.center_launches) if old else None
         if after is None and before is None:
             continue
-        shown = (
-            format_value(value, metric.unit, exact=metric.direction is Direction.EXACT) for value in (before, after)
-        )
+        shown = (format_value(value, metric.unit, exact=not metric.has_noise) for value in (before, after))
         text = f"  {metric.name}: {' -> '.join(shown)}"
         if isinstance(before, float) and isinstance(after, float) and before:
             text += f" ({(after - before) / abs(before):+.1%})"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
+from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.leases import LeasedWorld
@@ -34,6 +35,7 @@ from pytest_aorta.plan.workloads import (
 )
 from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
 from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result
@@ -73,6 +75,7 @@ class Session:
         line: Shows the state of a running launch; None shows nothing.
         bisection: The search for a commit that comparisons are part of; None compares with baselines.
         start: Starts the processes of a plan and waits for their end.
+        say: Shows lines to the user during a run, such as what a test waits for.
     """
 
     line: StateLine | None = None
@@ -82,6 +85,7 @@ class Session:
         self.options = options
         self.forkservers = ForkServers()
         self.start: Callable[[LaunchPlan], LaunchOutcome] = self.forkservers.launch
+        self.say: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
         self.references = References(options.ab, options.rootdir)
 
     @cached_property
@@ -107,6 +111,7 @@ class Session:
             exclusive=world.nodes > 1 or timed,
             wait_s=DEVICES_WAIT_S,
             owner=test.nodeid,
+            say=self.say,
         )
         test.platform = world.platform
         try:
@@ -197,14 +202,18 @@ class Launcher:
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.start(plan)
             self._leased.note(outcome)
-            traces = []
-            if plan.profiler is not None:
-                on_device = plan.world.device != DeviceKind.CPU
-                traces.append(traces_note(plan.profiler, plan.run_dir, on_device=on_device))
+            on_device = plan.world.device != DeviceKind.CPU
+            found = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ""
+            traces = [found] if found else []
             note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=tuple(traces))
             if failure := launch_failure(plan, outcome):
                 raise LaunchError(failure.text, failure.kind, failure.rank)
             result = collect_result(plan, outcome, watch.platform_facts)
+            if plan.profiler is not None and not traces:
+                raise ResultError(
+                    f"profiler {plan.profiler} left no trace in {plan.run_dir}; next: read {AGENT_LOG} there"
+                    + (", and call capture_overlap() in a script" if plan.profiler == TORCH else "")
+                )
             if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
                 traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
             note = note.replace(has_result=True, traces=tuple(traces))

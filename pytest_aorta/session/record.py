@@ -17,13 +17,13 @@ import pytest
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.model import Model
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import brief, counted
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import FINDINGS, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS, NotApplicable, ReferenceKind, Verdict
 
 # pytest-rerunfailures' word for the outcome of an attempt that is followed by another attempt.
 RETRIED = "rerun"
@@ -64,6 +64,7 @@ class Comparison(Model, frozen=True):
         baseline: File of the stored baseline, which may not exist; empty for a comparison of two variants.
         new: The launches to store as a baseline if the test passes.
         detection: Lines on an interrupted recording, and on the changes that the new baseline detects.
+        has_failed: Whether the comparison raised ``ComparisonFailed``, and the test did not expect it.
     """
 
     case: str
@@ -76,6 +77,7 @@ class Comparison(Model, frozen=True):
     baseline: str = ""
     new: NewLaunches | None = None
     detection: tuple[str, ...] = ()
+    has_failed: bool = False
 
     def facts(self, side: Side) -> list[LaunchFacts]:
         """Return the facts of one side's launches, in order."""
@@ -84,6 +86,14 @@ class Comparison(Model, frozen=True):
     def folders(self, side: Side) -> list[str]:
         """Return the run folders of one side's launches, in order."""
         return [launch.folder for launch in self.launches if launch.side is side and launch.folder]
+
+    @property
+    def compared_nothing(self) -> bool:
+        """Return True if no metric was compared, and not because of a profiler, which the user asked for."""
+        return all(
+            row.outcome is Outcome.NOT_APPLICABLE and row.not_applicable is not NotApplicable.PROFILER
+            for row in self.rows
+        )
 
     @property
     def measured(self) -> dict[str, float | str]:
@@ -172,6 +182,11 @@ class TestRecord(Model, frozen=True):
     def has_failed(self) -> bool:
         """Return True if the test failed, or its setup or teardown."""
         return self.outcome in _FAILED
+
+    @property
+    def hides_failure(self) -> bool:
+        """Return True if a comparison failed and the test passed, and neither a mark nor a block expects this."""
+        return self.outcome == "passed" and any(comparison.has_failed for comparison in self.comparisons)
 
     @property
     def failed_before_launch(self) -> bool:
@@ -337,12 +352,14 @@ def _matches(rows: Sequence[Verdict]) -> str:
 
 
 def _not_compared(rows: Sequence[Verdict]) -> list[str]:
-    """Return the number of metrics that could not be compared, with each reason once."""
-    reasons = Counter(str(row.not_applicable) for row in rows if row.outcome is Outcome.NOT_APPLICABLE)
-    if len(reasons) < 2:
-        return [f"{count} not applicable ({reason})" for reason, count in reasons.items()]
-    counts = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
-    return [f"{reasons.total()} not applicable ({counts})"]
+    """Return the number and the names of metrics that could not be compared, with each reason once."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.outcome is Outcome.NOT_APPLICABLE:
+            names.setdefault(str(row.not_applicable), {})[row.metric] = None
+    found = [f"{brief(', '.join(metrics))} ({reason})" for reason, metrics in names.items()]
+    count = sum(row.outcome is Outcome.NOT_APPLICABLE for row in rows)
+    return [f"{count} not compared: {', '.join(found)}"] if found else []
 
 
 def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
@@ -352,6 +369,7 @@ def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[
         (sum(row.is_expected for comparison in comparisons for row in comparison.rows), "regression", "expected"),
         (sum(comparison.new is not None for comparison in comparisons), "baseline", "measured"),
         (sum(record.compared_nothing for record in final), "test", "without a comparison"),
+        (sum(record.hides_failure for record in final), "test", "passed in spite of a failed comparison"),
         (sum(record.failed_without_verdict for record in final), "test", "failed without a verdict"),
         (sum(record.failed_before_launch for record in final), "test", "failed before a launch"),
         (sum(record.is_skipped for record in final), "test", "skipped for lack of devices"),

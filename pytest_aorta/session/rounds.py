@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Generator, Iterable, Sequence
+from statistics import median
 from typing import TypeAlias, TypeVar
 
 from pytest_aorta.common.errors import AortaError
@@ -13,7 +14,7 @@ from pytest_aorta.session.record import Comparison, Side
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import NotApplicable, Verdict, Verdicts
 
 N = TypeVar("N")
 R = TypeVar("R")
@@ -93,9 +94,9 @@ def _is_for_pairs(row: Verdict, comparison: StoredComparison) -> bool:
     # Pairs have less noise, so an A/B can decide what further launches against the stored baseline could not.
     if row.outcome is Outcome.INCONCLUSIVE and comparison.max_launches > 1:
         return True
-    # A marker requests the comparison, but the baseline comes from another machine, hour or launcher.
-    is_timing = METRICS[row.metric].kind is MetricKind.TIMING and row.metric in comparison.marked
-    return is_timing and row.outcome is Outcome.NOT_APPLICABLE
+    # The baseline comes from another machine, hour or launcher, or was too noisy.
+    is_elsewhere = row.metric in comparison.marked or row.not_applicable is NotApplicable.NOISY
+    return row.outcome is Outcome.NOT_APPLICABLE and is_elsewhere
 
 
 def joined(stored: Verdicts, paired: Verdicts) -> Verdicts:
@@ -131,15 +132,51 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], test: st
     if not failing:
         return f"{where}: {unrecorded[0]}"
     launches = comparison.facts(Side.CANDIDATE)
-    last = launches[-1]
-    used = f"{len(launches)} launches of {last.num_steps} steps" if len(launches) > 1 else f"{last.num_steps} steps"
-    lines = [f"{where}, {used}:"]
+    lines = [f"{where}, {launches[-1].num_steps} steps:"]
     lines += [f"  {line}" for line in (*failing, *unrecorded, *comparison.notes)]
     if any(METRICS[verdict.metric].kind is MetricKind.TIMING for verdict in failing):
-        lines.append(f"  median step time by rank: {last.fastest_rank_p50_ms:g} to {last.slowest_rank_p50_ms:g} ms")
+        ranks = (
+            median(launch.fastest_rank_p50_ms for launch in launches),
+            median(launch.slowest_rank_p50_ms for launch in launches),
+        )
+        lines.append(f"  median step time by rank: {ranks[0]:.4g} to {ranks[1]:.4g} ms")
     if comparison.baseline and not unrecorded:
         lines.append(f"  baseline: {comparison.baseline}")
-    return "\n".join([*lines, *(f"  next: {step}" for step in _next_steps(failing, comparison.baseline))])
+    return "\n".join([*lines, *(f"  next: {step}" for step in _next_steps(failing, comparison.baseline, test))])
+
+
+# The reason why a metric was not compared -> what makes it comparable, the surest first. A test's node id is inserted.
+_REMEDIES = {
+    NotApplicable.ENVIRONMENT: "record again here: pytest {test} --update-baselines --aorta-record=replace",
+    NotApplicable.VERSIONS: "record again here: pytest {test} --update-baselines --aorta-record=replace",
+    NotApplicable.LAUNCHER: "record again with this launcher: pytest {test} --update-baselines --aorta-record=replace",
+    NotApplicable.NOISY: "compare side by side: pytest {test} --aorta-ab=HEAD",
+    NotApplicable.OLD_CPU_TIMES: "compare side by side: pytest {test} --aorta-ab=HEAD",
+    NotApplicable.NOT_REPRODUCIBLE: "call torch.manual_seed(0) and torch.use_deterministic_algorithms(True) before the "
+    "model is built, then record again: pytest {test} --update-baselines --aorta-record=replace",
+    NotApplicable.UNMARKED_CPU_TIMES: "add @pytest.mark.tolerance(step_time_p50='10%') and compare side by side: "
+    "pytest {test} --aorta-ab=HEAD",
+    NotApplicable.HEAD_START: "add @pytest.mark.tolerance(step_time_mean='5%')",
+    NotApplicable.TRACE: "profile fewer steps",
+}
+
+
+def nothing_text(comparison: Comparison, test: str) -> str:
+    """Return why a comparison compared nothing, and the one step that makes it compare."""
+    head = f"{comparison.workload} on {comparison.platform}: nothing compared"
+    rows = comparison.rows
+    if not rows:
+        return f"{head}: no metric has a tolerance, and the launch has no weight hash; name one in a marker tolerance"
+    lines = [f"{head}:", *(f"  {row.metric}: {row.detail}" for row in rows)]
+    steps = _to_compare(rows, test) if comparison.baseline else []
+    return "\n".join([*lines, *(f"  next: {step}" for step in steps)])
+
+
+def _to_compare(rows: Sequence[Verdict], test: str) -> list[str]:
+    """Return the surest step that makes a metric comparable; empty if each metric was compared."""
+    reasons = {row.not_applicable for row in rows}
+    steps = [text.format(test=shlex.quote(test)) for reason, text in _REMEDIES.items() if reason in reasons]
+    return steps[:1]
 
 
 def _unrecorded_line(verdict: Verdict, test: str) -> str:
@@ -147,11 +184,11 @@ def _unrecorded_line(verdict: Verdict, test: str) -> str:
     return f"{verdict.detail}{where}; {verdict.remedy} with: pytest {shlex.quote(test)} --update-baselines"
 
 
-def _next_steps(failing: Sequence[Verdict], baseline: str) -> list[str]:
+def _next_steps(failing: Sequence[Verdict], baseline: str, test: str) -> list[str]:
     present = [verdict for verdict in failing if not verdict.is_lost]
     outcomes = {verdict.outcome for verdict in present}
     paired = not baseline or any(verdict.is_by_ab for verdict in present)
-    steps = []
+    steps = _to_compare(present, test) if baseline else []
     if baseline and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}:
         steps.append(
             "if the change is intended, run --update-baselines --aorta-record=replace and say why in the commit"

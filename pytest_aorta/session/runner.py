@@ -11,13 +11,22 @@ from typing import Any, TypeVar
 
 from pytest_aorta.common.errors import ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
+from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, case_suffix, find_workload
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
-from pytest_aorta.session.rounds import comparison_text, failed_checks_text, in_pairs, settle, with_baseline, with_both
+from pytest_aorta.session.rounds import (
+    comparison_text,
+    failed_checks_text,
+    in_pairs,
+    nothing_text,
+    settle,
+    with_baseline,
+    with_both,
+)
 from pytest_aorta.session.search import Bisection
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
@@ -62,7 +71,9 @@ class WorkloadRunner:
         self._options = launcher.session.options
         self._marked = launcher.spec.tolerances
         self._test = launcher.test
-        self._fail_on = frozenset(Outcome[verdict.name] for verdict in self._options.fail_on)
+        fail_on = self._options.fail_on
+        self._fail_on = frozenset(Outcome[word.name] for word in fail_on - {FailOn.MARKED_INCONCLUSIVE})
+        self._of_marked = {Outcome.INCONCLUSIVE} if FailOn.MARKED_INCONCLUSIVE in fail_on else set()
         # The metrics whose regression the current block expects, and the number of comparisons before the block.
         self._expected: tuple[frozenset[str], int] | None = None
         self._checked: set[str] = set()
@@ -378,15 +389,21 @@ class WorkloadRunner:
         """Add a comparison with its verdicts to the test, and fail the test on a failing verdict."""
         # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
         fail_on = self._fail_on | {Outcome.MISSING} if comparison.kind is ReferenceKind.AB else self._fail_on
-        failing, rows = verdicts.failing(fail_on), verdicts.rows
+        test = test or self._test.nodeid
+        failing, rows = verdicts.failing(fail_on, self._of_marked), verdicts.rows
         if failing and self._are_expected(rows):
             rows = tuple(row.replace(is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
         comparison = comparison.replace(rows=(*comparison.rows, *rows), notes=verdicts.notes)
+        is_nothing = bool(self._options.fail_on) and comparison.compared_nothing
+        is_expected = any(row.is_expected for row in rows)
+        comparison = comparison.replace(has_failed=(bool(failing) or is_nothing) and not is_expected)
         self._test.compared(comparison)
         if failing and located:
             raise ComparisonFailed(self._located_text(failing, *located))
         if failing:
             raise ComparisonFailed(comparison_text(comparison, failing, test))
+        if is_nothing:
+            raise ComparisonFailed(nothing_text(comparison, test))
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
 
     def _are_expected(self, rows: Sequence[Verdict]) -> bool:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
+from pytest_aorta.result.trace.costs import Cost
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
-from pytest_aorta.verdict.statistics.decision import Scale
 from pytest_aorta.verdict.verdicts import NotApplicable
 
-# Step times on shared CPUs vary by tens of percent between launches, so a change below a factor of two is noise. The
-# fraction of hidden communication varies by tens of points.
-CPU_TIMING_TOLERANCE = {Scale.RELATIVE: 1.0, Scale.POINTS: 0.25, Scale.OF_STEP: 0.5}
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
+# Costs that another version of torch changes, and the libraries whose versions count.
+_OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
+_VERSIONS = ("torch", "cuda", "hip", "cudnn", "triton")
 # The config key of test hooks. A launch with a planted fault is compared with the baseline of the undisturbed workload.
 TEST_HOOK_KEY = "fault"
 # Facts that can be None because of the host rather than the code under test.
@@ -52,39 +52,34 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
             )
     for name, metric in METRICS.items():
         has_it = any(metric.measure(launch) is not None or not_profiled(metric, launch) for launch in facts)
+        # Most costs are 0 on both sides.
+        if metric.cost is not None:
+            has_it = any(metric.measure(launch) for launch in facts)
+        # Times of operators on shared CPUs are compared on request only.
+        if metric.by_family and facts[0].device == "cpu":
+            continue
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
     return {name: chosen[name] for name in METRICS if name in chosen}
 
 
-class _Asked(NamedTuple):
-    """A metric to compare, with the tolerance that was given and the tolerance for a stored baseline."""
-
-    metric: Metric
-    given: Tolerance
-    tolerance: Tolerance
-
-
-def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> list[_Asked]:
+def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> dict[str, Tolerance]:
     """Return the metrics of :func:`choose_tolerances` that can be compared, if only with the same launch."""
-    return [
-        _Asked(METRICS[name], given, widened(METRICS[name], facts, given))
-        for name, given in choose_tolerances(marked, facts, *others).items()
-        if not_applicable(METRICS[name], given, facts, facts) is None
-    ]
+    return {
+        name: tolerance
+        for name, tolerance in choose_tolerances(marked, facts, *others).items()
+        if not_applicable(METRICS[name], tolerance, facts, facts) is None
+    }
 
 
-def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:
-    """Return ``tolerance``, widened if it is too small for a stored baseline.
+def without_costs(tolerances: Mapping[str, Tolerance], marked: Mapping[str, Tolerance]) -> dict[str, Tolerance]:
+    """Return tolerances without those of costs that no marker names."""
+    return {name: tolerance for name, tolerance in tolerances.items() if name in marked or METRICS[name].cost is None}
 
-    A marker's tolerance for times of CPU ranks is widened to the noise of shared CPUs, ``CPU_TIMING_TOLERANCE``.
-    """
-    if metric.kind is not MetricKind.TIMING or facts.device != "cpu" or tolerance.origin is Origin.DEFAULT:
-        return tolerance
-    least = CPU_TIMING_TOLERANCE[metric.scale]
-    if tolerance.value is not None and tolerance.value >= least:
-        return tolerance
-    return Tolerance(least, metric.scale, Origin.WIDENED)
+
+def has_costs(facts: LaunchFacts) -> bool:
+    """Return whether the costs of a step were counted on every rank."""
+    return bool(facts.costs) and not any(group.costs.problem for group in facts.costs)
 
 
 def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | None:
@@ -135,6 +130,8 @@ def not_applicable(
             return NotApplicable.UNMARKED_CPU_TIMES, detail
         if recorded.block != facts.block or abs(facts.moment_s - recorded.moment_s) > BLOCK_GAP_S["cpu"]:
             return NotApplicable.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
+    if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):
+        return NotApplicable.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
         return None
     if not (_reproducible(facts) and _reproducible(recorded)):
@@ -142,6 +139,15 @@ def not_applicable(
         return NotApplicable.NOT_REPRODUCIBLE, detail
     different = other_machine(facts, recorded, side)
     return None if different is None else (NotApplicable.ENVIRONMENT, different)
+
+
+def other_versions(facts: LaunchFacts, recorded: LaunchFacts, side: str) -> str | None:
+    """Return the first library of another version that chooses operators and kernels, or None."""
+    for name in _VERSIONS:
+        here, there = facts.environment.get(name), recorded.environment.get(name)
+        if here != there:
+            return f"{name} is {here}, the {side}'s {there}"
+    return None
 
 
 def other_machine(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:

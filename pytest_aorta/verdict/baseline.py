@@ -59,6 +59,7 @@ class Baseline(Model, frozen=True):
         config: the workload's full config; a candidate with another config is not compared.
         launches: in the order of recording; only the last revision has center launches.
         forced: revision -> the reason that was given for recording launches that were too noisy.
+        left_out: metrics that are not compared, because the center launches are too noisy for them -> the reason.
     """
 
     case: Text
@@ -68,6 +69,7 @@ class Baseline(Model, frozen=True):
     config: dict[str, Any]
     launches: Annotated[tuple[StoredLaunch, ...], Meta(min_length=1, max_length=MAX_LAUNCHES)]
     forced: dict[RevisionText, Text] = field(default_factory=dict)
+    left_out: dict[Text, Text] = field(default_factory=dict)
     schema_version: Literal[5] = 5
 
     @property

@@ -133,19 +133,26 @@ def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFa
 def notes_on(
     rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str
 ) -> tuple[str, ...]:
-    """Return the notes on a comparison. A slow machine explains times, but no other metric."""
-    undecided_or_failed = (Outcome.REGRESSION, Outcome.INCONCLUSIVE)
-    are_times_in_question = any(
-        row.outcome in undecided_or_failed and METRICS[row.metric].kind is MetricKind.TIMING for row in rows
-    )
-    found = _split_note(rows, launches, others) + notes(launches, others, side)
-    return tuple(found + (_canary_notes(launches, others, side) if are_times_in_question else []))
+    """Return the notes on a comparison. A straggler explains slower steps; a slow machine, times that differ alone."""
+    failed = {METRICS[row.metric].kind for row in rows if row.outcome is Outcome.REGRESSION}
+    open_kinds = {METRICS[row.metric].kind for row in rows if row.outcome is Outcome.INCONCLUSIVE}
+    found = _split_note(rows, launches, others)
+    found += notes(launches, others, side, is_slower=MetricKind.TIMING in failed)
+    is_time_alone = failed <= {MetricKind.TIMING} and MetricKind.TIMING in failed | open_kinds
+    return tuple(found + (_canary_notes(launches, others, side) if is_time_alone else []))
 
 
-def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
-    """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
+def notes(
+    launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str, *, is_slower: bool = True
+) -> list[str]:
+    """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference.
+
+    Ranks are named only if ``is_slower``, since one of them waits for another in every launch on a busy machine.
+    """
     found, device = [], launches[0].device
-    if slow := straggler(launches, reference):
+    if not is_slower:
+        pass
+    elif slow := straggler(launches, reference):
         found.append(slow.note(side))
     # Medians of measured times are equal only if they are of one rank.
     elif not any(launch.rank_lag_ms for launch in launches) and any(

@@ -11,24 +11,24 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import (
     choose_tolerances,
+    has_costs,
     other_setup,
     other_steps,
     profiled,
     under_profiler,
-    widened,
+    without_costs,
 )
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of, notes_on
+from pytest_aorta.verdict.costs import costs_notes, judge_costs
 from pytest_aorta.verdict.kernel_gate import judged_pairs, judged_stored, verdict_of
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, middle
 from pytest_aorta.verdict.noise import (
     RESET,
     Priors,
-    allowed_tolerance,
     metric_blocks,
     next_block,
     reference_step_ms,
-    too_noisy,
     transformed_by_block,
     transformed_by_revision,
     transformed_values,
@@ -45,11 +45,10 @@ MIN_LAUNCHES = 5
 
 
 class _Decided(NamedTuple):
-    """A decision on the numbers of both sides, with the value of the other side and the tolerance that was applied."""
+    """A decision on the numbers of both sides, with the value of the other side."""
 
     decision: Decision
     center: Value
-    tolerance: Tolerance
 
 
 class _Comparison(ABC):
@@ -71,7 +70,8 @@ class _Comparison(ABC):
             or self._judge(Row(self.case, METRICS[name], tolerance, reference, launches, others, len(launches)))
             for name, tolerance in tolerances.items()
         ]
-        return Verdicts(self.case, tuple(rows), notes_on(rows, launches, others, str(reference)))
+        notes = notes_on(rows, launches, others, str(reference)) + costs_notes(launches, others, str(reference))
+        return Verdicts(self.case, tuple(rows), notes)
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
@@ -82,6 +82,8 @@ class _Comparison(ABC):
         row = replace(row, launches=launches, others=others)
         if problem := row.incomparable():
             return problem
+        if row.metric.cost is not None:
+            return judge_costs(row, row.metric.cost)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if row.metric.by_family:
@@ -145,10 +147,10 @@ class StoredComparison(_Comparison):
         Raises:
             SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
-        tolerances = {
-            name: widened(METRICS[name], launches[0], tolerance)
-            for name, tolerance in choose_tolerances(self.marked, launches[0], *self._center[-1:]).items()
-        }
+        tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
+        # A baseline that is older than costs stays valid.
+        if self._center and not has_costs(self._center[-1]):
+            tolerances = without_costs(tolerances, self.marked)
         is_stored = self.kind is ReferenceKind.BASELINE
         revision = self.baseline.revision if self.baseline is not None and is_stored else None
         reference = VerdictReference(self.kind, self.file, revision)
@@ -159,9 +161,10 @@ class StoredComparison(_Comparison):
         return () if self.baseline is None else self.baseline.center_launches
 
     def variance(self, metric: Metric) -> VarianceComponents:
-        """Return the variance of a metric in the baseline, or the prior if the baseline has no estimate."""
+        """Return the variance of a metric in the baseline, or the prior if the baseline has no estimate to go by."""
         stored = self.estimate(metric)
-        return self.priors(metric) if stored is None else stored.variance
+        is_noisy = self.baseline is not None and metric.name in self.baseline.left_out
+        return self.priors(metric) if stored is None or is_noisy else stored.variance
 
     def estimate(self, metric: Metric) -> Estimate | None:
         """Return the baseline estimate of a metric.
@@ -175,16 +178,10 @@ class StoredComparison(_Comparison):
         return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))
 
     def undecidable(self, metric: Metric, tolerance: Tolerance) -> str | None:
-        """Return why unchanged code may fail to pass, with the remedy; None if it mostly passes or has no estimate.
-
-        ``tolerance`` is the tolerance before widening.
-        """
+        """Return why unchanged code may fail to pass, with the remedy; None if it mostly passes or has no estimate."""
         if (stored := self.estimate(metric)) is None:
             return None
-        if problem := too_noisy(metric, tolerance, stored):
-            return f"{problem}; record the baseline again with {RESET}, or set a tolerance"
-        block = next_block(metric, self._center)
-        return unresolved(metric, allowed_tolerance(metric, tolerance, stored), stored, block, self.max_launches)
+        return unresolved(metric, tolerance, stored, next_block(metric, self._center), self.max_launches)
 
     def _judge(self, row: Row) -> Verdict:
         metric, launches, center = row.metric, row.launches, row.others
@@ -198,6 +195,8 @@ class StoredComparison(_Comparison):
             return row.missing(Missing.BASELINE, "no baseline", is_unrecorded=True)
         if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
             return row.missing(Missing.BASELINE, detail, is_unrecorded=True)
+        if (noise := self.baseline.left_out.get(metric.name)) and not row.tolerance.is_exact:
+            return row.not_applicable(NotApplicable.NOISY, f"left out when recorded: {noise}")
         if found := row.unprofiled(launches, center):
             return found
         if len(launches) >= last_look(self.max_launches):
@@ -217,19 +216,17 @@ class StoredComparison(_Comparison):
         stored = self.estimate(metric)
         if len(values) < len(row.launches) or stored is None:
             return None
-        allowed = allowed_tolerance(metric, tolerance, stored)
         decision = decide_stored(
             values,
             metric_blocks(metric, [*row.others, *row.launches])[-1],
             stored,
-            allowed.value or 0.0,
+            tolerance.value or 0.0,
             max_launches=self.max_launches,
             worse=metric.worse,
             scale=metric.scale,
-            may_pass=too_noisy(metric, tolerance, stored) is None,
         )
         center = metric.scale.from_transformed(stored.center, reference_step_ms(row.others))
-        return _Decided(decision, center, allowed)
+        return _Decided(decision, center)
 
     def _undecided(self, row: Row, num_launches: int) -> str:
         remedy = self.undecidable(row.metric, row.tolerance)
@@ -273,6 +270,9 @@ class PairedComparison(_Comparison):
                 :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        # Variants of a test have different costs on purpose.
+        if self.only is None and (not self.version or not has_costs(references[0])):
+            tolerances = without_costs(tolerances, self.marked)
         if self.only is not None:
             check_compared(self.only, METRICS)
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
@@ -313,4 +313,4 @@ class PairedComparison(_Comparison):
             worse=metric.worse,
             scale=metric.scale,
         )
-        return _Decided(decision, middle(metric, row.others), row.tolerance)
+        return _Decided(decision, middle(metric, row.others))

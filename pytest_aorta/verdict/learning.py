@@ -26,23 +26,13 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, 
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.kernel_gate import detectable_of_step, is_within, noisy_parts
-from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
-from pytest_aorta.verdict.noise import (
-    Priors,
-    allowed_tolerance,
-    next_block,
-    platform_priors,
-    too_noisy,
-    transformed_by_block,
-    transformed_values,
-)
+from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
+from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
-from pytest_aorta.verdict.statistics.variance import Estimate, baseline_estimate, observed
+from pytest_aorta.verdict.statistics.variance import Estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
-# If the smallest detected change is at least this, a doubling, the summary says that smaller changes are missed.
-_TOOTHLESS = 1.0
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
 # From this fraction of a step on, idle time of the device can explain noise of step times.
@@ -51,7 +41,8 @@ _IDLE = 0.05
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
     """Return ``wanted`` if any compared metric has noise, else 1: exact metrics need no second launch."""
-    return wanted if any(not given.is_exact for _, given, _ in applicable(marked, facts)) else 1
+    asked = applicable(marked, facts).items()
+    return wanted if any(METRICS[name].has_noise and not tolerance.is_exact for name, tolerance in asked) else 1
 
 
 class NewLaunches(Model, frozen=True):
@@ -136,14 +127,14 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
     # A metric that can't be compared even with itself is not a difference.
-    compared = {asked.metric.name for asked in applicable(marked, facts[0], old.center_launches[-1])}
+    compared = applicable(marked, facts[0], old.center_launches[-1]).keys() - old.left_out.keys()
     rows = comparison.judge(facts).rows
     return [row for row in rows if row.metric in compared and not _is_unchanged(row, facts, old)]
 
 
 def _is_settled(row: Verdict) -> bool:
     """Return True if no further launch can show that the metric is unchanged."""
-    return METRICS[row.metric].direction is Direction.EXACT or row.outcome is Outcome.NOT_APPLICABLE
+    return not METRICS[row.metric].has_noise or row.outcome is Outcome.NOT_APPLICABLE
 
 
 def _is_unchanged(row: Verdict, launches: Sequence[LaunchFacts], old: Baseline) -> bool:
@@ -171,70 +162,73 @@ def _fitted(baseline: Baseline) -> Baseline:
     return baseline.replace(launches=tuple(kept), forced=forced)
 
 
-def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:
-    """Return why launches make a bad baseline: noise, a late host, outliers, growth or throttling."""
-    found, times_count, times_vary = [], False, False
-    for metric, given, tolerance in applicable(marked, launches[0]):
-        if tolerance.value is None:
-            continue
-        name = metric.name
-        times_count = times_count or metric.kind is MetricKind.TIMING
-        # A host that was late in this launch may not be late in another.
+def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> dict[str, str]:
+    """Return the metrics that launches are too noisy for -> why: noise, a late host, outliers, growth or throttling."""
+    found = {
+        name: "; ".join(problems)
+        for name, tolerance in applicable(marked, launches[0]).items()
+        if tolerance.value is not None
+        and METRICS[name].has_noise
+        and (problems := _problems(METRICS[name], tolerance.value, launches))
+    }
+    if idle := _idle(launches) if any(METRICS[name].kind is MetricKind.TIMING for name in found) else "":
+        found |= {name: f"{why}; {idle}" for name, why in found.items() if METRICS[name].kind is MetricKind.TIMING}
+    return found
+
+
+def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts]) -> list[str]:
+    """Return why launches make a bad baseline of a metric with a tolerance."""
+    # A host that was late in this launch may not be late in another.
+    found = [
+        f"launch {number} has no value: {detail}"
+        for number, launch in enumerate(launches, 1)
+        if (detail := not_profiled(metric, launch)) and not is_not_profiled_again(launch)
+    ]
+    values = [value for value in transformed_values(metric, launches, launches) if value is not None]
+    if metric.by_family:
+        found += noisy_parts(metric, launches, tolerance)
+    elif len(values) >= MIN_LAUNCHES:
+        found += _noise_problems(values, tolerance, metric.scale)
+    if metric.kind is MetricKind.TIMING:
+        steps = median(launch.step_time_growth for launch in launches)
+        if abs(steps) > STEP_GROWTH[launches[0].device]:
+            found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
         found += [
-            f"{name}: launch {number} has no value: {detail}"
-            for number, launch in enumerate(launches, 1)
-            if (detail := not_profiled(metric, launch)) and not is_not_profiled_again(launch)
+            f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled
         ]
-        if metric.by_family:
-            found += [f"{name}: {problem}" for problem in noisy_parts(metric, launches, tolerance.value)]
-            continue
-        values = [value for value in transformed_values(metric, launches, launches) if value is not None]
-        problems = []
-        if name in marked and len(values) >= MIN_LAUNCHES:
-            problems = _noise_problems(values, given, tolerance.value, metric.scale)
-        elif values:
-            # A default tolerance is widened to the noise, but only up to a limit.
-            by_block = transformed_by_block(metric, launches, launches)
-            stored = baseline_estimate(by_block, [list(by_block.values())], priors(metric))
-            problem = too_noisy(metric, tolerance, stored)
-            problems = [f"{problem}; measure more steps, or set a tolerance"] if problem else []
-        found += [f"{name}: {problem}" for problem in problems]
-        times_vary = times_vary or (metric.kind is MetricKind.TIMING and bool(problems))
-    hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
-    return found + (_idle(launches) if times_vary else []) + _growing(launches) + (hot if times_count else [])
+    memory = median(launch.memory_growth for launch in launches)
+    if metric.kind is MetricKind.MEMORY and memory > MEMORY_GROWTH:
+        found.append(f"memory grows within a launch by {format_change(memory)} or more")
+    return found
 
 
-def _idle(launches: Sequence[LaunchFacts]) -> list[str]:
-    """Return a line if devices wait for their hosts so long that this can explain why step times vary."""
+def _idle(launches: Sequence[LaunchFacts]) -> str:
+    """Return text if devices wait for their hosts so long that this can explain why step times vary."""
     known = [
         (idle_ms, idle_ms / launch.step_time_ms["p50"])
         for launch in launches
         if (idle_ms := launch.metrics.get("device_idle_ms")) is not None
     ]
     if not known or max(fraction for _, fraction in known) < _IDLE:
-        return []
+        return ""
     least, most = min(known)[0], max(known)[0]
-    return [
-        f"device_idle_ms: no stream is busy for {least:.3g} to {most:.3g} ms/step, so a late host can be the cause; "
+    return (
+        f"no stream is busy for {least:.3g} to {most:.3g} ms/step, so a late host can be the cause; "
         f"give the device larger steps (batch, sequence, model), or reduce other load on the host"
-    ]
+    )
 
 
-def _noise_problems(values: Sequence[float], given: Tolerance, tolerance: float, scale: Scale) -> list[str]:
-    """Return why values are too noisy for ``tolerance``, to which the marker's tolerance ``given`` was widened."""
+def _noise_problems(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:
+    """Return why values are too noisy for ``tolerance``."""
     allowed, center = scale.difference(tolerance), median(values)
     deviation = math.sqrt(observed([[list(values)]]).within.value)
     found = []
     if deviation * RESOLVED_BY > allowed:
-        changes = (scale.change(deviation), tolerance, scale.change(RESOLVED_BY * deviation))
-        deviation_text, allowed_text, needed = (format_change(change, scale).lstrip("+") for change in changes)
-        shown, remedy = allowed_text, f"or set a tolerance of {needed}"
-        if given.value != tolerance:
-            shown = f"{given}, widened to {scale.text(tolerance)} on CPU ranks"
-            remedy = f"set a tolerance of {needed}, or remove the marker"
+        shown = format_change(scale.change(deviation), scale).lstrip("+")
+        advice = wider_or_paired(scale.change(RESOLVED_BY * deviation), scale)
         found.append(
-            f"standard deviation of launches is {deviation_text}, too large for a tolerance of {shown}; "
-            f"measure more steps, {remedy}"
+            f"standard deviation of launches is {shown}, too large for a tolerance of {scale.text(tolerance)}; "
+            f"measure more steps, {advice}"
         )
     for number, value in enumerate(values, 1):
         if abs(value - center) > max(_OUTLIER * deviation, allowed):
@@ -247,58 +241,49 @@ def _noise_problems(values: Sequence[float], given: Tolerance, tolerance: float,
     return found
 
 
-def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
-    device = launches[0].device
-    steps = median(launch.step_time_growth for launch in launches)
-    memory = median(launch.memory_growth for launch in launches)
-    found = []
-    if abs(steps) > STEP_GROWTH[device]:
-        found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
-    if memory > MEMORY_GROWTH:
-        found.append(f"memory grows within a launch by {format_change(memory)} or more")
-    return found
-
-
 def detection_lines(
     baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int
 ) -> list[str]:
-    """Return lines on the smallest slowdown that fails the test, by number of launches, and on undecidable metrics."""
+    """Return lines on metrics that are left out, on what the others detect, and on what they leave undecided."""
+    center = baseline.center_launches
+    lines = [f"  {name}: left out: {why}; compare it with --aorta-ab=REF" for name, why in baseline.left_out.items()]
     looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= max_launches]
     if not looks:
-        return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
+        return [*lines, f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
-    center, lines, few = baseline.center_launches, [], []
-    for metric, given, tolerance in applicable(marked, center[-1]):
-        stored = comparison.estimate(metric)
-        if given.value is None or stored is None:
+    few: list[str] = []
+    for name, tolerance in applicable(marked, center[-1]).items():
+        metric = METRICS[name]
+        stored = comparison.estimate(metric) if metric.has_noise else None
+        if tolerance.value is None or stored is None or name in baseline.left_out:
             continue
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):
-            lines.append(f"  {metric.name}: unchanged code may be inconclusive: {problem}")
+            lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
         if len(center) < MIN_LAUNCHES:
             shown = counted(len(center), "launch")
             few = [f"  {shown} in the center: detectable changes are reported from {MIN_LAUNCHES} on"]
         else:
-            allowed = allowed_tolerance(metric, tolerance, stored)
-            lines.append(_detection_line(metric, baseline, stored, allowed, looks, max_launches))
+            changes = detected(metric, baseline, stored, tolerance.value, looks, max_launches)
+            parts = [f"{change} with {look}" for look, change in zip(looks, changes, strict=True)]
+            where = " in any family" if metric.by_family else ""
+            lines.append(f"  {name}: detects from {', '.join(parts)} launches{where}")
     return lines + few
 
 
-def _detection_line(
-    metric: Metric, baseline: Baseline, stored: Estimate, allowed: Tolerance, looks: Sequence[int], most: int
-) -> str:
-    block, note = next_block(metric, baseline.center_launches), ""
-    tolerance, scale = allowed.value or 0.0, Scale.OF_STEP if metric.by_family else metric.scale
-    if metric.by_family:
-        note = " in any family"
-        changes = [
-            detectable_of_step(metric, baseline, block, look, tolerance=tolerance, max_launches=most) for look in looks
-        ]
-    else:
-        least = [detectable(stored, block, look, tolerance=tolerance, max_launches=most, scale=scale) for look in looks]
-        changes = [scale.change(metric.worse * scale.difference(change)) for change in least]
-        if allowed.origin is Origin.WIDENED:
-            note = f"; the tolerance is widened to {allowed}"
-        if scale is Scale.RELATIVE and min(least) >= _TOOTHLESS:
-            note += f"; this test cannot detect changes below {1 + min(least):.1f}x"
-    parts = [f"{format_change(change, scale)} with {look}" for look, change in zip(looks, changes, strict=True)]
-    return f"  {metric.name}: detects from {', '.join(parts)} launches{note}"
+def detected(
+    metric: Metric, baseline: Baseline, stored: Estimate, tolerance: float, looks: Sequence[int], max_launches: int
+) -> list[str]:
+    """Return the smallest change that each number of launches detects, as text."""
+    block, scale = next_block(metric, baseline.center_launches), Scale.OF_STEP if metric.by_family else metric.scale
+    changes = [
+        detectable_of_step(metric, baseline, block, look, tolerance=tolerance, max_launches=max_launches)
+        if metric.by_family
+        else scale.change(
+            metric.worse
+            * scale.difference(
+                detectable(stored, block, look, tolerance=tolerance, max_launches=max_launches, scale=scale)
+            )
+        )
+        for look in looks
+    ]
+    return [format_change(change, scale) for change in changes]

@@ -1,4 +1,4 @@
-"""Noise of a metric: session blocks, priors of its variance, and the tolerances that the noise of a baseline allows."""
+"""Noise of a metric: session blocks, priors of its variance, and the tolerances that a baseline resolves."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
-from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance
+from pytest_aorta.verdict.metrics import LARGEST, METRICS, Metric, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Scale
-from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, least_tolerance
+from pytest_aorta.verdict.statistics.stored import least_tolerance
 from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
-from pytest_aorta.verdict.verdicts import format_change
 
 RESET = "--update-baselines --aorta-record=replace"
-# Limits for widening the default tolerance of a fraction or of an exposed time, so that a lost overlap does not pass.
-WIDEST = {Scale.POINTS: 0.05, Scale.OF_STEP: 0.02}
 # The most launches that --aorta-launches records.
 _MOST_LAUNCHES = 50
 # Returns the prior of a metric's variance.
@@ -206,41 +203,12 @@ def _read_case(path: Path, _version: tuple[int, int, int]) -> StoredCase:
     return StoredCase(read_baseline_file(path))
 
 
-def allowed_tolerance(metric: Metric, tolerance: Tolerance, stored: Estimate) -> Tolerance:
-    """Return the tolerance. A default tolerance is widened until the noise of the stored launches allows a decision.
-
-    A default tolerance of a fraction or of an exposed time is widened to at most :data:`WIDEST`.
-    """
-    if tolerance.origin is not Origin.DEFAULT or tolerance.value is None:
-        return tolerance
-    least, widest = _needed(metric, stored), WIDEST.get(metric.scale, math.inf)
-    if least <= tolerance.value:
-        return tolerance
-    return Tolerance(min(math.ceil(least * 100) / 100, widest), metric.scale, Origin.WIDENED)
-
-
-def too_noisy(metric: Metric, tolerance: Tolerance, stored: Estimate) -> str | None:
-    """Return the problem if the stored launches need a tolerance above the limit of a default tolerance, or None.
-
-    ``tolerance`` is the tolerance before widening.
-    """
-    least, widest = _needed(metric, stored), WIDEST.get(metric.scale, math.inf)
-    if tolerance.origin is not Origin.DEFAULT or least <= widest:
-        return None
-    deviation = metric.scale.change(math.sqrt(stored.variance.within.value))
-    deviation_text, needed = (format_change(change, metric.scale).lstrip("+") for change in (deviation, least))
-    return (
-        f"standard deviation of the baseline's launches is {deviation_text}, which needs a tolerance of {needed}, but "
-        f"a default tolerance is at most {metric.scale.text(widest)}"
-    )
-
-
 def unresolved(
     metric: Metric, tolerance: Tolerance, stored: Estimate, block: Hashable, max_launches: int
 ) -> str | None:
     """Return the remedy if noise of the stored launches may keep unchanged code from passing, or None.
 
-    ``tolerance`` is the tolerance after widening, and ``block`` is the session block of the launches to compare.
+    ``block`` is the session block of the launches to compare.
     """
     scale, have = metric.scale, sum(stored.counts.values())
     allowed = tolerance.value or 0.0
@@ -254,12 +222,11 @@ def unresolved(
     if enough is not None:
         more = counted(enough - have, "more launch")
         return f"record {more} ({RESET} --aorta-launches={enough}): the baseline's {have} cannot resolve {tolerance}"
-    wider = scale.text(math.ceil(needed(have) * 100) / 100)
-    return (
-        f"no number of launches recorded at once resolves {tolerance}; set a tolerance of {wider}, or compare with "
-        "another version side by side (--aorta-ab)"
-    )
+    return f"no number of launches recorded at once resolves {tolerance}; {wider_or_paired(needed(have), scale)}"
 
 
-def _needed(metric: Metric, stored: Estimate) -> float:
-    return metric.scale.change(RESOLVED_BY * math.sqrt(stored.variance.within.value))
+def wider_or_paired(least: float, scale: Scale) -> str:
+    """Return the advice to set a tolerance of at least ``least``, as a marker takes it, or to compare side by side."""
+    wider = math.ceil(round(least * 1000, 6)) / 1000
+    advice = f"set a tolerance of {scale.text(wider)}, or " if wider <= LARGEST[scale] else ""
+    return f"{advice}compare with another version side by side (--aorta-ab)"

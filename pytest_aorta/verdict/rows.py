@@ -86,14 +86,13 @@ class Row:
             detail = ", ".join(filter(None, [f"GPUs throttled in {of}", detail]))
         return self.verdict(outcome, **{"detail": detail} | known)
 
-    def by_decision(self, decision: Decision, center: Value, tolerance: Tolerance, detail: str) -> Verdict:
+    def by_decision(self, decision: Decision, center: Value, detail: str) -> Verdict:
         """Return the verdict of a decision; ``center`` is the value of the other side."""
         change, worse = self.metric.scale.change, self.metric.worse
         low, high = sorted(change(worse * end) for end in (decision.low, decision.high))
         return self.decided(
             decision.outcome,
             STALE if decision.outcome is Outcome.IMPROVED else detail,
-            tolerance=tolerance,
             baseline=center,
             delta=change(worse * decision.effect),
             low=low,

@@ -67,8 +67,10 @@ class NotApplicable(StrEnum):
     LAUNCHER = "the baseline's ranks were started by another launcher"
     UNMARKED_CPU_TIMES = "times of CPU ranks need a tolerance marker"
     OLD_CPU_TIMES = "times of CPU ranks need a baseline of this hour and machine"
+    VERSIONS = "operators and kernels need a baseline of the same torch"
     NOT_REPRODUCIBLE = "bitwise comparison needs deterministic mode"
     ENVIRONMENT = "bitwise comparison needs the same versions and device"
+    NOISY = "the baseline's launches were too noisy"
 
 
 # Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
@@ -137,6 +139,20 @@ class Verdict(Model, frozen=True):
         return self.missing is Missing.CANDIDATE_VALUE
 
     @property
+    def is_marked(self) -> bool:
+        """Return True if a marker names the metric, so that the test is about this metric."""
+        return self.tolerance.origin is Origin.MARKER
+
+    @property
+    def is_refused(self) -> bool:
+        """Return True if a marker names the metric and it can't be compared. This always fails the test.
+
+        Under a profiler, which the user asked for, times are not compared.
+        """
+        is_compared = self.outcome is not Outcome.NOT_APPLICABLE or self.not_applicable is NotApplicable.PROFILER
+        return self.is_marked and not is_compared
+
+    @property
     def is_unrequested(self) -> bool:
         """Return True if the metric is not compared because neither a marker nor the workload's config asks for it."""
         return self.not_applicable in _ON_REQUEST and self.tolerance.origin is Origin.DEFAULT
@@ -144,6 +160,12 @@ class Verdict(Model, frozen=True):
     def is_one_of(self, outcomes: Collection[Outcome]) -> bool:
         """Return True if the outcome is in ``outcomes``, such as those of ``--aorta-fail-on``, and was requested."""
         return self.outcome in outcomes and not self.is_unrequested
+
+    @property
+    def is_beyond(self) -> bool:
+        """Return True if the metric got worse by more than the tolerance, decided or not."""
+        worse = METRICS[self.metric].worse if self.metric in METRICS else 1
+        return self.delta is not None and worse * self.delta > (self.tolerance.value or 0.0)
 
     @property
     def is_by_ab(self) -> bool:
@@ -217,23 +239,29 @@ class Verdicts(Model, frozen=True):
 
     @property
     def need_launches(self) -> bool:
-        """Return True if another launch could change the outcome of the test. No launch undoes a failing verdict."""
-        return any(row.is_open for row in self.rows) and not any(
-            row.outcome is Outcome.REGRESSION or row.is_lost for row in self.rows
-        )
+        """Return True if another launch could change the outcome of the test, or show that another metric got worse."""
+        has_failed = any(row.outcome is Outcome.REGRESSION or row.is_lost for row in self.rows)
+        return any(row.is_open and (row.is_beyond or not has_failed) for row in self.rows)
 
     @property
     def decided(self) -> dict[str, Verdict]:
         """Return the verdicts that further launches do not change."""
         return {row.metric: row for row in self.rows if not row.is_open}
 
-    def failing(self, fail_on: Collection[Outcome] = ()) -> list[Verdict]:
-        """Return the verdicts that fail the test: regressions, lost metrics, and the outcomes in ``fail_on``.
+    def failing(self, fail_on: Collection[Outcome] = (), of_marked: Collection[Outcome] = ()) -> list[Verdict]:
+        """Return the verdicts that fail the test: regressions, lost or refused metrics, and outcomes in ``fail_on``.
 
-        A metric that is not applicable because nothing asks for its comparison does not fail the test.
+        The outcomes in ``of_marked`` fail the test for metrics that a marker names. A metric that is not applicable
+        because nothing asks for its comparison does not fail the test.
         """
         # A metric that the launch itself lost fails the test even if missing baselines do not.
-        return [row for row in self.rows if row.is_one_of({Outcome.REGRESSION, *fail_on}) or row.is_lost]
+        return [
+            row
+            for row in self.rows
+            if row.is_one_of({Outcome.REGRESSION, *fail_on, *(of_marked if row.is_marked else ())})
+            or row.is_lost
+            or row.is_refused
+        ]
 
 
 def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:

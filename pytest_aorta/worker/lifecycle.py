@@ -9,6 +9,7 @@ import math
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,8 @@ from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
-from pytest_aorta.worker.recorder import recorder, refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.timing import Progress, run_canary
 from pytest_aorta.worker.workload import Telemetry, Workload
 
@@ -37,23 +39,30 @@ from pytest_aorta.worker.workload import Telemetry, Workload
 _kept: list[object] = []
 
 
-def run_rank(run_dir: Path, folder: Path) -> None:
-    """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
+def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: None) -> None:
+    """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``.
+
+    ``leave`` waits for the script's threads and runs its handlers of ``atexit``. Both may use process groups, so it is
+    called before any collective of the harness.
+    """
     plan = read_plan(run_dir / PLAN_FILE)
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if program := plan.program():
         pid = os.getpid()
+        recorder.watch_optimizers()
         _run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
         leave_mark(folder, RAN)
+        leave()
         _refuse_leaks(plan.reference)
         adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
+        recorder.refuse_non_finite()
+        refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
         if recorded is not None:
             refuse_non_finite(recorded)
-            refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device)
         _leave_process_groups()

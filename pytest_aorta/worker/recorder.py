@@ -12,26 +12,33 @@ To record a script without a change to it, call ``record_optimizer_steps`` befor
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
+from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
+from pytest_aorta.worker.costs import StepCounter
 from pytest_aorta.worker.environment import environment_facts
-from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
 from pytest_aorta.worker.timing import StepTimer, run_canary
 from pytest_aorta.worker.weight_hash import hash_parameters
+
+# The warm-up steps that costs need: one that is counted, and one that settles after it.
+_STEPS_TO_COUNT = 2
+_NOT_COUNTED = (
+    f"costs are counted in a warm-up step, and there are fewer than {_STEPS_TO_COUNT}: call "
+    f"recorder.start(warmup={_STEPS_TO_COUNT}) before the first step, and run as many steps more"
+)
 
 
 class Recorder:
@@ -59,6 +66,8 @@ class Recorder:
         self._failures: list[FailureDetail] = []
         self._canary_before: dict[str, float] = {}
         self._capture: Profile | None = None
+        self._optimizers = Optimizers()
+        self._counter: StepCounter | None = None
 
     def start(self, device: torch.device | None = None, *, warmup: int = 0) -> None:
         """Set the device of the steps and the number of warm-up steps; collective.
@@ -76,7 +85,12 @@ class Recorder:
             raise RuntimeError("recorder.start() was called twice, or after the first recorder.step()")
         self._device = device if device is not None else own_device()
         self._timer, self._warmup_left = StepTimer(self._device), warmup
+        self.watch_optimizers()
         self._canary_before = run_canary(self._device)
+
+    def watch_optimizers(self) -> None:
+        """Check the parameters of the optimizers that step from now on; see :meth:`refuse_non_finite`."""
+        self._optimizers.follow(is_recorded=self._timer is not None)
 
     @contextmanager
     def step(self, *, tokens: int = 0) -> Iterator[None]:
@@ -101,13 +115,25 @@ class Recorder:
             self._began_s = self._began_s or time.perf_counter()
         self._is_in_step = True
         try:
-            with nullcontext() if self._is_warming_up else self._timer.step():
+            with self._watched():
                 yield
         finally:
             self._is_in_step = False
             self._warmup_left -= self._is_warming_up
+        self._optimizers.look()
         if not self._is_warming_up:
             self._tokens += tokens
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """Return the context of the step that begins: one warm-up step is counted, and the steps after it are timed."""
+        assert self._timer is not None
+        if not self._is_warming_up:
+            return self._timer.step()
+        # The last warm-up step follows the counted one, so that the timed steps begin without the profiler's end.
+        if self._warmup_left != _STEPS_TO_COUNT:
+            return nullcontext()
+        self._counter = StepCounter(self._device)
+        return self._counter.step()
 
     def loss(self, value: float | torch.Tensor) -> None:
         """Record the loss of the last step; a tensor must have one element and is read only at the end.
@@ -146,16 +172,29 @@ class Recorder:
         inner = getattr(model, "_orig_mod", model)
         model = inner.module if isinstance(inner, DistributedDataParallel) else model
         self._model = weakref.ref(model)
-        # A loss is NaN before the weights are, so the loss shows the first bad step.
-        _refuse_series("loss", [float(value) for value in self._loss], rank, steps)
-        _refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
+        self.refuse_non_finite()
         refuse_parameters(model.named_parameters(), rank, f"after measured step {steps}")
         self.weight_hash(steps, hash_parameters(model.named_parameters()).hex)
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the parameters of the model that :meth:`weights` hashed last; none if the script has dropped it."""
+        """Return the parameters of the model that :meth:`weights` hashed last, or of the optimizers that have stepped.
+
+        There are none if the script has dropped these objects.
+        """
         model = self._model()
-        return () if model is None else model.named_parameters()
+        return self._optimizers.named() if model is None else model.named_parameters()
+
+    def refuse_non_finite(self) -> None:
+        """Check the losses, the gradient norms, and the parameters after each step; not collective.
+
+        Raises:
+            NotFinite: A value of this rank is NaN or infinite; the message names the first step.
+        """
+        rank, steps = int(os.environ.get("RANK", "0")), len(self._timer.step_times_ms()) if self._timer else 0
+        # A loss is NaN before the weights are, so the loss shows the first bad step.
+        refuse_series("loss", [float(value) for value in self._loss], rank, steps)
+        refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
+        self._optimizers.refuse(rank, steps)
 
     def _series(self, name: str, series: list[float | torch.Tensor], value: float | torch.Tensor) -> None:
         if isinstance(value, torch.Tensor) and value.numel() != 1:
@@ -229,10 +268,11 @@ class Recorder:
             loss=self._of_steps(self._loss, len(times)),
             grad_norm=self._of_steps(self._grad_norm, len(times)),
             environment=environment_facts(self._device),
-            wait_ms=self._timer.wait_ms(),
+            collective_ms=self._timer.collective_ms(),
             memory_bytes=self._timer.memory_bytes(),
             canary_before=self._canary_before,
             tensor_hashes=self._tensor_hashes,
+            costs=Costs(problem=_NOT_COUNTED) if self._counter is None else self._counter.costs(),
         )
         return result if self._capture is None else result.with_profile(self._capture)
 
@@ -296,75 +336,8 @@ class _Follower:
                     for number, group in groups
                     for place, part in enumerate(group["params"])
                 ]
+                self._recorder.refuse_non_finite()
                 self._recorder.weight_hash(measured, hash_parameters(named).hex)
         # After the optimizer's last step, this step stays open, so that the end of the script is not measured.
         self._step = self._recorder.step()
         self._step.__enter__()
-
-
-# torch.isfinite supports these types on every device.
-_CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-# Types of 8 bits that torch.isfinite does not support, and whose numbers bfloat16 represents exactly.
-_CHECKED_AS_BFLOAT16 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-
-
-class NotFinite(ArithmeticError):
-    """A NaN or infinite value; the message names the quantity, the rank and the first step."""
-
-
-def _refuse_series(name: str, values: Sequence[float], rank: int, num_steps: int) -> None:
-    """Check a quantity with one value per measured step, or per recorded step if there are fewer values.
-
-    Raises:
-        NotFinite: A value is NaN or infinite.
-    """
-    unit = "measured step" if len(values) == num_steps else "recorded value"
-    for number, value in enumerate(values, 1):
-        if not math.isfinite(value):
-            raise NotFinite(
-                f"{name} of rank {rank} is {value} first in {unit} {number} of {len(values)}; such a run measures "
-                f"nothing: look at the learning rate, the data and the loss scale of the steps before"
-            )
-
-
-def refuse_non_finite(result: RankResult) -> None:
-    """Check the numbers that a workload or script computed.
-
-    Raises:
-        NotFinite: A loss, gradient norm or metric is NaN or infinite; the message names the rank and the first step.
-    """
-    rank, num_steps = int(os.environ["RANK"]), len(result.step_times_ms)
-    _refuse_series("loss", result.loss, rank, num_steps)
-    _refuse_series("gradient norm", result.grad_norm, rank, num_steps)
-    for name, value in result.metrics.items():
-        if not math.isfinite(value):
-            raise NotFinite(f"metric {name} of rank {rank} is {value}; record a finite number, or no such metric")
-
-
-def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when: str) -> None:
-    """Check this rank's part of each parameter; not collective. ``when`` is the time of the check, for the message.
-
-    Raises:
-        NotFinite: An element is NaN or infinite.
-    """
-    have_data = ((name, tensor) for name, tensor in named if not (tensor.is_meta or is_lazy(tensor)))
-    parts = [(name, local_part(tensor.detach())) for name, tensor in have_data]
-    checked = [
-        (name, part) for name, part in parts if part.dtype in (*_CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel()
-    ]
-    if not checked:
-        return
-    # Read from the device once, not once per parameter.
-    device = checked[0][1].device
-    are_finite = torch.stack([_is_finite(part).all().to(device) for _, part in checked]).tolist()
-    for (name, part), is_finite in zip(checked, are_finite, strict=True):
-        if not is_finite:
-            count = int((~_is_finite(part)).sum())
-            raise NotFinite(
-                f"parameter {name} of rank {rank} has {count} of {part.numel()} elements that are NaN or infinite "
-                f"{when}; look at the learning rate and the gradients of the steps before"
-            )
-
-
-def _is_finite(part: torch.Tensor) -> torch.Tensor:
-    return (part.to(torch.bfloat16) if part.dtype in _CHECKED_AS_BFLOAT16 else part).isfinite()

@@ -65,14 +65,14 @@ def test_smaller_budgets_choose_more_recomputation_with_the_bits_of_none(workloa
 def test_memory_that_is_left_keeps_blocks_unsharded_with_the_same_bits(workload, implementation):
     training = TRAINING | {"reduce_every_micro_batch": True} if implementation == "llama_fsdp2" else TRAINING
     every, *_ = results = [
-        workload.run(implementation, **training | {"unsharded_blocks": None, "memory_budget_bytes": budget})
+        workload.run(implementation, **training | {"no_reshard_blocks": None, "memory_budget_bytes": budget})
         for budget in (PLENTY, FEW)
     ]
-    assert [result.environment["unsharded_blocks"] for result in results] == ["4 of 4", "0 of 4"]
+    assert [result.environment["no_reshard_blocks"] for result in results] == ["4 of 4", "0 of 4"]
     most, least = (result.rank_metrics["memory_estimate_bytes"][0] for result in results)
-    part = {"unsharded_blocks": None, "memory_budget_bytes": int((most + least) / 2)}
+    part = {"no_reshard_blocks": None, "memory_budget_bytes": int((most + least) / 2)}
     some = workload.run(implementation, **training | part)
-    assert some.environment["unsharded_blocks"] in ("1 of 4", "2 of 4", "3 of 4")
+    assert some.environment["no_reshard_blocks"] in ("1 of 4", "2 of 4", "3 of 4")
     assert {(tuple(result.loss), *result.weight_hashes.values()) for result in (*results, some)} == {
         (tuple(every.loss), *every.weight_hashes.values())
     }

@@ -34,6 +34,14 @@ def test_loaded_by_two(workload, name, given):
     assert continued.loss == pytest.approx(seen["loss"], rel=1e-6)
 
 @pytest.mark.world(size=2, device="cpu")
+def test_the_bias_of_experts_goes_on(workload):
+    training = {**TRAINING, "num_experts": 4, "load_balance_coeff": 0.05}
+    whole = workload.run("llama_fsdp2", **training, steps=4)
+    workload.run("llama_fsdp2", **training, steps=2, save_checkpoint=str(FOLDER / "experts"))
+    last = workload.run("llama_fsdp2", **training, steps=2, load_checkpoint=str(FOLDER / "experts"))
+    assert (last.weight_hashes["2"], last.loss) == (whole.weight_hashes["4"], whole.loss[2:])
+
+@pytest.mark.world(size=2, device="cpu")
 @pytest.mark.parametrize("given, message", [
     ({"save_checkpoint": "here"}, "save_checkpoint is 'here', a relative path"),
     ({"save_checkpoint": str(FOLDER / "eager")}, "allowed is a new or an empty folder"),
@@ -47,4 +55,4 @@ def test_unsuitable_folders_are_refused(workload, given, message):
 
 @pytest.mark.extended
 def test_a_checkpoint_of_four_ranks_goes_on_in_two(inner, on_cpu):
-    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=6)
+    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=7)

@@ -32,7 +32,6 @@ def test_the_loss_in_chunks_trains_as_whole_logits(workload):
     assert chunked.grad_norm == pytest.approx(whole.grad_norm, rel=2e-2)
 
 
-@pytest.mark.world(size=2, device="cuda", warm=True)
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_a_schedule_by_estimated_times_has_the_bits_of_none_in_float8(workload, recipe):

@@ -13,7 +13,7 @@ MOVED = {
     "prefetch": {"forward_prefetch": 1, "backward_prefetch": 1},
     "kept parameters": {"reshard_after_forward": False},
     "one bucket of two blocks": {"blocks_per_bucket": 2},
-    "last block kept": {"unsharded_blocks": 1},
+    "last block kept": {"no_reshard_blocks": 1},
     "real freqs_cis": {"rotary": "real"},
     "selective checkpointing": {"activation_checkpointing": "selective"},
     "full checkpointing": {"activation_checkpointing": "full"},
@@ -29,7 +29,7 @@ def test_options_that_move_work_keep_every_bit(workload):
 
 @pytest.mark.extended
 def test_buckets_of_several_blocks_have_every_bit_in_both_implementations(workload):
-    keys = {"n_layers": 3, "blocks_per_bucket": 2, "unsharded_blocks": 1, "rotary": "real"}
+    keys = {"n_layers": 3, "blocks_per_bucket": 2, "no_reshard_blocks": 1, "rotary": "real"}
     plain = workload.run("llama_fsdp2", **HASHED | {"n_layers": 3})
     for implementation in ("llama_fsdp2", "llama_simple_fsdp"):
         workload.compare({"workload": implementation} | TRAINING | keys, plain, steps=STEPS, label=implementation)
@@ -49,7 +49,7 @@ def test_buckets_merge_collectives_and_unsharded_blocks_are_gathered_once(worklo
     gathers, reductions = calls(workload.run(implementation, **keys))
     # Two buckets instead of four gather twice each, and reduce once.
     assert calls(workload.run(implementation, blocks_per_bucket=2, **keys)) == (gathers - 4, reductions - 2)
-    assert calls(workload.run(implementation, unsharded_blocks=3, **keys)) == (gathers - 3, reductions)
+    assert calls(workload.run(implementation, no_reshard_blocks=3, **keys)) == (gathers - 3, reductions)
 
 
 @pytest.mark.extended

@@ -64,7 +64,7 @@ def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
         "step 2, backward: all 16 gradients of modules' outputs are the same on all 2 ranks",
         "step 2, gradients: 1 of 12 gradients differ, first output.weight [256, 64]",
         "step 2, operators: first aten.mm.default in backward of output (",
-        "llama/model/chunked_loss.py:",
+        "models/common/chunked_loss.py:",
         ") on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)",
     ]
     assert [part for part in expected if part not in regression.text] == [], regression.text

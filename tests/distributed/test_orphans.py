@@ -30,7 +30,7 @@ def test_rank_ends_itself_when_the_guard_is_killed_while_python_starts(tmp_path)
     launching = threading.Thread(target=lambda: outcomes.append(launch(plan, environ)))
     launching.start()
     await_true(lambda: len(started.read_text().splitlines()) == plan.world.size)
-    os.kill(parent_of(int(started.read_text().split()[0])), signal.SIGKILL)
+    os.kill(parent_of(parent_of(int(started.read_text().split()[0]))), signal.SIGKILL)
     launching.join(START_S)
     assert [outcome.reason for outcome in outcomes] == ["guard_lost"]
     await_true(lambda: mentioning(str(plan.run_dir)) == [], limit_s=30)

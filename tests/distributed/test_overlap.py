@@ -7,7 +7,6 @@ import pytest
 pytestmark = [
     pytest.mark.overlap,
     pytest.mark.world(size="all", warm=True),
-    pytest.mark.tolerance(step_time_p50="5%"),
     pytest.mark.launch_timeout(180),
 ]
 

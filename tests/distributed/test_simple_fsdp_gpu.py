@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from tests.distributed import small_llama
@@ -49,6 +51,29 @@ def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workloa
     eager = workload.run("llama_fsdp2", **training)
     traced = {"workload": "llama_simple_fsdp", "bucketing": "transformer_block"}
     workload.compare(traced | training, eager, steps=5, label="aot_eager")
+
+
+@pytest.mark.world(size=1, device="cuda", warm=True)
+@pytest.mark.parametrize(
+    "options", [{}, {"activation_checkpointing": "selective"}, {"activation_checkpointing": "full"}]
+)
+def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload, options):
+    training = TRAINING | {"steps": 25, "warmup": 0, "hash_every": 1} | options
+    eager = workload.run("llama_fsdp2", **training)
+    for label, keys in {"one graph": {}, "CUDA graph": {"cuda_graphs": True}}.items():
+        traced = {"workload": "llama_simple_fsdp", "trace": "step"} | keys
+        workload.compare(traced | training, eager, steps=25, label=label)
+
+
+@pytest.mark.world(size=1, device="cuda", warm=True)
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("bucketing", ["transformer_block", "auto"])
+def test_float8_on_one_gpu_has_every_bit_of_fsdp2(workload, recipe, bucketing):
+    training = TRAINING | {"float8_linear": True, "float8_recipe": recipe}
+    eager = workload.run("llama_fsdp2", steps=5, warmup=0, hash_every=1, **training)
+    traced = {"workload": "llama_simple_fsdp", "bucketing": bucketing}
+    workload.compare(traced | training, eager, steps=5, label=bucketing)
 
 
 @pytest.mark.world(size=2, device="cuda", warm=True)

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.world(size=2, device="cpu", warm=True)
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
 def test_rank_that_sleeps_waits_for_nobody_and_its_peer_waits_for_it(workload, wrapper):
     result = workload.run_script(SCRIPT, [wrapper, str(SLEEP_MS)])
-    assert [len(waits) for waits in result.wait_ms] == [5, 5]
-    peer_ms, sleeper_ms = map(median, result.wait_ms)
+    assert [len(waits) for waits in result.collective_ms] == [5, 5]
+    peer_ms, sleeper_ms = map(median, result.collective_ms)
     assert sleeper_ms < SLEEP_MS / 2 < 0.9 * SLEEP_MS < peer_ms
-    lags_ms = rank_lags_ms(result.wait_ms)
+    lags_ms = rank_lags_ms(result.collective_ms)
     assert max(range(2), key=lambda rank: lags_ms[rank]) == 1
     facts = launch_facts(result)
     # The peer waits in the first collective of a step, so its time there is no slower transfer.
@@ -34,8 +34,8 @@ def test_rank_that_sleeps_waits_for_nobody_and_its_peer_waits_for_it(workload, w
 @pytest.mark.parametrize(("name", "config"), [("fsdp", {"steps": 5, "verify": 1}), ("llama_fsdp2", {"steps": 5})])
 def test_built_in_workloads_record_the_waits_of_every_step(workload, name, config):
     result = workload.run(name, warmup=1, **config)
-    assert [len(waits) for waits in result.wait_ms] == [5, 5]
+    assert [len(waits) for waits in result.collective_ms] == [5, 5]
     # One of the two ranks arrives last at every collective, so no collective keeps both waiting.
-    for *waits_ms, step_ms in zip(*result.wait_ms, result.step_times_ms, strict=True):
+    for *waits_ms, step_ms in zip(*result.collective_ms, result.step_times_ms, strict=True):
         assert sum(waits_ms) < step_ms
-    assert sum(map(sum, result.wait_ms)) > 0
+    assert sum(map(sum, result.collective_ms)) > 0

@@ -102,7 +102,22 @@ gc.disable()
 os.chdir("/")
 """
 OTHER_FAILURES = {"exception": "raise KeyError('lost')", "exit code": "os._exit(3)"}
-FAILURES = OTHER_FAILURES | {"signal": "os.kill(os.getpid(), signal.SIGKILL)"}
+FAILURES = OTHER_FAILURES | {
+    "signal": "os.kill(os.getpid(), signal.SIGKILL)",
+    "handler": "import atexit; atexit.register(os._exit, 5)",
+}
+# A thread that still uses the process group when the script has ended, as an asynchronous checkpoint does.
+LATE = """
+import atexit, threading
+
+def save():
+    time.sleep(0.5)
+    dist.all_reduce(torch.ones(1))
+    Path(os.environ["AORTA_RANK_FOLDER"], "saved").touch()
+
+atexit.register(dist.destroy_process_group)
+threading.Thread(target=save).start()
+"""
 HANGS = {
     "hang": "time.sleep(600)",
     "SIGTERM ignored": "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
@@ -259,8 +274,16 @@ def run_into_failure(servers: ForkServers, plan: LaunchPlan) -> LaunchFailure:
     return failure
 
 
+@pytest.mark.parametrize("launcher", [LauncherKind.FORKSERVER, LauncherKind.TORCHRUN])
+def test_rank_leaves_as_python_does(servers, script_plan, launcher):
+    plan = script_plan(launcher, "")
+    Path(plan.script).write_text(SCRIPT.replace("dist.destroy_process_group()", LATE), encoding="utf-8")
+    run(servers, plan)
+    assert len(list(plan.run_dir.rglob("saved"))) == 2
+
+
 @pytest.mark.parametrize(
-    "kind", ["signal", *(pytest.param(kind, marks=pytest.mark.extended) for kind in OTHER_FAILURES)]
+    "kind", ["signal", "handler", *(pytest.param(kind, marks=pytest.mark.extended) for kind in OTHER_FAILURES)]
 )
 def test_warm_launch_fails_as_a_cold_launch_does(servers, script_plan, kind):
     warm, cold = (

@@ -41,10 +41,7 @@ BEFORE_A_LAUNCH = [
     ("workload.run_script('train.py', 3)", f"args are 3, {LIST}"),
     ("""workload.run_script('train.py', "it's")""", f"""{LIST}, such as ["it's"]"""),
     ("workload.compare(*pair, steps=0)", "compare: steps is 0, allowed is an integer of 1 or more"),
-    (
-        "workload.compare(*pair, steps=4, metrics=['los'])",
-        "metrics ['los'] are unknown (did you mean 'loss'?); allowed",
-    ),
+    ("workload.compare(*pair, steps=4, metrics=['los'])", "metrics ['los'] are unknown (did you mean 'loss'?)"),
     ("workload.compare(*pair, steps=4, metrics=[])", "compare: metrics is empty; allowed are ['all_gather_bytes"),
     ("workload.compare(*pair, metrics=[])", "compare: metrics is empty; allowed are ['all_gather_bytes"),
     ("workload.compare(*pair, metrics=filter(None, ['']))", "compare: metrics is empty; allowed are "),

@@ -65,11 +65,6 @@ def test_comparisons_of_variants_in_one_test_have_a_case_and_verdicts_each(gpu):
     assert (gpu.path / "junit.xml").read_text().count('"aorta.A.step_time_p50.baseline"') == 1
 
 
-def test_without_the_option_nothing_is_written(learned):
-    learned.run().stdout.no_fnmatch_line("history:*")
-    assert not (learned.path / "history").exists()
-
-
 def test_workers_of_xdist_leave_one_file_with_the_comparisons_of_all(project):
     pytest.importorskip("xdist")
     for name in "ab":

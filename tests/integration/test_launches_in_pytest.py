@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 
 import pytest
+
+from pytest_aorta.launch.leases import lease
 
 RUN, P99 = "workload.run('toy')", "@pytest.mark.tolerance(step_time_p99='10%')"
 
@@ -120,3 +124,13 @@ def test_folder_of_own_workloads_can_be_elsewhere(project):
     (project.path / "workloads").rename(project.path / "mine")
     project.one_test("workload.run('toy')")
     project.run("-o", "aorta_workloads=mine").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_run_that_waits_for_the_lease_of_another_says_for_whose(project, workers):
+    project.one_test("workload.run('toy')")
+    held = lease(("cpu-0",), 1, exclusive=True, wait_s=9, folder=project.path / "leases", owner="other.py::one")
+    threading.Timer(10 if workers else 7, held.release).start()
+    result = project.run_apart(*workers, passed=1)
+    said = r"aorta: test_toy.py::test_one: waited [2-7] s for .*\n  cpu-0 held by other.py::one \(pid \d+, since \d\d:"
+    assert re.search(said, result.stderr.str())

@@ -25,7 +25,7 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
     gpu.run("--update-baselines", passed=1).stdout.fnmatch_lines(
         [
             "aorta: 1 test, 10 launches; 1 baseline measured",
-            "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (10 launches in the center, 10 in total, revision 1)",
+            "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (baseline 1: 10 launches, 10 kept in all)",
             "  step_time_p50: - -> 10 ms",
             "  step_time_p50: detects from +*% with 3, +*% with 5 launches",
         ]
@@ -52,7 +52,7 @@ def test_further_launches_are_added_and_the_center_stays(gpu):
     for _ in range(2):
         gpu.run("--update-baselines", "--aorta-launches=6").assert_outcomes(passed=1)
     result = gpu.run("--update-baselines", "--aorta-launches=2")
-    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (6 launches in the center, 14 in total, revision 1)"])
+    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (baseline 1: 6 launches, 14 kept in all)"])
     assert center_flags(gpu) == [(1, True)] * 6 + [(1, False)] * 8
 
 
@@ -94,7 +94,7 @@ def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_varia
     learned.plant(slowdown=1.2)
     learned.run("--update-baselines", "--aorta-record=replace", passed=1).stdout.fnmatch_lines(
         [
-            "updated toy-gpu-x2-nccl: * (10 launches in the center, 20 in total, revision 2)",
+            "updated toy-gpu-x2-nccl: * (baseline 2: 10 launches, 20 kept in all)",
             "  step_time_p50: 10 ms -> 12 ms (+20.0%)",
         ]
     )
@@ -129,28 +129,38 @@ def test_baseline_of_another_workload_is_missing_and_recording_starts_a_new_revi
     assert (stored.workload, stored.revision, len(stored.center_launches)) == ("toy2", 2, 3)
 
 
-def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
-    gpu.plant(slowdown=NOISY)
-    gpu.run("--update-baselines", failed=1).stdout.fnmatch_lines(
-        [
-            "E  *BaselineError: test_toy.py::test_one::toy: not recorded, because the launches are too noisy for *",
-            "E  *step_time_p50: standard deviation of launches is 18.*%, too large for a tolerance of 5*",
-            "E  *next: to record it nevertheless, give a reason: --aorta-record='noisy:the reason'",
-        ]
+@pytest.mark.parametrize(
+    ("plant", "line"),
+    [
+        ({"slowdown": NOISY}, "standard deviation of launches is 18.*%, too large for a tolerance of 5%*"),
+        ({"step_ms": [*STEADY[:5], 15.0, *STEADY[6:]]}, "launch 6 is an outlier, +4*% from the median*"),
+        ({"step_ms": [10 + 0.06 * number for number in range(10)]}, "*drifts over the launches by *"),
+    ],
+    ids=["noise", "outlier", "drift"],
+)
+def test_metric_that_is_too_noisy_is_left_out_by_name_and_the_exact_ones_are_recorded(versioned_gpu, plant, line):
+    project = versioned_gpu
+    project.plant(**plant)
+    project.run("--update-baselines", "--aorta-record=replace", passed=1).stdout.fnmatch_lines(
+        [f"  step_time_p50: left out: {line}; compare it with --aorta-ab=REF"]
     )
-    assert gpu.baseline_files() == []
+    assert list(stored(project)["left_out"]) == ["step_time_p50"]
+    project.plant()
+    project.run(failed=1).stdout.fnmatch_lines(
+        ["E  *step_time_p50: not applicable: *", "E  *next: compare side by side: pytest *::test_one --aorta-ab=HEAD"]
+    )
+    project.run("--aorta-ab=HEAD", passed=1).stdout.fnmatch_lines(["aorta: 1 test, * metrics match *"])
+    project.plant(weight_hash="f" * 16)
+    project.run(failed=1).stdout.fnmatch_lines(["E  *step_time_p50: not applicable*", "E  *weight_hash: regression: *"])
 
 
 @pytest.mark.parametrize(
     ("plant", "line"),
     [
-        ({"step_ms": [*STEADY[:5], 15.0, *STEADY[6:]]}, "step_time_p50: launch 6 is an outlier, +4*% from the median"),
-        ({"step_ms": [10 + 0.06 * number for number in range(10)]}, "step_time_p50: drifts over the launches by *"),
-        ({"memory_growth": 0.5}, "memory grows within a launch by +*% or more"),
         ({"by_launch": {"7": {"weight_hash": "f" * 16}}}, "weight_hash: regression: *"),
         ({"by_launch": {"4": {"raises": 0}}}, "LaunchError: *rank 0 failed first: ValueError: boom"),
     ],
-    ids=["outlier", "drift", "memory", "hash", "failed launch"],
+    ids=["hash", "failed launch"],
 )
 def test_launches_that_make_no_baseline_fail_the_test(gpu, plant, line):
     gpu.plant(**plant)

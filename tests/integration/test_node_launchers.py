@@ -64,11 +64,7 @@ def failed(plan: LaunchPlan) -> str:
             ],
         ),
         (("/absent/srun",), {}, ["node launcher /absent/srun can't be started: No such file"]),
-        (
-            ("sh", "-c", EACH, "1 1"),
-            {},
-            ["says it is node 1, and so does ", "has to start one agent on each of 2 nodes"],
-        ),
+        (("sh", "-c", EACH, "1 1"), {}, ["says it is node 1, and so does ", "one agent on each of 2 nodes"]),
         (("sh", "-c", EACH, "0"), {"timeout_s": 8}, ["8 s after its start 1 of 2 nodes had an agent: node 0 ("]),
         (
             ("sh", "-c", EACH, "0 1"),

@@ -13,39 +13,23 @@ from tests.unit.fake_drivers import FakeNvml
     ("given", "message"),
     [
         (["--aorta-gpus=two"], "argument --aorta-gpus: got 'two', allowed is an integer of 0 or more"),
-        (["--aorta-launcher=mpi"], "argument --aorta-launcher: invalid choice: 'mpi' (choose from "),
-        (["--aorta-strict"], "unrecognized arguments: --aorta-strict"),
-        (["-o", "aorta_gpus=-1"], "ini key aorta_gpus: got '-1', allowed is an integer of 0 or more"),
         (["-o", "aorta_fail_on=missing warn"], "ini key aorta_fail_on: got ['missing', 'warn'], allowed is a comma-"),
         (["-o", "aorta_launcher=mpi"], "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
         (["-o", "aorta_locate=maybe"], "ini key aorta_locate: "),
         (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
         (["--aorta-require-gpus", "--aorta-gpus=0"], "--aorta-require-gpus and --aorta-gpus=0 contradict each other"),
         (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),
-        (["--aorta-launches=3"], "--aorta-launches changes how baselines are recorded; give --update-baselines too"),
         (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
         (["--aorta-baselines=file"], "--aorta-baselines=file: {}/file is a file, allowed is a folder"),
-        (["--aorta-results=file/below"], "--aorta-results=file/below: {}/file is a file, allowed is a folder"),
-        (["-o", "aorta_history=file/below"], "--aorta-history=file/below: {}/file is a file, allowed is a folder"),
         (["--aorta-markdown=file/a.md"], "--aorta-markdown=file/a.md: {}/file is a file, allowed is a folder"),
-        (["--aorta-report=file/a.html"], "--aorta-report=file/a.html: {}/file is a file, allowed is a folder"),
-        (["--aorta-markdown=folder.md"], "--aorta-markdown=folder.md: {}/folder.md is a folder, allowed is a file"),
         (["--aorta-report=folder.html"], "--aorta-report=folder.html: {}/folder.html is a folder, allowed is a file"),
-        (
-            ["--aorta-report=.html/"],
-            "argument --aorta-report: got '.html/', allowed is a file whose name ends in .html",
-        ),
         (["--aorta-nnodes=2"], "--aorta-nnodes=2: set the ini key aorta_node_launcher, a command that starts a node "),
-        (
-            ["--aorta-nnodes=2", "-o", "aorta_node_launcher=srun"],
-            "--aorta-nnodes=2: give --aorta-results, a folder on ",
-        ),
+        (["--aorta-nnodes=2", "-o", "aorta_node_launcher=srun"], "--aorta-nnodes=2: give --aorta-results"),
         (["-o", "aorta_profiler=rocprofv3"], "--aorta-profiler=rocprofv3: there is no program rocprofv3 on PATH"),
     ],
 )
 def test_option_or_ini_value_that_is_not_allowed_is_a_usage_error(project, given, message):
     project.write("file", "")
-    project.write("folder.md/inside", "")
     project.write("folder.html/inside", "")
     result = project.run(*given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -254,13 +238,3 @@ def test_visible_device_that_is_none_is_reported_in_the_header_and_by_its_test(p
             "E  *DevicesUnavailable: CUDA_VISIBLE_DEVICES names 'GPU-c', *",
         ]
     )
-
-
-def test_required_gpus_do_not_matter_to_a_test_of_cpu_ranks(project):
-    project.one_test("workload.run('toy')", "@pytest.mark.world(size=2, device='cpu')")
-    project.run("--aorta-require-gpus").assert_outcomes(passed=1)
-
-
-def test_too_many_cpu_ranks_are_skipped_with_needed_and_limit(project):
-    project.one_test("workload.run('toy')", "@pytest.mark.world(size=60000, device='cpu')")
-    project.run("-rs", shows="SKIPPED * needs 60000 ranks; * cores take at most * CPU ranks", skipped=1)

@@ -59,12 +59,6 @@ def test_shuffled_tests_keep_their_verdicts(many):
     assert {outcome for _, _, outcome in found[0]} == {"pass"}
 
 
-def test_shuffled_tests_are_distributed_over_workers(many):
-    many.let_in("randomly")
-    many.run_apart("-n2", "--randomly-seed=3", *SUMMARY).assert_outcomes(passed=COUNT)
-    assert {outcome for _, _, outcome in verdicts(many)} == {"pass"}
-
-
 def test_seed_does_not_change_the_order_of_an_ab(versioned_gpu):
     versioned_gpu.let_in("randomly")
     versioned_gpu.plant(candidate={"slowdown": 1.2})

@@ -44,14 +44,11 @@ def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learn
     assert [device["device"] for device in kept["devices"]] == ["0", "1"]
 
 
-def test_throttled_launches_make_no_baseline_unless_forced(nvml, gpu):
+def test_times_of_throttled_launches_are_left_out_unless_forced(nvml, gpu):
     nvml.hot = ("GPU-0",)
-    gpu.run("--update-baselines", failed=1).stdout.fnmatch_lines(
-        ["*not recorded, because the launches are too noisy for a baseline:", "*launch 1: GPU 0 throttled *"]
-    )
-    assert gpu.baseline_files() == []
-    gpu.run("--update-baselines", "--aorta-record=noisy:hot summer").assert_outcomes(passed=1)
-    assert "GPU 0 throttled" in gpu.baseline_files()[0].read_text()
+    gpu.run("--update-baselines", passed=1, shows="  step_time_p50: left out: launch 1: GPU 0 throttled *")
+    gpu.run("--update-baselines", "--aorta-record=replace,noisy:hot summer").assert_outcomes(passed=1)
+    assert json.loads(gpu.baseline_files()[0].read_text())["left_out"] == {}
 
 
 def test_gpus_without_a_driver_to_ask_pass_and_the_result_says_why(nvml, learned):
@@ -73,8 +70,8 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
     learned.plant(slowdown=1.3)
     learned.run("--aorta-profiler=nsys", passed=1).stdout.fnmatch_lines(
         [
-            "note: test_toy::test_one: nsys left no trace in *",
-            "aorta: 1 test, 1 metric matches (1 exact); 1 not applicable (a profiler or tracer slows the ranks down) *",
+            "note: test_toy::test_one: traces of nsys in *",
+            "aorta: 1 test, 1 metric matches (1 exact); 1 not compared: step_time_p50 (a profiler *",
         ]
     )
     result = learned.run("-v", "--aorta-profiler=nsys")
@@ -83,6 +80,12 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
     contradiction = "*--update-baselines and --aorta-profiler=nsys contradict each other*"
     learned.refused("--aorta-profiler=nsys", "--update-baselines", shows=contradiction)
     assert [path.read_bytes() for path in learned.baseline_files()] == before
+
+
+def test_profiler_that_leaves_no_trace_fails_the_test(installed, nvml, learned):
+    learned.plant(without_trace=True)
+    result = learned.run("--aorta-profiler=nsys", failed=1)
+    result.stdout.fnmatch_lines(["E *ResultError: profiler nsys left no trace in *agent.log*"])
 
 
 def test_profiled_launch_is_not_recorded_where_a_baseline_is_missing(installed, gpu, nvml):

@@ -66,10 +66,6 @@ def test_orphans_are_reported_once_by_the_controller(spread):
     assert "aorta.step_time_p50" in (spread.path / "report.xml").read_text()
 
 
-def test_bad_option_is_a_usage_error(spread):
-    spread.refused("-n2", "--aorta-launcher=mpi", shows="*argument --aorta-launcher: invalid choice: 'mpi' (choose *")
-
-
 def test_results_of_a_worker_have_the_command_line_of_the_run(spread):
     run(spread, "--aorta-results=kept", "--aorta-fail-on=none").assert_outcomes(passed=2)
     results = [json.loads(path.read_text()) for path in (spread.path / "kept").glob("*/*/result.json")]

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from aorta_workloads.common.streams import ThreadStream
 from aorta_workloads.copy_compute import CopyComputeWorkload
 from aorta_workloads.copy_compute.copies import KINDS, Copy
-from aorta_workloads.copy_compute.lanes import ThreadLane
 
 from pytest_aorta.worker import RankEnv, StreamSpans
 from tests.rank.settings import default_config
@@ -54,38 +54,38 @@ def test_data_of_another_check_is_no_success():
 
 
 def test_thread_lane_runs_beside_the_caller_and_in_order():
-    lane, entered, may_go, order = ThreadLane(), threading.Event(), threading.Event(), []
+    stream, entered, may_go, order = ThreadStream(), threading.Event(), threading.Event(), []
 
     def first(_asynchronous):
         entered.set()
         assert may_go.wait(10)
         order.append(1)
 
-    tickets = [lane.submit(first), lane.submit(lambda _: order.append(2))]
+    works = [stream.submit(first), stream.submit(lambda _: order.append(2))]
     assert entered.wait(10)
     assert order == []
     may_go.set()
-    for ticket in tickets:
-        ticket.wait()
+    for work in works:
+        work.wait()
     assert order == [1, 2]
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_where_it_is_waited_for():
-    ticket = ThreadLane().submit(lambda _: 1 / 0)
+    work = ThreadStream().submit(lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        ticket.wait()
+        work.wait()
 
 
 def test_span_of_a_copy_is_that_of_its_thread():
-    spans, lane, may_go = StreamSpans(CPU, every=1), ThreadLane(), threading.Event()
+    spans, stream, may_go = StreamSpans(CPU, every=1), ThreadStream(), threading.Event()
     with spans.step(0):
-        blocked = lane.submit(lambda _: may_go.wait(10))
-        ticket = lane.submit(spans.around("copy", Copy.allocate("h2d", 1, CPU).transfer))
+        blocked = stream.submit(lambda _: may_go.wait(10))
+        work = stream.submit(spans.around("copy", Copy.allocate("h2d", 1, CPU).transfer))
         with spans.span("compute"):
             torch.ones(2**20).sum()
         may_go.set()
         blocked.wait()
-        ticket.wait()
+        work.wait()
     timeline = spans.captures()[0].timeline
     assert timeline["copy"][0][0] > timeline["compute"][0][1]
 
@@ -116,10 +116,10 @@ def launched(tmp_path, monkeypatch, **config):
 def test_copies_start_before_the_products_and_are_waited_for_behind_them(monkeypatch, variant, order):
     events = []
     workload = CopyComputeWorkload(default_config("copy_compute"))
-    ticket = SimpleNamespace(wait=lambda: events.append("wait"))
+    work = SimpleNamespace(wait=lambda: events.append("wait"))
     workload._spans = StreamSpans(CPU, every=0)
     workload._copies = [SimpleNamespace(transfer=lambda _: events.append("copy"))] * 2
-    workload._lanes = [SimpleNamespace(submit=lambda transfer: transfer(False) or ticket)] * 2
+    workload._streams = [SimpleNamespace(submit=lambda transfer: transfer(False) or work)] * 2
     monkeypatch.setattr(workload, "_compute", lambda: events.append("compute"))
     getattr(workload, variant)()
     assert events == order

@@ -101,10 +101,10 @@ def test_collectives_of_buckets_have_spans(overlap):
         reduction.finish()
     timeline = spans.captures()[3].timeline
     assert set(timeline) == {"compute", "all_reduce", "reduce_scatter"}
-    for lane in ("all_reduce", "reduce_scatter"):
-        assert (timeline[lane][0][0] < timeline["compute"][-1][1]) is overlap
+    for stream in ("all_reduce", "reduce_scatter"):
+        assert (timeline[stream][0][0] < timeline["compute"][-1][1]) is overlap
         # Beside backward, spans may run concurrently and merge into one.
-        assert len(timeline[lane]) == 2 or overlap
+        assert len(timeline[stream]) == 2 or overlap
 
 
 class LateWork:

@@ -31,20 +31,15 @@ PINNED = "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2"
 def pinned(monkeypatch):
     for name, value in CPU_KERNELS.items():
         monkeypatch.setenv(name, value)
+    return monkeypatch
 
 
-def test_pinned_kernels_are_recorded(pinned):
+def test_pinned_kernels_are_recorded_and_the_vendor_unless_the_workload_computes_the_same_on_every_cpu(pinned):
     assert environment_facts(CPU)["cpu_kernels"] == PINNED
-
-
-def test_vendor_is_recorded_unless_the_workload_computes_the_same_on_every_cpu(pinned):
-    assert "cpu_vendor" not in environment_facts(CPU, any_cpu=True)
     assert environment_facts(CPU)["cpu_vendor"]
-
-
-def test_vendor_is_recorded_where_kernels_are_not_pinned(monkeypatch):
+    assert "cpu_vendor" not in environment_facts(CPU, any_cpu=True)
     for name in CPU_KERNELS:
-        monkeypatch.delenv(name, raising=False)
+        pinned.delenv(name)
     facts = environment_facts(CPU, any_cpu=True)
     assert facts["cpu_kernels"] is None
     assert facts["cpu_vendor"]
@@ -124,22 +119,16 @@ def test_bits_of_a_gpu_are_reproducible_where_it_is_known(on_gpu, deterministic,
     assert environment_facts(CPU)["bitwise_reproducible"] is True
 
 
-def test_rank_without_a_tracer_reports_none():
-    assert python_tracer() is None
-
-
-def test_function_that_traces_is_named():
+def test_function_or_profiler_that_traces_is_named():
     def trace(*_: object) -> None:
         return None
 
+    assert python_tracer() is None
     sys.settrace(trace)
     try:
-        assert python_tracer() == f"{__name__}.test_function_that_traces_is_named.<locals>.trace"
+        assert python_tracer() == f"{__name__}.test_function_or_profiler_that_traces_is_named.<locals>.trace"
     finally:
         sys.settrace(None)
-
-
-def test_profiler_of_python_is_named():
     with cProfile.Profile():
         assert "cProfile" in (python_tracer() or "")
 

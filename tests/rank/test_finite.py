@@ -11,7 +11,7 @@ from aorta_workloads.fsdp.buffers import Buffers
 from aorta_workloads.fsdp.settings import Settings
 
 from pytest_aorta.worker import Recorder, Workload
-from pytest_aorta.worker.recorder import NotFinite, refuse_parameters
+from pytest_aorta.worker.finite import NotFinite, refuse_parameters
 from tests.rank.settings import default_config
 
 NAN = float("nan")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from aorta_workloads.common.lanes import Lane, Ticket
+from aorta_workloads.common.streams import Stream, Work
 from aorta_workloads.fsdp import schedule
 from aorta_workloads.fsdp.buffers import Buffers
 from aorta_workloads.fsdp.faults import Fault, FaultSpec
@@ -29,14 +29,14 @@ def events_of_a_step(monkeypatch):
     """
     events = []
 
-    class LoggedTicket(Ticket):
+    class LoggedTicket(Work):
         def __init__(self, name):
             self.name = name
 
         def wait(self):
             events.append(f"w{self.name}")
 
-    class LoggingLane(Lane):
+    class LoggingStream(Stream):
         def submit(self, transfer):
             transfer(True)
             return LoggedTicket(events[-1])
@@ -48,7 +48,7 @@ def events_of_a_step(monkeypatch):
         def log(kind, tensors, wanted):
             events.extend(f"{kind}{layer}" for layer, tensor in enumerate(tensors) if tensor is wanted)
 
-        monkeypatch.setattr(schedule, "AsyncLane", LoggingLane)
+        monkeypatch.setattr(schedule, "GlooStream", LoggingStream)
         monkeypatch.setattr(schedule, "all_gather", lambda _, shard, **__: log("g", buffers.shards, shard))
         monkeypatch.setattr(schedule, "reduce_scatter", lambda out, *_, **__: log("r", buffers.reduced, out))
         checks = SimpleNamespace(
@@ -57,9 +57,9 @@ def events_of_a_step(monkeypatch):
             check_reduced=lambda *_: None,
         )
         fault = Fault(FaultSpec(), rank=0, first_checked=0, write_chunk=lambda *_: None)
-        codes, lanes = CodeTable(settings.dtype, CPU, 0), schedule.Lanes.choose(settings, CPU)
+        codes, streams = CodeTable(settings.dtype, CPU, 0), schedule.Streams.choose(settings, CPU)
         spans = StreamSpans(CPU, every=0)
-        schedule.TrainingStep(settings, buffers, lanes, codes, checks, fault, spans).run(0)
+        schedule.TrainingStep(settings, buffers, streams, codes, checks, fault, spans).run(0)
         return " ".join(events)
 
     return run
@@ -79,4 +79,4 @@ def test_gathers_are_a_turn_ahead_and_no_buffer_is_written_before_its_reduction_
 @pytest.mark.parametrize("ahead", [True, False])
 def test_inputs_are_a_step_ahead_if_the_config_asks_for_it(ahead):
     settings = Settings.read(default_config("fsdp", h2d_prefetch=ahead), rank=0, world_size=2)
-    assert schedule.Lanes.choose(settings, CPU).inputs_ahead == ahead
+    assert schedule.Streams.choose(settings, CPU).inputs_ahead == ahead

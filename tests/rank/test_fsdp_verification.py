@@ -6,16 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from aorta_workloads.common.lanes import Lane, ReadAhead, Ticket
+from aorta_workloads.common.streams import Prefetcher, Stream, Work
 from aorta_workloads.fsdp.diagnosis import Place
 from aorta_workloads.fsdp.faults import GATHER_KINDS, Fault, FaultSpec
-from aorta_workloads.fsdp.oracle import (
-    INPUT_SLOTS,
-    CodeTable,
-    Contribution,
-    chunk_index,
-    world_index,
-)
+from aorta_workloads.fsdp.oracle import INPUT_SLOTS, CodeTable, Contribution, chunk_index, world_index
 from aorta_workloads.fsdp.settings import Settings
 from aorta_workloads.fsdp.verification import MAX_DETAILS, Verification
 from hypothesis import given, settings
@@ -334,7 +328,7 @@ def test_more_sgd_steps_than_float32_counts_are_an_error(steps, is_exact):
 
 
 @dataclass
-class LoggedTicket(Ticket):
+class LoggedTicket(Work):
     log: list[str]
     number: int
 
@@ -343,7 +337,7 @@ class LoggedTicket(Ticket):
 
 
 @dataclass
-class LoggingLane(Lane):
+class LoggingStream(Stream):
     log: list[str]
 
     def submit(self, transfer):
@@ -360,19 +354,19 @@ class LoggingLane(Lane):
     ],
 )
 def test_read_ahead_submits_depth_turns_early_but_not_beyond_the_last(depth, log):
-    lane = LoggingLane([])
-    ahead = ReadAhead(lane, depth, lambda number: lambda _asynchronous: number)
+    stream = LoggingStream([])
+    ahead = Prefetcher(stream, depth, lambda number: lambda _asynchronous: number)
     for number in range(2):
         ahead.take(number, last=1)
-    assert lane.log == log
+    assert stream.log == log
 
 
 def test_read_ahead_waits_at_once_for_a_transfer_in_line():
-    lane = LoggingLane([])
-    ahead = ReadAhead(lane, 1, lambda number: lambda _asynchronous: number, in_line=lambda number: number == 1)
+    stream = LoggingStream([])
+    ahead = Prefetcher(stream, 1, lambda number: lambda _asynchronous: number, in_line=lambda number: number == 1)
     for number in range(2):
         ahead.take(number, last=1)
-    assert lane.log == ["submit 0", "submit 1", "wait 1", "wait 0", "wait 1"]
+    assert stream.log == ["submit 0", "submit 1", "wait 1", "wait 0", "wait 1"]
 
 
 def test_faults_of_time_strike_their_rank_and_their_kind_alone():

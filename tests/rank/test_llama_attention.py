@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from aorta_workloads.llama.data import initialize, sequences
-from aorta_workloads.llama.model import flex
-from aorta_workloads.llama.model.attention import KERNELS, SDPA, AttentionInputs, choose_kernel
-from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.model.flex import causal_blocks, flex_attention, flex_attention_backward
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.models import build_model
+from aorta_workloads.models.common import flex
+from aorta_workloads.models.common.attention import KERNELS, SDPA, AttentionInputs, choose_kernel
+from aorta_workloads.models.common.data import initialize, sequences
+from aorta_workloads.models.common.flex import causal_blocks, flex_attention, flex_attention_backward
+from aorta_workloads.models.config import ModelConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -124,7 +126,7 @@ def test_sparse_mask_is_that_of_torch(num_queries, num_more_keys):
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_flex_has_the_same_bits_in_a_traced_graph_and_under_checkpointing(checkpointing):
-    plain, traced = (model(attention="flex", activation_checkpointing=kind) for kind in ("none", checkpointing))
+    plain, traced = (model(kind, attention="flex") for kind in ("none", checkpointing))
     traced.compile(backend="aot_eager", fullgraph=True)
 
     assert gradients(plain) == gradients(traced)
@@ -133,7 +135,7 @@ def test_flex_has_the_same_bits_in_a_traced_graph_and_under_checkpointing(checkp
 @pytest.mark.parametrize(("checkpointing", "num_calls"), [("none", 1), ("selective", 1), ("full", 2)])
 def test_only_full_checkpointing_runs_flex_again(checkpointing, num_calls):
     with CallCounter() as counter:
-        gradients(model(attention="flex", activation_checkpointing=checkpointing))
+        gradients(model(checkpointing, attention="flex"))
     assert counter.num_calls == num_calls
 
 
@@ -145,9 +147,10 @@ class CallCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def model(**changes):
-    config = LlamaConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5, **changes)
-    made = Llama(config)
+def model(checkpointing="none", **changes):
+    config = ModelConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5, **changes)
+    made = build_model(config)
+    checkpoint_blocks(made, same_on_all(checkpointing, config.n_layers))
     initialize(made, config.n_layers, seed=0)
     return made
 

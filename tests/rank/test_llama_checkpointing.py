@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from aorta_workloads.llama.model.checkpointing import EverySecondMatmul, keep_every_matmul
+from aorta_workloads.distributed.activation_checkpoint import EverySecondMatmul, keep_every_matmul
 from torch.utils.checkpoint import CheckpointPolicy
 
 aten, collectives = torch.ops.aten, torch.ops._c10d_functional

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from aorta_workloads.llama.model.checkpointing import run_checkpointed
+from aorta_workloads.distributed.activation_checkpoint import run_checkpointed
 
 pytestmark = pytest.mark.world(size=1, device="cuda")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.llama.model.chunked_loss import Output, Vocabulary, in_chunks, linear_cross_entropy
+from aorta_workloads.models.common.chunked_loss import Output, Vocabulary, in_chunks, linear_cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NUM_TOKENS, DIM, VOCAB = 40, 16, 96
@@ -89,7 +89,7 @@ def test_ranks_that_split_the_vocabulary_have_the_loss_of_the_whole(num_ranks, m
     rows = VOCAB // num_ranks
     parts = [weight[first : first + rows] for first in range(0, VOCAB, rows)]
     values = []
-    module = "aorta_workloads.llama.model.chunked_loss._over_ranks"
+    module = "aorta_workloads.models.common.chunked_loss._over_ranks"
     monkeypatch.setattr(module, lambda own, _: (values.append(own), own)[1])
     for rank, part in enumerate(parts):
         in_chunks(x, part, labels, NUM_TOKENS, 1, False, Vocabulary(rank * rows, "tp"))

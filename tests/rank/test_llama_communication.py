@@ -9,12 +9,14 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.communication import CommunicationSettings, divided_products, turn_off_multicast
-from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
-from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel
+from aorta_workloads.config import CommunicationSettings, turn_off_multicast
+from aorta_workloads.distributed.fsdp2 import check_all_gather, gather_symmetrically
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
+from aorta_workloads.distributed.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
-from aorta_workloads.llama_fsdp2.symmetric import check_all_gather, gather_symmetrically
+from aorta_workloads.models import build_model
+from aorta_workloads.models.config import ModelConfig
+from aorta_workloads.passes.async_tensor import micro_pipeline_options
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -26,7 +28,7 @@ from tests.rank.settings import make_settings
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
-    from aorta_workloads.llama.parallel.flat_gathers import FlatGathers
+    from aorta_workloads.passes.async_tensor import FlattenGathers
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor import config as inductor
@@ -39,10 +41,10 @@ CUDA = torch.device("cuda", 0)
 
 @given(num_blocks=st.integers(1, 40), size=st.integers(1, 50), kept=st.integers(0, 50))
 def test_buckets_cover_all_blocks_in_order_and_keep_exactly_the_last_ones(num_blocks, size, kept):
-    settings = CommunicationSettings(blocks_per_bucket=size, unsharded_blocks=kept)
+    settings = CommunicationSettings(blocks_per_bucket=size, no_reshard_blocks=kept)
     whole_buckets = {0, *(num_blocks - start for start in range(0, num_blocks, size))}
     if kept not in whole_buckets:
-        with pytest.raises(ValueError, match=f"unsharded_blocks is {kept}, and {num_blocks} blocks"):
+        with pytest.raises(ValueError, match=f"no_reshard_blocks is {kept}, and {num_blocks} blocks"):
             settings.buckets(num_blocks, reshard_after_forward=True)
         return
 
@@ -51,20 +53,20 @@ def test_buckets_cover_all_blocks_in_order_and_keep_exactly_the_last_ones(num_bl
     assert [block for bucket in buckets for block in bucket.blocks] == list(range(num_blocks))
     assert {len(bucket.blocks) for bucket in buckets[:-1]} <= {size}
     assert len(buckets[-1].blocks) <= size
-    unsharded = [block for bucket in buckets if not bucket.is_resharded for block in bucket.blocks]
+    unsharded = [block for bucket in buckets if not bucket.reshard_after_forward for block in bucket.blocks]
     assert unsharded == list(range(num_blocks - kept, num_blocks))
 
 
 def test_no_bucket_is_resharded_without_reshard_after_forward():
     buckets = CommunicationSettings(blocks_per_bucket=2).buckets(5, reshard_after_forward=False)
 
-    assert [bucket.is_resharded for bucket in buckets] == [False] * 3
+    assert [bucket.reshard_after_forward for bucket in buckets] == [False] * 3
 
 
 @pytest.mark.parametrize(
     ("keys", "cause"),
     [
-        ({"unsharded_blocks": 1, "reshard_after_forward": False}, "unsharded_blocks is 1 and reshard_after_forward"),
+        ({"no_reshard_blocks": 1, "reshard_after_forward": False}, "no_reshard_blocks is 1 and reshard_after_forward"),
         ({"async_tensor_parallel": True}, "async_tensor_parallel is true and tensor_parallel_degree is 1"),
         (
             {"async_tensor_parallel": True, "tensor_parallel_degree": 2},
@@ -86,7 +88,7 @@ def test_keys_of_fsdp2_that_contradict_each_other_are_refused(keys, cause):
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
 
     with pytest.raises(ValueError, match=cause):
-        settings.check_degrees(ParallelDims.of_world(settings.degrees, 4))
+        settings.check_own()
 
 
 def test_all_gathers_name_why_they_cannot_run(monkeypatch):
@@ -141,9 +143,9 @@ def tensor_mesh():
 
 def collectives_of_a_block(mesh, batch_size):
     """Return the collectives in the graph of a block's forward pass after inductor's pass for async TP."""
-    model = Llama(LlamaConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5))
+    model = build_model(ModelConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5))
     apply_tensor_parallel(model, mesh.tensor, chunked_loss=False)
-    options = divided_products(mesh.tensor)
+    options = micro_pipeline_options(mesh.tensor)
     found = []
 
     def compile_graph(module, _inputs):
@@ -168,7 +170,7 @@ def collectives_of_a_block(mesh, batch_size):
 
 
 def test_products_are_divided_only_where_the_compile_call_asks_for_it(tensor_mesh):
-    options = divided_products(tensor_mesh.tensor)
+    options = micro_pipeline_options(tensor_mesh.tensor)
 
     torch.compile(lambda x: x, options=options)
     assert (inductor._micro_pipeline_tp, inductor.post_grad_custom_pre_pass) == (False, None)
@@ -211,7 +213,7 @@ def test_a_sequence_gathered_as_a_matrix_has_the_same_values(tensor_mesh):
     module = make_fx(function, tracing_mode="fake")(*given)
     expected = _with_gathers_of_copies(module)(*given)
 
-    FlatGathers(group)(module.graph)
+    FlattenGathers(group)(module.graph)
     module.graph.lint()
 
     gathers = module.graph.find_nodes(op="call_function", target=GATHER)

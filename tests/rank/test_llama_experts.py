@@ -7,11 +7,17 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.llama.data import initial_value
-from aorta_workloads.llama.model.experts import Experts, MixtureConfig, MoeFeedForward, group_rows, route
-from aorta_workloads.llama.parallel.expert import ExchangedExperts
+from aorta_workloads.distributed.activation_checkpoint import checkpointed
+from aorta_workloads.distributed.expert import AllToAllDispatcher, balance_experts
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
+from aorta_workloads.models import build_model
+from aorta_workloads.models.common.data import initial_value, initialize
+from aorta_workloads.models.common.moe import Experts, MoeFeedForward, group_rows, route
+from aorta_workloads.models.config import MixtureConfig, ModelConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.rank.ranks import fake_group
 
 DIM, HIDDEN = 8, 12
 
@@ -89,6 +95,44 @@ def test_forced_balance_takes_experts_in_turn_with_the_weights_of_their_scores()
     assert logits.grad.abs().sum() > 0
 
 
+def test_a_bias_chooses_experts_and_does_not_weigh_them():
+    logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]).log().requires_grad_()
+    routing = route(logits, 2, SOFTMAX, torch.tensor([-0.25, 0.0, 0.1]))
+
+    assert routing.experts.tolist() == [[1, 2], [2, 1]]
+    torch.testing.assert_close(routing.weights, torch.tensor([[0.6, 0.4], [8 / 9, 1 / 9]]))
+    routing.weights[:, 0].sum().backward()
+    assert logits.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("kind", ["none", "selective", "full"])
+def test_tokens_of_experts_count_once_however_often_a_block_runs(kind, is_compiled):
+    torch.compiler.reset()
+    mixture = MixtureConfig(load_balance_coeff=0.01)
+    model = build_model(ModelConfig(32, 1, 2, 2, 32, 64, 1e4, 1e-5, num_experts=4, mixture=mixture))
+    initialize(model, 1, 0)
+    (block,) = model.layers
+    block.checkpoint = checkpointed(kind)
+    if is_compiled:
+        block.compile(backend="aot_eager", fullgraph=True)
+    freqs_cis = model.config.freqs_cis(torch.arange(8))
+    for _ in range(3):
+        block(torch.randn(2, 8, 32, requires_grad=True), freqs_cis).sum().backward()
+    assert block.feed_forward.tokens_per_expert.sum() == 3 * 2 * 8 * 2
+
+
+def test_the_bias_of_experts_with_few_tokens_rises_and_that_of_others_falls():
+    moe = make_moe(4, 2, MixtureConfig(load_balance_coeff=0.5))
+    with fake_group(2):
+        mesh = ParallelMesh.build(ParallelDims(1, 2, 1, 1), "cpu")
+        for _ in range(2):
+            moe.tokens_per_expert.copy_(torch.tensor([5, 7, 1, 7]))
+            balance_experts(moe, mesh, 0.5)
+    assert moe.expert_bias.tolist() == [0.0, -1.0, 1.0, -1.0]
+    assert moe.tokens_per_expert.tolist() == [0] * 4
+
+
 @given(groups=st.lists(st.integers(0, 4), max_size=20))
 def test_grouped_rows_are_in_order_and_come_back(groups):
     numbers = torch.tensor(groups, dtype=torch.int64)
@@ -127,7 +171,7 @@ class Board:
         return received
 
 
-class OnBoard(ExchangedExperts):
+class OnBoard(AllToAllDispatcher):
     """An exchange through a board between ranks that are threads."""
 
     def __init__(self, board, num_ranks, rank):
@@ -153,9 +197,9 @@ def own_experts(moe, num_ranks, rank):
 
 
 def run_rank(moe, board, num_ranks, rank, x, outputs):
-    experts, exchanged = own_experts(moe, num_ranks, rank), OnBoard(board, num_ranks, rank)
     alone = MoeFeedForward(DIM, HIDDEN, moe.num_experts, moe.top_k)
-    alone.router, alone.evaluate = moe.router, lambda _, rows, counts: exchanged(experts, rows, counts)
+    alone.router, alone.experts = moe.router, own_experts(moe, num_ranks, rank)
+    alone.dispatcher = OnBoard(board, num_ranks, rank)
     outputs[rank] = alone(x)
 
 

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 from aorta_workloads.common.gradients import total_norm, whole_norm
-from aorta_workloads.llama.model.experts import MoeFeedForward
-from aorta_workloads.llama_fsdp2 import units
+from aorta_workloads.distributed import fsdp2
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
+from aorta_workloads.models.common.moe import Dispatched, MoeFeedForward, TokenDispatcher
 from torch.distributed.tensor.debug import CommDebugMode
 
 from pytest_aorta.worker import RankEnv
@@ -89,7 +89,7 @@ FORWARD, BACKWARD = "ge e g0 0 g1 1 g2 2 go o", "g2 ro g1 r2 g0 r1 ge r0 re"
         ({"forward_prefetch": 2}, "ge e g0 g1 g2 0 1 2 go o", BACKWARD),
         ({"backward_prefetch": 2}, FORWARD, "g2 ro g1 g0 r2 r1 ge r0 re"),
         ({"reshard_after_forward": False}, FORWARD, "ro r2 r1 r0 re"),
-        ({"unsharded_blocks": 1}, FORWARD, "ro g1 r2 g0 r1 ge r0 re"),
+        ({"no_reshard_blocks": 1}, FORWARD, "ro g1 r2 g0 r1 ge r0 re"),
     ],
     ids=["plain", "forward prefetch", "backward prefetch", "not resharded", "last block not resharded"],
 )
@@ -119,24 +119,29 @@ def test_each_step_trains_with_the_rate_of_the_schedule(make_workload):
     assert rates == [0.125, 0.25]
 
 
-def exchange(experts, rows, _counts):
-    """Replace the exchange of tokens, which the simulated ranks can't answer; the trace has it, in backward too."""
+def trace(gradient=None):
+    with torch.profiler.record_function("exchange"):
+        return gradient
 
-    def trace(gradient=None):
-        with torch.profiler.record_function("exchange"):
-            return gradient
 
-    trace()
-    out = rows * sum(weight.to_local().mean() for weight in (experts.w1, experts.w2, experts.w3))
-    out.register_hook(trace)
-    return out
+class TracedDispatcher(TokenDispatcher):
+    """Replaces the exchange of tokens, which the simulated ranks can't answer; the trace has it, in backward too."""
+
+    def dispatch(self, rows, counts):
+        trace()
+        # Two ranks share the experts, and the first expert of this rank gets all rows.
+        return Dispatched(rows, torch.tensor([len(rows)] + [0] * (len(counts) // 2 - 1)))
+
+    def combine(self, out, dispatched):
+        out.register_hook(trace)
+        return out
 
 
 def gathers_between_exchanges(workload):
     """Train one step; return what is gathered before each exchange: ``1`` and ``e1`` are block 1 and its experts."""
     for module in workload._model.modules():
         if isinstance(module, MoeFeedForward):
-            module.evaluate = exchange
+            module.dispatcher = TracedDispatcher()
     workload._train_step(0, workload._batches[0])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         workload._train_step(0, workload._batches[0])
@@ -164,9 +169,9 @@ def gathers_between_exchanges(workload):
 def test_experts_are_gathered_with_their_block_and_ahead_in_backward(
     make_workload, monkeypatch, has_parameter_meshes, prefetch, forward
 ):
-    if has_parameter_meshes and not units.HAS_PARAMETER_MESHES:
+    if has_parameter_meshes and not fsdp2.HAS_PARAMETER_MESHES:
         pytest.skip("a unit of this torch has one mesh")
-    monkeypatch.setattr(units, "HAS_PARAMETER_MESHES", has_parameter_meshes)
+    monkeypatch.setattr(fsdp2, "HAS_PARAMETER_MESHES", has_parameter_meshes)
     workload = make_workload(world_size=4, num_experts=4, expert_parallel_degree=2, forward_prefetch=prefetch)
 
     backward = [{"2", "e2", "1", "e1"}, {"0", "e0"}, set(), set()]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
-from aorta_workloads.llama.boundaries import Boundaries, observe
-from aorta_workloads.llama.hashing import MAX_HASHES, StepHashes
-from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.settings import HashSettings
+from aorta_workloads.config import HashSettings
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.hashing import MAX_HASHES, Boundaries, StepHashes, observe
+from aorta_workloads.models import build_model
+from aorta_workloads.models.config import ModelConfig
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -20,13 +20,15 @@ from tests.rank.ranks import fake_group
 
 ALL = ["weights", "gradients", "optimizer", "forward", "backward"]
 TOKENS = torch.arange(16).reshape(2, 8)
-MODEL = LlamaConfig(16, 2, 2, 1, 32, 32, 500000.0, 1e-5)
+MODEL = ModelConfig(16, 2, 2, 1, 32, 32, 500000.0, 1e-5)
 ROTATIONS = MODEL.freqs_cis(torch.arange(TOKENS.shape[1]))
 
 
 def make_model(checkpointing="none"):
     torch.manual_seed(0)
-    return Llama(replace(MODEL, activation_checkpointing=checkpointing))
+    model = build_model(MODEL)
+    checkpoint_blocks(model, same_on_all(checkpointing, len(model.layers)))
+    return model
 
 
 def make_hashes(model, optimizer, steps=3, micro_batches=1, **changes):

@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.llama.model.decoder import Llama
-from aorta_workloads.llama.model.experts import MoeFeedForward
-from aorta_workloads.llama.model.feed_forward import FeedForward
-from aorta_workloads.llama.model.latent import LatentAttention, LatentConfig
-from aorta_workloads.llama.model.rotary import apply_rope, rope_rotations
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+from aorta_workloads.models import build_model
+from aorta_workloads.models.common.feed_forward import FeedForward
+from aorta_workloads.models.common.moe import MoeFeedForward
+from aorta_workloads.models.common.rope import apply_rope, rope_rotations
+from aorta_workloads.models.config import LatentConfig, ModelConfig
+from aorta_workloads.models.deepseek_v3.model import LatentAttention
 
 from tests.rank.settings import make_settings
 
@@ -21,7 +22,8 @@ DIM, HEADS, HEAD_DIM, SEQ_LEN = 24, 3, 8, 7
 
 def make_attention(q_lora_rank, kernel="flash"):
     latent = LatentConfig(kv_lora_rank=10, q_lora_rank=q_lora_rank, qk_rope_head_dim=4)
-    attention = LatentAttention(DIM, HEADS, HEAD_DIM, latent, norm_eps=1e-6, kernel=kernel)
+    config = ModelConfig(DIM, 1, HEADS, HEADS, 1, 1, 10000.0, 1e-6, kernel, latent=latent)
+    attention = LatentAttention(config)
     random = torch.Generator().manual_seed(0)
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.5, generator=random)
@@ -85,7 +87,7 @@ def test_widths_that_contradict_each_other_are_an_error(given, message):
 def model_of(size, **changes):
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", size=size, **changes)
     with torch.device("meta"):
-        return Llama(settings.with_kernels("math").model)
+        return build_model(settings.with_kernels("math").model)
 
 
 def test_preset_has_the_parameters_of_deepseek_v2_lite():

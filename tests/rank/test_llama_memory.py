@@ -10,16 +10,16 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from aorta_workloads.llama.memory.budget import DeviceMemory, Options, decide, own_budget
-from aorta_workloads.llama.memory.choice import LADDER, choices, first_that_fits, same_on_all
-from aorta_workloads.llama.memory.estimate import Gathering, estimate
-from aorta_workloads.llama.memory.live import LiveBytes
-from aorta_workloads.llama.memory.step import Activations, Communication, StepMemory, Unit
-from aorta_workloads.llama.model.decoder import Block
-from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
-from aorta_workloads.llama.settings import MemorySettings
+from aorta_workloads.config import MemorySettings
+from aorta_workloads.distributed.activation_checkpoint import LADDER, choices, first_that_fits, same_on_all
+from aorta_workloads.distributed.memory.budget import DeviceMemory, Options, decide, own_budget
+from aorta_workloads.distributed.memory.estimate import Gathering, estimate
+from aorta_workloads.distributed.memory.live import LiveBytes
+from aorta_workloads.distributed.memory.step import Activations, Communication, StepMemory, Unit
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
+from aorta_workloads.models.common.decoder import Block
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -157,7 +157,7 @@ def test_gathered_parameters_that_blocks_keep_count_under_their_kinds_alone():
 
 def test_last_blocks_that_stay_unsharded_keep_their_parameters_under_every_kind():
     kept = dict.fromkeys(LADDER, 0) | {"none": 10}
-    communication = Communication(20, 20, 0, kept, gathered=7, unsharded_blocks=2)
+    communication = Communication(20, 20, 0, kept, gathered=7, no_reshard_blocks=2)
     assert communication.kept(["full", "none", "none", "full"]) == [0, 10, 7, 7]
 
 
@@ -193,7 +193,7 @@ def test_less_memory_gives_more_recomputation_and_too_little_is_refused(world):
 
 def check_all(settings):
     settings.check()
-    settings.check_degrees(ParallelDims(1, 1, 1, 1))
+    settings.check_own()
 
 
 def test_a_budget_without_auto_is_refused():
@@ -213,28 +213,28 @@ def test_memory_that_activations_leave_keeps_blocks_unsharded(world):
     # One block that recomputes frees more than all four blocks keep.
     assert chosen[3].facts == {
         "activation_checkpointing": "elementwise on 1 of 4 blocks, none on 3",
-        "unsharded_blocks": "4 of 4",
+        "no_reshard_blocks": "4 of 4",
     }
-    assert "unsharded_blocks: null chose 2 of 4; estimated" in str(chosen[1])
+    assert "no_reshard_blocks: null chose 2 of 4; estimated" in str(chosen[1])
 
 
 def test_no_block_stays_unsharded_where_nothing_fits_and_the_config_gives_the_checkpointing(world):
     world(1)
     step = make_step(communication=Communication(20, 20, 0, dict.fromkeys(LADDER, 0), gathered=100))
     decision = decide(step, Options((same_on_all("full", 4),), (0, 2, 4), 4), 1, CPU)
-    assert (decision.unsharded, decision.facts) == (0, {"unsharded_blocks": "0 of 4"})
+    assert (decision.unsharded, decision.facts) == (0, {"no_reshard_blocks": "0 of 4"})
     assert decision.estimate == step.peak(["full"] * 4)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pipeline_parallel_degree": 2}, "unsharded_blocks is null and pipeline_parallel_degree is 2"),
-        ({"reshard_after_forward": False}, "unsharded_blocks is null and reshard_after_forward is false"),
+        ({"pipeline_parallel_degree": 2}, "no_reshard_blocks is null and pipeline_parallel_degree is 2"),
+        ({"reshard_after_forward": False}, "no_reshard_blocks is null and reshard_after_forward is false"),
     ],
 )
 def test_unsharded_blocks_by_memory_are_refused_where_they_can_not_be_chosen(changes, message):
-    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", unsharded_blocks=None, **changes)
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", no_reshard_blocks=None, **changes)
     with pytest.raises(ValueError, match=message):
         check_all(settings)
 
@@ -266,7 +266,7 @@ OTHER_LAYOUTS = {
     "FSDP 2, CP 2": (4, {"context_parallel_degree": 2}),
 }
 LATENT = {"kv_lora_rank": 64, "q_lora_rank": 96, "qk_rope_head_dim": 16}
-DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128}
+DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128, "load_balance_coeff": 0.01}
 
 
 @pytest.mark.parametrize(

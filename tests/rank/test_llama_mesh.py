@@ -7,14 +7,15 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from aorta_workloads.llama.data import local_part
-from aorta_workloads.llama.model.attention import SDPA
-from aorta_workloads.llama.model.experts import MoeFeedForward
-from aorta_workloads.llama.parallel.context import GatheredAttention, own_positions
-from aorta_workloads.llama.parallel.expert import expert_placement, split_experts
-from aorta_workloads.llama.parallel.mesh import AxisDegrees, ParallelDims, ParallelMesh
-from aorta_workloads.llama.parallel.parallelize import check_parallelism
+from aorta_workloads.config import AxisDegrees
+from aorta_workloads.distributed.context import GatheredAttention, own_positions
+from aorta_workloads.distributed.expert import expert_placement, split_experts
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
+from aorta_workloads.distributed.parallelize import check_parallelism
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+from aorta_workloads.models.common.attention import SDPA
+from aorta_workloads.models.common.data import local_part
+from aorta_workloads.models.common.moe import MoeFeedForward
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
@@ -108,8 +109,8 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
         ({"shared_experts": 1}, "num_experts is 0, and there are no experts for .*shared_experts=1"),
         ({"num_experts": 4, "n_dense_layers": 1}, "n_dense_layers is 1 and n_layers is 1: no block has experts"),
         (
-            {"num_experts": 4, "n_dense_layers": 1, "n_layers": 2, "unsharded_blocks": None},
-            "n_dense_layers is 1, activation_checkpointing is 'none' and unsharded_blocks is None: memory is estimated",
+            {"num_experts": 4, "n_dense_layers": 1, "n_layers": 2, "no_reshard_blocks": None},
+            "n_dense_layers is 1, activation_checkpointing is 'none' and no_reshard_blocks is None: memory is",
         ),
         (LATENT | {"float8_linear": True}, "kv_lora_rank is 16 and float8_linear is true: latent"),
     ],

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from aorta_workloads.llama.data import initial_value, initialize, sequences
-from aorta_workloads.llama.faults import Fault
-from aorta_workloads.llama.model.decoder import Llama, LlamaConfig, apply_rope, rope_rotations
+from aorta_workloads.common.faults import Fault
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.models import build_model
+from aorta_workloads.models.common.data import initial_value, initialize, sequences
+from aorta_workloads.models.common.rope import apply_rope, rope_rotations
+from aorta_workloads.models.config import ModelConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEBUG = {
@@ -23,8 +26,8 @@ LLAMA_3 = {"n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "rope_theta": 5
 
 
 def make_model(seed=0, **dimensions):
-    config = LlamaConfig(**DEBUG | dimensions)
-    model = Llama(config)
+    config = ModelConfig(**DEBUG | dimensions)
+    model = build_model(config)
     initialize(model, config.n_layers, seed)
     return model
 
@@ -47,7 +50,7 @@ def logits(model, tokens):
 )
 def test_llama_3_dimensions_have_llama_3_parameter_counts(dimensions, expected):
     with torch.device("meta"):
-        model = Llama(LlamaConfig(**LLAMA_3 | dimensions))
+        model = build_model(ModelConfig(**LLAMA_3 | dimensions))
 
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
@@ -93,7 +96,7 @@ def test_rotation_keeps_lengths_and_leaves_position_0():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_complex_numbers_rotate_with_every_bit_of_real_ones(dtype):
     x = torch.randn(2, 9, 4, 16).to(dtype).requires_grad_()
-    config = LlamaConfig(**DEBUG)
+    config = ModelConfig(**DEBUG)
     real, whole = (replace(config, rotary=form).freqs_cis(torch.arange(9)) for form in ("real", "complex"))
     gradient = torch.randn(2, 9, 4, 16).to(dtype)
 
@@ -125,7 +128,8 @@ def test_shared_key_and_value_heads_equal_repeated_ones():
 
 @pytest.mark.parametrize(("kind", "num_recomputed"), [("none", 0), ("elementwise", 0), ("selective", 3), ("full", 6)])
 def test_checkpointed_blocks_have_the_same_gradients_and_recompute_their_share_of_matrix_products(kind, num_recomputed):
-    kept, recomputed = make_model(), make_model(activation_checkpointing=kind)
+    kept, recomputed = make_model(), make_model()
+    checkpoint_blocks(recomputed, same_on_all(kind, len(recomputed.layers)))
     logits(kept, tokens()).square().mean().backward()
     loss = logits(recomputed, tokens()).square().mean()
     with MatmulCounter() as counter:
@@ -147,8 +151,10 @@ class MatmulCounter(TorchDispatchMode):
 
 
 def test_an_unknown_kind_of_checkpointing_is_an_error():
+    model = make_model()
+    checkpoint_blocks(model, same_on_all("some", len(model.layers)))
     with pytest.raises(ValueError, match="'some', allowed are none, elementwise, selective, full"):
-        logits(make_model(activation_checkpointing="some"), tokens())
+        logits(model, tokens())
 
 
 def test_a_seed_gives_the_same_weights_again_and_another_seed_others():
@@ -181,7 +187,7 @@ def test_a_global_batch_is_the_same_however_ranks_share_it():
 )
 def test_dimensions_that_do_not_divide_are_an_error(dimensions, message):
     with pytest.raises(ValueError, match=message):
-        LlamaConfig(**DEBUG | dimensions)
+        ModelConfig(**DEBUG | dimensions)
 
 
 def test_weight_ulp_changes_one_bit_of_one_weight_on_its_rank_after_its_step_alone():

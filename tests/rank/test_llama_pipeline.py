@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from aorta_workloads.llama.data import initialize
-from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.mesh import ParallelDims
-from aorta_workloads.llama.parallel.pipeline import (
+from aorta_workloads.distributed.pipeline import (
     check_pipeline,
     count_stages,
     keep_stage,
@@ -16,6 +13,9 @@ from aorta_workloads.llama.parallel.pipeline import (
     stages_of_rank,
 )
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+from aorta_workloads.models import build_model
+from aorta_workloads.models.common.data import initialize
+from aorta_workloads.models.config import ModelConfig
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ from pytest_aorta.worker import WeightHash, hash_parameters
 from tests.rank.settings import make_settings
 
 TOKENS = torch.arange(16).reshape(2, 8)
-MODEL = LlamaConfig(16, 4, 2, 1, 32, 32, 500000.0, 1e-5)
+MODEL = ModelConfig(16, 4, 2, 1, 32, 32, 500000.0, 1e-5)
 ROTATIONS = MODEL.freqs_cis(torch.arange(8))
 
 
@@ -40,7 +40,7 @@ def test_stages_share_all_blocks_in_order_and_evenly(num_stages, more):
 
 def make_model(stage=None, num_stages=3):
     with torch.device("meta"):
-        model = Llama(MODEL)
+        model = build_model(MODEL)
     if stage is not None:
         keep_stage(model, num_stages, stage)
     model.to_empty(device="cpu")
@@ -116,7 +116,7 @@ def test_a_key_that_contradicts_a_schedule_is_an_error_that_names_it(given, mess
 
 def check_all(settings):
     check_pipeline(4, settings)
-    settings.check_degrees(ParallelDims(1, 1, 1, 1, 4))
+    settings.check_own()
 
 
 def test_a_schedule_without_stages_is_refused():
@@ -134,7 +134,7 @@ def test_each_rank_runs_the_models_of_its_own_stages(schedule, held):
     models = {}
     for stages in held:
         with torch.device("meta"):
-            rank_model = Llama(MODEL)
+            rank_model = build_model(MODEL)
         keep_stage(rank_model, num_stages, *stages)
         models |= dict(zip(stages, split_stages(rank_model, num_stages, stages), strict=True))
         rank_model.to_empty(device="cpu")

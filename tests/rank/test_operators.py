@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
-from aorta_workloads.llama.bit_flips import BitFlip
+from aorta_workloads.common.faults import BitFlip
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -101,7 +101,10 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     assert not (tmp_path / "trace.json.gz").exists()
     monkeypatch.setenv("AORTA_PROFILER", "torch")
     capture = capture_overlap(Training(beside=True).step, 1, CPU)
-    assert overlap_of_cpu(read_trace(tmp_path / "trace.json.gz")) == capture
+    kept = read_trace(tmp_path / "trace.json.gz")
+    assert overlap_of_cpu(kept) == capture
+    # Shapes and allocations are recorded on request.
+    assert not [one for one in kept["traceEvents"] if one["name"] == "[memory]" or "Input Dims" in one.get("args", {})]
 
 
 def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
@@ -157,14 +160,6 @@ def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
         capture = capture_overlap(Training(beside=True).step, 1, CPU)
     assert (len(capture.steps), capture.problem) == (1, "")
     assert [path.name for path in tmp_path.glob("trace*")] == ["trace-2.json.gz"]
-
-
-def test_default_traces_have_neither_shapes_nor_allocations(group, tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
-    monkeypatch.setenv("AORTA_PROFILER", "torch")
-    capture_overlap(Training(beside=True).step, 1, CPU)
-    events = read_trace(tmp_path / "trace.json.gz")["traceEvents"]
-    assert not [event for event in events if event["name"] == "[memory]" or "Input Dims" in event.get("args", {})]
 
 
 class FakeProfiler:

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
-from aorta_workloads.common.lanes import InlineLane
 from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule
+from aorta_workloads.common.streams import InlineStream
 from aorta_workloads.ddp_overlap.settings import DdpOverlapSettings
 from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
@@ -116,7 +116,7 @@ def test_heads_that_do_not_divide_the_width_are_reported():
 def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
     batches = [make_batch(ranking_settings(), number, 0, 1) for number in range(3)]
     spans = StreamSpans(CPU, every=1)
-    feed = InputFeed(batches, CPU, InlineLane(), ahead, spans)
+    feed = InputFeed(batches, CPU, InlineStream(), ahead, spans)
     for step in range(7):
         with spans.step(step):
             taken = feed.take(step)
@@ -136,8 +136,8 @@ def test_first_step_copies_the_next_inputs_too_unless_the_config_keeps_them_in_l
     assert len(workload._spans.captures()[0].timeline["copy"]) == num_copies
 
 
-class CountingLane(InlineLane):
-    """An inline lane that counts its transfers."""
+class CountingStream(InlineStream):
+    """An inline stream that counts its transfers."""
 
     def __init__(self):
         self.num_submitted = 0
@@ -150,15 +150,15 @@ class CountingLane(InlineLane):
 def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(monkeypatch):
     # Doubling equals the sum over two ranks with equal gradients.
     monkeypatch.setattr(dist, "all_reduce", lambda flat, **_: None if flat.mul_(2) is flat else flat)
-    module, lane, spans = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), CountingLane(), StreamSpans(CPU, every=1)
-    gradients = GradientSum(module, lane, spans)
+    module, stream, spans = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), CountingStream(), StreamSpans(CPU, every=1)
+    gradients = GradientSum(module, stream, spans)
     with spans.step(0):
         for is_last in (False, True):
             gradients.enabled = is_last
             module(torch.ones(1, 3)).sum().backward()
     alone = [parameter.grad.clone() for parameter in module.parameters()]
-    assert lane.num_submitted == 1
-    assert [lane for lane, rows in spans.captures()[0].timeline.items() if len(rows) == 1] == ["all_reduce"]
+    assert stream.num_submitted == 1
+    assert [stream for stream, rows in spans.captures()[0].timeline.items() if len(rows) == 1] == ["all_reduce"]
     gradients.finish()
     for parameter, local in zip(module.parameters(), alone, strict=True):
         assert torch.equal(parameter.grad, 2 * local)
@@ -189,7 +189,7 @@ def test_each_step_trains_with_the_rate_of_the_schedule(monkeypatch):
 
 
 def test_gradients_that_backward_did_not_make_are_an_error():
-    gradients = GradientSum(nn.Linear(2, 2), CountingLane(), StreamSpans(CPU, every=0))
+    gradients = GradientSum(nn.Linear(2, 2), CountingStream(), StreamSpans(CPU, every=0))
     with pytest.raises(RuntimeError, match="backward has not made all of them"):
         gradients.finish()
 

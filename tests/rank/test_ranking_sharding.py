@@ -54,7 +54,7 @@ def events(monkeypatch, spans):
     found = []
 
     def wait():
-        # The lane "copy" has no other spans here.
+        # The stream "copy" has no other spans here.
         with spans.span("copy"):
             Delay(CPU, 1)()
 
@@ -166,11 +166,11 @@ def test_waits_of_fsdp2_do_not_count_as_compute(events, spans, compiled):
     for capture in captures.values():
         assert set(capture.timeline) == {"compute", "copy", "all_gather", "reduce_scatter"}
         # Two gathers per unit and, on this thread, one reduction.
-        assert [len(capture.timeline[lane]) for lane in ("copy", "reduce_scatter")] == [8, 4]
-        compute, waits, scatters = (rows_us(capture, lane) for lane in ("compute", "copy", "reduce_scatter"))
+        assert [len(capture.timeline[stream]) for stream in ("copy", "reduce_scatter")] == [8, 4]
+        compute, waits, scatters = (rows_us(capture, stream) for stream in ("compute", "copy", "reduce_scatter"))
         assert not len(intersection(compute, union(waits, scatters)))
         assert length(compute)
 
 
-def rows_us(capture, lane):
-    return union([(round(begin * 1e3), round(end * 1e3)) for begin, end in capture.timeline[lane]])
+def rows_us(capture, stream):
+    return union([(round(begin * 1e3), round(end * 1e3)) for begin, end in capture.timeline[stream]])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,16 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.adapter import Adapter, AdapterError
+from pytest_aorta.plan.workloads import Command, WorkloadSpec
 from pytest_aorta.worker import Recorder, hash_parameters
-from pytest_aorta.worker.lifecycle import _adapted_result, refuse_non_finite
-from pytest_aorta.worker.recorder import NotFinite, _Follower
+from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
+from pytest_aorta.worker.lifecycle import _adapted_result
+from pytest_aorta.worker.recorder import _Follower
 from tests.rank.ranks import own_group
+from tests.unit.builders import make_plan
 
 PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
 
@@ -197,7 +205,7 @@ def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
     (tmp_path / "output.log").write_text("step 1: 9 ms, loss 3\nstep 2: 1.5 ms, loss 2\n")
     result = _adapted_result(adapter(warmup=1), tmp_path)
     assert result is not None
-    assert (result.step_times_ms, result.loss, result.weight_hashes, result.wait_ms) == ([1.5], [2.0], {}, [])
+    assert (result.step_times_ms, result.loss, result.weight_hashes, result.collective_ms) == ([1.5], [2.0], {}, [])
     assert result.environment["torch"] == torch.__version__
 
 
@@ -295,3 +303,60 @@ def test_weights_are_hashed_after_steps_that_are_powers_of_two(recorder: Recorde
     # The eighth measured step was the last.
     assert hashes["8"] == hash_parameters([("0.0", model.get_parameter("weight"))]).hex
     assert len(set(hashes.values())) == 4
+
+
+DIVERGING = """
+import sys
+import torch
+import torch.distributed as dist
+from pytest_aorta.worker import record_optimizer_steps, recorder
+
+def main(way):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, 13):
+        model(torch.ones(1, 4)).sum().backward()
+        if step == 9:
+            model[1].bias.grad.fill_(float("nan"))
+        if way == "recorder.step":
+            with recorder.step():
+                optimizer.step()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step}: 1.0 ms, loss 1.0")
+    if way == "end":  # the model still exists when the script has ended
+        globals()["kept"] = model, optimizer
+
+if sys.argv[1] == "optimizer":
+    record_optimizer_steps(warmup=2)
+main(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "found"),
+    [
+        ("recorder.step", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; "),
+        # The optimizer's first step begins the first recorded step, and two are warm-up.
+        ("optimizer", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 6; "),
+        ("end", "parameter 1.bias of rank 1 has 4 of 4 elements that are NaN or infinite at the end of the script"),
+    ],
+)
+def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path, way, found) -> None:
+    (tmp_path / "train.py").write_text(DIVERGING)
+    (folder := tmp_path / "ranks" / "1").mkdir(parents=True)
+    command, adapter = Command(script="train.py", args=(way,)), {"kind": "log", "pattern": PATTERN, "file": "log"}
+    spec = WorkloadSpec(name="w", folder=tmp_path, description="logs", command=command, adapter=adapter)
+    script = str(tmp_path / "train.py")
+    plan = make_plan(tmp_path, script=script, args=(way,))
+    if way == "end":
+        plan = make_plan(tmp_path, script=None, spec=spec)
+    write_json(tmp_path / "plan.json", to_builtins(plan))
+    code = "import sys, pathlib, pytest_aorta.worker.lifecycle as l; l.run_rank(*map(pathlib.Path, sys.argv[1:]))"
+    environ = os.environ | {"RANK": "1", "AORTA_DEVICE": "cpu"}
+    (tmp_path / "log").write_text("step 1: 1.0 ms, loss 1.0\n")
+    command = [sys.executable, "-c", code, str(tmp_path), str(folder)]
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found in done.stderr
+    assert not (folder / "result.json").exists()

@@ -9,10 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
-from aorta_workloads.llama.parallel.pipeline import keep_stage
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
+from aorta_workloads.distributed.pipeline import keep_stage
+from aorta_workloads.models import build_model
+from aorta_workloads.models.config import ModelConfig
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tests.rank.settings import make_settings
@@ -20,28 +24,34 @@ from tests.rank.settings import make_settings
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
-    from aorta_workloads.llama.partitioner import order_saved
-    from aorta_workloads.llama_simple_fsdp import passes
-    from aorta_workloads.llama_simple_fsdp.buckets import (
+    from aorta_workloads.config import GraphSettings
+    from aorta_workloads.distributed.simple_fsdp import (
+        MixedPrecision,
         block_buckets,
         buckets_of_stage,
+        collective_groups,
         module_buckets,
         no_reorder_buckets,
-    )
-    from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
-    from aorta_workloads.llama_simple_fsdp.labels import POSITION, check_labels, label_reductions
-    from aorta_workloads.llama_simple_fsdp.parametrization import (
-        CollectiveGroups,
-        MixedPrecision,
-        collective_groups,
         shard_parameters,
     )
-    from aorta_workloads.llama_simple_fsdp.settings import GraphSettings, LlamaSimpleFsdpSettings
+    from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
+    from aorta_workloads.passes import bucket, compile
+    from aorta_workloads.passes.annotate import (
+        POSITION,
+        CollectiveGroups,
+        GroupedParameters,
+        check_labels,
+        label_reductions,
+    )
+    from aorta_workloads.passes.cuda_graph import captured
+    from aorta_workloads.passes.partition import order_saved
+    from aorta_workloads.passes.reorder import estimate_ms
 
 from tests.rank.ranks import fake_group
 
-DEBUG = LlamaConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
-BOXED = passes.boxed_nop
+DEBUG = ModelConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
+ONE_BLOCK = replace(DEBUG, n_layers=1)
+BOXED = compile.boxed_nop
 PLANNED = GraphSettings("aot_eager", "transformer_block", (), "registration", True, True)
 UNGROUPED = CollectiveGroups(None, None)
 REDUCTIONS = ("is_sharded", "is_replicated")
@@ -56,7 +66,7 @@ def mesh():
 
 def make_model(config=DEBUG):
     with torch.device("meta"):
-        return Llama(config)
+        return build_model(config)
 
 
 def make_sharded(mesh, dtype=torch.float32, config=DEBUG, stage=None):
@@ -96,7 +106,7 @@ def collectives_of_a_step(mesh, blocks_per_bucket=1, kept="layers.none.", stage=
         buckets = buckets_of_stage(model, module_buckets(whole, settings.bucket_modules))
     in_place = no_reorder_buckets(whole, buckets, settings.overlap_reorder_modules)
     parameters, groups = dict(model.named_parameters()), collective_groups(model, mesh)
-    backend = passes.make_backend(settings, parameters, buckets, groups, in_place, names_of(model, kept))
+    backend = compile.make_backend(settings, parameters, buckets, groups, in_place, names_of(model, kept))
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     freqs_cis = model.config.freqs_cis(torch.arange(8))
@@ -181,6 +191,9 @@ def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
         ({"bucketing": "manual"}, "groups are given for manual bucketing"),
         ({"bucket_modules": ("norm",)}, "groups are given for manual bucketing"),
         ({"bucketing": "auto"}, "bucket_order is 'registration'"),
+        (EAGER | {"trace": "step"}, "trace is step and backend is eager"),
+        ({"cuda_graphs": True}, "cuda_graphs is true, trace is 'model'"),
+        ({"cuda_graphs": True, "trace": "step", "backend": "inductor"}, "backend is 'inductor': .* aot_eager"),
     ],
 )
 def test_settings_that_contradict_each_other_are_an_error(given, message):
@@ -200,7 +213,34 @@ def test_a_schedule_that_divides_backward_passes_is_refused():
     given = {"pipeline_parallel_schedule": "ZBVZeroBubble", "pipeline_parallel_degree": 2}
     settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", **given)
     with pytest.raises(ValueError, match="here that is one graph; allowed are 1F1B and Interleaved1F1B"):
-        settings.check_degrees(ParallelDims.of_world(settings.degrees, 2))
+        settings.check_own()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pipeline_parallel_degree": 2}, "pipeline_parallel_degree above 1"),
+        ({"compile_loss": True}, "compile_loss"),
+        ({"hash_operators_step": 1}, "hash_operators_step"),
+        ({"hash_tensors": ["weights", "backward"]}, "hash_tensors backward"),
+        ({"fault": {"kind": "drop_gradient"}}, "fault drop_gradient"),
+        ({"cuda_graphs": True, "gradient_accumulation": 2}, "gradient_accumulation above 1"),
+        ({"cuda_graphs": True, "num_experts": 4}, "num_experts"),
+        ({"cuda_graphs": True, "fault": {"kind": "operator_input", "operator": "x"}}, "fault operator_input"),
+    ],
+)
+def test_what_one_graph_of_a_step_can_not_do_is_refused(given, message):
+    settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", trace="step", **given)
+    with pytest.raises(ValueError, match=f"it does not run with {message}"):
+        settings.check_own()
+
+
+@pytest.mark.parametrize(("device", "num_ranks"), [("cpu", 1), ("cuda", 2)])
+def test_a_step_is_captured_on_one_gpu_only(device, num_ranks):
+    settings = replace(PLANNED, trace="step", cuda_graphs=True)
+    settings.check_devices("cuda", 1)
+    with pytest.raises(ValueError, match=f"{num_ranks} ranks run on {device}.*allowed is one rank on a CUDA device"):
+        settings.check_devices(device, num_ranks)
 
 
 def test_a_stage_buckets_its_own_parameters_of_each_group():
@@ -263,7 +303,7 @@ def orders_of_a_step(mesh, monkeypatch, **given):
     """Return the starts and waits of collectives in forward and in backward, e.g. ``g0 w0``, by order of start."""
     graphs = []
     monkeypatch.setattr(
-        passes, "boxed_nop", lambda module, inputs: graphs.append(module.graph) or BOXED(module, inputs)
+        compile, "boxed_nop", lambda module, inputs: graphs.append(module.graph) or BOXED(module, inputs)
     )
     collectives_of_a_step(mesh, **given)
     return [" ".join(_starts_and_waits(graph)) for graph in graphs]
@@ -296,6 +336,66 @@ REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 w
 )
 def test_only_the_buckets_of_named_modules_are_reordered(mesh, monkeypatch, modules, orders):
     assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules) == orders
+
+
+def test_a_step_in_one_graph_gathers_ahead_from_forward_to_backward(mesh, monkeypatch):
+    whole, rest = orders_of_a_step(mesh, monkeypatch, trace="step")
+    assert whole == "g0 g1 wg0 g2 wg1 g3 wg2 g4 wg3 g5 wg4 r0 g6 wg5 r1 wr0 wg6 r2 wr1 r3 wr2 wr3"
+    assert rest == ""
+
+
+class RecordedGraph(TorchDispatchMode):
+    """Runs the operators of a capture again, on the same memory, as a CUDA graph does with kernels."""
+
+    def __init__(self):
+        super().__init__()
+        self._calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **kwargs or {})
+        self._calls.append((func, args, kwargs or {}, results))
+        return results
+
+    def replay(self):
+        for func, args, keywords, results in self._calls:
+            for kept, value in zip(tree_leaves(results), tree_leaves(func(*args, **keywords)), strict=True):
+                kept.copy_(value)
+
+
+@pytest.fixture
+def recorded_graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: graph)
+
+
+def test_a_captured_step_has_the_gradients_of_one_that_is_not(mesh, recorded_graphs):
+    gradients = {}
+    alone = ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu")
+    for cuda_graphs in (False, True):
+        torch.compiler.reset()
+        model = make_sharded(alone, config=ONE_BLOCK)
+        settings = replace(PLANNED, trace="step", cuda_graphs=cuda_graphs)
+        groups, parameters = collective_groups(model, alone), dict(model.named_parameters())
+        backend = compile.make_backend(settings, parameters, block_buckets(model), groups)
+        model.compile(backend=backend, fullgraph=True, dynamic=False)
+        for number in range(4):
+            tokens, labels = torch.arange(number, number + 32).view(2, 2, 8)
+            model(tokens, model.config.freqs_cis(torch.arange(8)), labels, 16).backward()
+            gradients[cuda_graphs, number] = [parameter.grad.to_local().clone() for parameter in model.parameters()]
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            model.zero_grad()
+    for number in range(4):
+        assert all(map(torch.equal, gradients[True, number], gradients[False, number])), number
+    assert not torch.equal(gradients[True, 2][0], gradients[True, 3][0])
+
+
+def test_a_captured_step_whose_parameter_moves_is_an_error(recorded_graphs):
+    parameter = torch.ones(2)
+    step = captured(lambda given: [given[0] * given[1]], [parameter])
+    for factor in (1.0, 2.0, 3.0):
+        assert step([parameter, torch.tensor(factor)])[0].tolist() == [factor, factor]
+    with pytest.raises(RuntimeError, match="a parameter has moved in memory"):
+        step([torch.ones(2), torch.tensor(1.0)])
 
 
 @pytest.mark.parametrize(
@@ -338,11 +438,11 @@ def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
 def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overlap_reorder(monkeypatch, is_asked):
     """Tensor parallelism without shards and replicas leaves activations, and no bucket."""
     scheduled = []
-    monkeypatch.setattr(passes, "_schedule", lambda _module, bucketing, _deps: scheduled.append(bucketing))
-    parameters = passes.GroupedParameters(("weight",), (UNGROUPED,))
+    monkeypatch.setattr(bucket, "_schedule", lambda _module, bucketing, _deps: scheduled.append(bucketing))
+    parameters = GroupedParameters(("weight",), (UNGROUPED,))
     settings = replace(PLANNED, overlap_reorder=is_asked)
 
-    rewrite = passes.CollectivesPass(settings, parameters, (("weight",),), frozenset())
+    rewrite = bucket.CollectivesPass(settings, parameters, (("weight",),), frozenset())
     rewrite(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
 
     assert scheduled == [False] * is_asked
@@ -390,7 +490,7 @@ def test_modules_without_buckets_to_reorder_are_refused(given):
 
 def test_torch_that_marks_no_buckets_is_refused(mesh, monkeypatch):
     monkeypatch.setattr(
-        passes.ManualOverlapScheduler, "_manual_bucket_collectives", lambda self: self._obtain_nodes_in_subgraph()
+        bucket.ManualOverlapScheduler, "_manual_bucket_collectives", lambda self: self._obtain_nodes_in_subgraph()
     )
     with pytest.raises(Exception, match="whose scheduler marks no buckets"):
         collectives_of_a_step(mesh, overlap_reorder_modules=("layers.1",))
@@ -402,16 +502,13 @@ def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh
     assert all(0 < few < many for few, many in zip(merged, (21, 20, 21), strict=True)), merged
 
 
-ONE_BLOCK = replace(DEBUG, n_layers=1)
-
-
 def compile_forward(mesh, buckets=None, settings=PLANNED, **extra):
     """Compile and run forward with these buckets and with ``extra`` parameters, which the model does not have."""
     torch.compiler.reset()
     model = make_sharded(mesh, config=ONE_BLOCK)
     parameters = dict(model.named_parameters()) | extra
     groups = collective_groups(model, mesh) | dict.fromkeys(extra, UNGROUPED)
-    backend = passes.make_backend(settings, parameters, buckets or block_buckets(model), groups)
+    backend = compile.make_backend(settings, parameters, buckets or block_buckets(model), groups)
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     model(torch.zeros(2, 8, dtype=torch.int64), model.config.freqs_cis(torch.arange(8)))
 
@@ -429,9 +526,9 @@ def test_a_parameter_that_the_model_does_not_read_is_an_error_that_names_it(mesh
 def test_graphs_for_inductor_fix_the_order_of_collectives_by_dependencies(mesh, monkeypatch):
     """Inductor would otherwise move them again."""
     graphs = []
-    monkeypatch.setitem(passes._COMPILERS, "inductor", passes._compile_aot_eager)
+    monkeypatch.setitem(compile._COMPILERS, "inductor", compile._compile_aot_eager)
     monkeypatch.setattr(
-        passes, "boxed_nop", lambda module, inputs: graphs.append(module.graph) or BOXED(module, inputs)
+        compile, "boxed_nop", lambda module, inputs: graphs.append(module.graph) or BOXED(module, inputs)
     )
 
     compile_forward(mesh, settings=replace(PLANNED, backend="inductor"))
@@ -443,11 +540,11 @@ def test_graphs_for_inductor_fix_the_order_of_collectives_by_dependencies(mesh, 
 @pytest.mark.parametrize(("bucketing", "reuses_buffers"), [("transformer_block", False), ("none", True)])
 def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeypatch, bucketing, reuses_buffers):
     patches = {}
-    monkeypatch.setattr(passes, "compile_fx", lambda *_, config_patches: patches.update(config_patches))
+    monkeypatch.setattr(compile, "compile_fx", lambda *_, config_patches: patches.update(config_patches))
     settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
 
-    rewrite = passes.CollectivesPass(settings, passes.GroupedParameters((), ()), (), frozenset())
-    passes._compile_inductor(None, (), None, rewrite, {})
+    rewrite = bucket.CollectivesPass(settings, GroupedParameters((), ()), (), frozenset())
+    compile._compile_inductor(None, (), None, rewrite, {})
 
     fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
     assert {name: value for name, value in patches.items() if name in fixed} == (
@@ -474,8 +571,8 @@ def test_gathers_of_other_parameters_than_the_models_are_an_error():
 
 
 def test_a_collective_without_a_parameter_is_an_error_before_buckets_are_made():
-    parameters = passes.GroupedParameters(("weight",), (CollectiveGroups("shards", None),))
-    rewrite = passes.CollectivesPass(PLANNED, parameters, (("weight",),), frozenset())
+    parameters = GroupedParameters(("weight",), (CollectiveGroups("shards", None),))
+    rewrite = bucket.CollectivesPass(PLANNED, parameters, (("weight",),), frozenset())
     with pytest.raises(RuntimeError, match=r"collectives \['all_gather_into_tensor_default_1'\] belong to no known"):
         rewrite(gather_in_a_graph(0, None))
 
@@ -492,9 +589,9 @@ def test_a_gradient_that_no_reduction_made_is_an_error(given, kind):
 
 
 def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
-    monkeypatch.setattr(passes, "_OVERRIDDEN", {SimpleNamespace: ("_collect_node_ancestors",)})
+    monkeypatch.setattr(compile, "_OVERRIDDEN", {SimpleNamespace: ("_collect_node_ancestors",)})
     with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*_collect_node_ancestors"):
-        passes.make_backend(PLANNED, {}, (), {})
+        compile.make_backend(PLANNED, {}, (), {})
 
 
 def node(target, value, *arguments, **keywords):
@@ -686,8 +783,9 @@ def test_a_traced_block_without_checkpointed_products_saves_them(mesh, kind):
 
 def assert_saved(mesh, kind):
     torch.compiler.reset()
-    model = make_sharded(mesh, config=replace(DEBUG, activation_checkpointing=kind))
-    backend = passes.make_backend(
+    model = make_sharded(mesh)
+    checkpoint_blocks(model, same_on_all(kind, len(model.layers)))
+    backend = compile.make_backend(
         replace(PLANNED, bucketing="none", overlap_reorder=False),
         dict(model.named_parameters()),
         (),

@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from aorta_workloads.llama.model.decoder import Llama
-from aorta_workloads.llama.parallel.mesh import ParallelDims, ParallelMesh
-from aorta_workloads.llama.parallel.parallelize import parallelize
+from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
+from aorta_workloads.distributed.parallelize import parallelize
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
+from aorta_workloads.models import build_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.rank.ranks import fake_group
@@ -18,7 +18,7 @@ from tests.rank.settings import default_config
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
-    from aorta_workloads.llama_simple_fsdp.parametrization import MixedPrecision, shard_parameters
+    from aorta_workloads.distributed.simple_fsdp import MixedPrecision, shard_parameters
     from aorta_workloads.llama_simple_fsdp.workload import LlamaSimpleFsdpWorkload
 
 LAYOUTS = {
@@ -41,7 +41,7 @@ def shards(implementation, changes):
     settings = workload._settings = workload.read_settings().with_kernels("flash")
     mesh = ParallelMesh.build(ParallelDims.of_world(settings.degrees, 4), "cpu")
     with torch.device("meta"):
-        model = Llama(settings.model)
+        model = build_model(settings.model)
     parallelize(model, mesh, settings)
     workload.shard(model, mesh)
     return {name: (p.placements, p.device_mesh.shape, p.to_local().shape) for name, p in model.named_parameters()}

@@ -54,7 +54,7 @@ def test_time_without_work_and_without_a_collective_is_no_wait(tmp_path, monkeyp
     timer = StepTimer(CPU)
     with timer.step():
         time.sleep(0.01)
-    assert timer.wait_ms() == []
+    assert timer.collective_ms() == []
     arrivals = read_arrivals(tmp_path / ARRIVALS_FILE)
     assert (len(arrivals.began_ns), arrivals.ended_ns[0] - arrivals.began_ns[0] >= 10 * MS) == (1, True)
 
@@ -63,7 +63,7 @@ def test_step_that_raises_is_not_counted():
     timer = StepTimer(CPU)
     with pytest.raises(RuntimeError, match="lost"), timer.step():
         raise RuntimeError("lost")
-    assert (timer.step_times_ms(), timer.wait_ms()) == ([], [])
+    assert (timer.step_times_ms(), timer.collective_ms()) == ([], [])
 
 
 def test_steps_that_raise_and_are_caught_add_neither_times_nor_samples_of_memory():
@@ -95,34 +95,42 @@ def test_memory_that_a_step_keeps_is_seen():
     assert second - first > 0.8 * MEMORY_EVERY_STEPS * KEPT_BYTES
 
 
-def test_waits_are_summed_by_the_step_they_began_in():
-    entries = [at(50), at(110, 2.0), at(190, 3.0), at(210, 4.0), at(310, 5.0)]
-    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [5.0, 4.0, 5.0]
+def part(created_ms: float) -> dict:
+    """Return an entry of a send in a batch, which the recorder never completes."""
+    name = {"profiling_name": "nccl:send 0->1", "is_p2p": True}
+    return {"time_created_ns": int(created_ms * MS), "retired": False} | name
 
 
-def test_step_without_a_collective_waits_nothing():
-    assert _waits_of_steps_ms([at(50), at(310)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 1.0]
+BATCH = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
 
 
-def test_order_of_the_record_does_not_matter():
-    entries = [at(310, 5.0), at(50), at(210, 4.0), at(110, 2.0)]
-    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [2.0, 4.0, 5.0]
+@pytest.mark.parametrize(
+    ("entries", "waits_ms"),
+    [
+        pytest.param([at(50), at(110, 2.0), at(190, 3.0), at(210, 4.0), at(310, 5.0)], [5.0, 4.0, 5.0], id="summed"),
+        pytest.param([at(50), at(310)], [0.0, 0.0, 1.0], id="steps without a collective"),
+        pytest.param([at(310, 5.0), at(50), at(210, 4.0), at(110, 2.0)], [2.0, 4.0, 5.0], id="another order"),
+        # A short record may hold its first step in part.
+        pytest.param([at(150), at(210, 4.0), at(310, 5.0)], [4.0, 5.0], id="record of two steps"),
+        pytest.param([at(210, 4.0), at(310, 5.0)], [5.0], id="record of one step"),
+        pytest.param([at(310, 5.0)], [], id="record of a part"),
+        pytest.param([at(50), at(310, 5.0), at(401, 99.0)], [0.0, 0.0, 5.0], id="after the last step"),
+        pytest.param([at(50), at(110, 2.0), at(310, None)], [], id="unknown duration"),
+        pytest.param([at(50, None), at(110, 2.0)], [2.0, 0.0, 0.0], id="unknown duration before the steps"),
+        pytest.param([at(50), part(110), part(110), BATCH, at(310, 5.0)], [2.0, 0.0, 5.0], id="batch of sends"),
+        pytest.param([at(50), part(110), at(310, 5.0)], [], id="send without a batch"),
+        pytest.param([], [], id="no record"),
+    ],
+)
+def test_waits_are_summed_by_the_step_they_began_in(entries, waits_ms):
+    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == waits_ms
 
 
-@pytest.mark.parametrize(("oldest", "known"), [(150, [4.0, 5.0]), (210, [5.0]), (310, [])])
-def test_step_that_a_short_record_may_hold_in_part_is_left_out(oldest, known):
-    entries = [entry for entry in (at(150), at(210, 4.0), at(310, 5.0)) if entry["time_created_ns"] >= oldest * MS]
-    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == known
-
-
-def test_collectives_after_the_last_step_are_no_part_of_it():
-    assert _waits_of_steps_ms([at(50), at(310, 5.0), at(401, 99.0)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 5.0]
-
-
-def test_collectives_between_steps_are_part_of_none():
+def test_collectives_between_steps_are_part_of_none_and_without_steps_there_are_no_waits():
     """Reduce the loss for a log, or hash weights, after a step has ended."""
     entries = [at(50), at(110, 2.0), at(170, 99.0), at(199, None), at(310, 5.0)]
     assert _waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]
+    assert _waits_of_steps_ms(entries, [], ENDED_NS) == []
 
 
 def test_timer_knows_when_each_step_ended(monkeypatch):
@@ -134,37 +142,12 @@ def test_timer_knows_when_each_step_ended(monkeypatch):
             pass
     left = []
     monkeypatch.setattr(timer_module, "_leave_arrivals", lambda *steps: left.append(steps))
-    timer.wait_ms()
+    timer.collective_ms()
     assert left == [([10, 50], [20, 90])]
 
 
-def test_collective_without_a_duration_hides_every_wait():
-    assert _waits_of_steps_ms([at(50), at(110, 2.0), at(310, None)], BEGAN_NS, ENDED_NS) == []
-    assert _waits_of_steps_ms([at(50, None), at(110, 2.0)], BEGAN_NS, ENDED_NS) == [2.0, 0.0, 0.0]
-
-
-def part(created_ms: float) -> dict:
-    """Return an entry of a send in a batch, which the recorder never completes."""
-    name = {"profiling_name": "nccl:send 0->1", "is_p2p": True}
-    return {"time_created_ns": int(created_ms * MS), "retired": False} | name
-
-
-def test_batch_of_sends_counts_once():
-    batch = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
-    assert _waits_of_steps_ms([at(50), part(110), part(110), batch, at(310, 5.0)], BEGAN_NS, ENDED_NS) == [
-        2.0,
-        0.0,
-        5.0,
-    ]
-
-
-def test_send_without_a_batch_and_without_a_duration_hides_every_wait():
-    assert _waits_of_steps_ms([at(50), part(110), at(310, 5.0)], BEGAN_NS, ENDED_NS) == []
-
-
 def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
-    batch = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
-    dumped = json.dumps({"entries": [part(110), batch]})
+    dumped = json.dumps({"entries": [part(110), BATCH]})
     found = SimpleNamespace(_dump_nccl_trace_json=lambda **_: dumped)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", found)
     began_s = time.monotonic()
@@ -172,17 +155,8 @@ def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
     assert time.monotonic() - began_s < 1
 
 
-@pytest.mark.parametrize(("entries", "began_ns"), [([], BEGAN_NS), ([at(50)], [])])
-def test_nothing_recorded_or_nothing_timed_has_no_waits(entries, began_ns):
-    assert _waits_of_steps_ms(entries, began_ns, ENDED_NS) == []
-
-
-def test_process_without_nccl_has_no_record():
-    assert _recorded_collectives() == []
-
-
-def test_canary_without_a_process_group_is_empty():
-    assert run_canary(CPU) == {}
+def test_process_without_nccl_and_a_process_group_has_neither_a_record_nor_a_canary():
+    assert (_recorded_collectives(), run_canary(CPU)) == ([], {})
 
 
 def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp_path):

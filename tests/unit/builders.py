@@ -254,7 +254,7 @@ def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> Worklo
         "launcher": LauncherKind.TORCHRUN,
         "launch_times_s": {"wall": 1.0},
         "provenance": make_provenance(),
-        "wait_ms": [[] for _ in ranks],
+        "collective_ms": [[] for _ in ranks],
         "ranks": ranks,
     }
     return WorkloadResult(**values | {name: value for name, value in changes.items() if name not in of_ranks})

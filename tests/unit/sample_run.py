@@ -217,7 +217,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         backend="nccl" if plan.device == "cuda" else "gloo",
         platform=plan.platform(ranks),
         config={"steps": steps},
-        wait_ms=waits.tolist(),
+        collective_ms=waits.tolist(),
         environment=(ENVIRONMENT if plan.device == "cuda" else CPU_ENVIRONMENT) | dict(plan.environment),
         rank_metrics={
             "peak_memory_bytes": [48.2 * 2**30] * ranks,

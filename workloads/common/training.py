@@ -37,7 +37,7 @@ class MeasuredSteps:
                 :func:`~pytest_aorta.worker.environment_facts`.
         """
         # NCCL's record of the steps is read first, before further collectives push entries out.
-        step_times_ms, wait_ms = self.timer.step_times_ms(), self.timer.wait_ms()
+        step_times_ms, collective_ms = self.timer.step_times_ms(), self.timer.collective_ms()
         return RankResult(
             passed=True,
             failure_count=0,
@@ -48,7 +48,7 @@ class MeasuredSteps:
             loss=_sum_over_ranks(self.losses),
             grad_norm=[float(whole_norm(norm)) for norm in self.grad_norms],
             environment=environment_facts(device, any_cpu=any_cpu),
-            wait_ms=wait_ms,
+            collective_ms=collective_ms,
             memory_bytes=self.timer.memory_bytes(),
         )
 

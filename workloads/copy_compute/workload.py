@@ -21,12 +21,11 @@ from pytest_aorta.worker import (
     profiled,
 )
 
-from ..common.lanes import InlineLane, Lane, StreamLane
 from ..common.seeding import generator
 from ..common.settings import read_settings
+from ..common.streams import DeviceStream, InlineStream, Stream, ThreadStream
 from ..common.training import leave_process_group, peak_memory_metrics
 from .copies import Copy
-from .lanes import ThreadLane
 from .settings import CopyComputeSettings
 
 
@@ -49,7 +48,7 @@ class CopyComputeWorkload(Workload):
         self._device = env.join("copy_compute", min_world_size=self.min_world_size)
         self._settings = read_settings(CopyComputeSettings, self.config)
         self._spans = StreamSpans(self._device, self._settings.span_every)
-        self._make_lanes()
+        self._make_streams()
         self._make_matrices()
         self._variants: dict[str, Callable[[], None]] = {
             "serial": self._serial,
@@ -89,9 +88,9 @@ class CopyComputeWorkload(Workload):
 
     def cleanup(self) -> None:
         """Leave the process group and free matrices and copies."""
-        leave_process_group(self, "_variants", "_copies", "_lanes", "_left", "_right", "_product", "_spans")
+        leave_process_group(self, "_variants", "_copies", "_streams", "_left", "_right", "_product", "_spans")
 
-    def _make_lanes(self) -> None:
+    def _make_streams(self) -> None:
         settings = self._settings
         kinds = settings.copy_kinds
         planted = settings.fault.kind if settings.fault.rank == self._rank else "none"
@@ -99,18 +98,18 @@ class CopyComputeWorkload(Workload):
             Copy.allocate(kind, settings.copy_mb, self._device, planted if kind == kinds[0] else "none")
             for kind in kinds
         ]
-        self._lanes = [self._make_lane() for _ in kinds]
+        self._streams = [self._make_stream() for _ in kinds]
 
-    def _make_lane(self) -> Lane:
+    def _make_stream(self) -> Stream:
         if not self._settings.overlap:
-            return InlineLane()
+            return InlineStream()
         if self._device.type == "cpu":
-            return ThreadLane()
+            return ThreadStream()
         priority = self._settings.priority
         least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
         if not greatest <= priority <= least:
             raise ValueError(f"priority is {priority}; allowed on this device is {greatest} to {least}")
-        return StreamLane(self._device, priority=priority)
+        return DeviceStream(self._device, priority=priority)
 
     def _make_matrices(self) -> None:
         settings = self._settings
@@ -133,13 +132,13 @@ class CopyComputeWorkload(Workload):
         self._copy()
 
     def _overlapped(self) -> None:
-        tickets = [
-            lane.submit(self._spans.around("copy", copy.transfer))
-            for lane, copy in zip(self._lanes, self._copies, strict=True)
+        works = [
+            stream.submit(self._spans.around("copy", copy.transfer))
+            for stream, copy in zip(self._streams, self._copies, strict=True)
         ]
         self._compute()
-        for ticket in tickets:
-            ticket.wait()
+        for work in works:
+            work.wait()
 
     def _order(self, number: int) -> list[str]:
         """Return the variants of a round; rounds alternate the order, so that no variant always follows the same."""

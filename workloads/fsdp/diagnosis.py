@@ -7,16 +7,7 @@ from dataclasses import dataclass
 
 from pytest_aorta.worker import FailureDetail
 
-from .oracle import (
-    DOUBLE,
-    INPUT_SLOTS,
-    ITERATION_STRIDE,
-    LAYER_STRIDE,
-    NEGATIVE,
-    PRIME,
-    RANK_STRIDE,
-    sources_of_column,
-)
+from .oracle import DOUBLE, INPUT_SLOTS, ITERATION_STRIDE, LAYER_STRIDE, NEGATIVE, PRIME, RANK_STRIDE, sources_of_column
 
 # Slots of an iteration: the input, then each layer's forward and backward all-gather and its reduce-scatter.
 INPUT = 0

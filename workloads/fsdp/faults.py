@@ -16,11 +16,11 @@ DATA_KINDS = (*GATHER_KINDS, "stale_h2d", "dropped_gradient", "stale_gradient")
 
 @dataclass(frozen=True)
 class FaultSpec:
-    """The block ``fault`` of a config; ``iteration`` counts checked iterations from 0, ``rank`` None is every rank."""
+    """The block ``fault`` of a config; ``iteration`` counts checked iterations from 0, None is every rank or layer."""
 
     kind: str = "none"
     iteration: int = 0
-    layer: int = 0
+    layer: int | None = 0
     phase: str = "forward"
     rank: int | None = None
     source_rank: int = 0
@@ -31,7 +31,9 @@ class FaultSpec:
         """Raise ValueError if the fault could not happen in this run."""
         if self.kind in DATA_KINDS:
             self._check_range("iteration", self.iteration, verify, "checked iterations (config key 'verify')")
-        self._check_range("layer", self.layer, layers, "layers")
+        if self.layer is None and self.kind != "in_line":
+            raise ValueError(f"fault {self.kind!r} has layer null, which only 'in_line' can have")
+        self._check_range("layer", self.layer or 0, layers, "layers")
         for name, rank in (("rank", self.rank), ("source_rank", self.source_rank)):
             self._check_range(name, rank or 0, world_size, "ranks")
         if self.kind == "weight" and optimizer == "none":
@@ -94,7 +96,7 @@ class Fault:
 
     def runs_in_line(self, layer: int) -> bool:
         """Return whether compute waits for the layer's collectives as soon as they are submitted."""
-        return self._spec.kind == "in_line" and self._here and layer == self._spec.layer
+        return self._spec.kind == "in_line" and self._here and self._spec.layer in (None, layer)
 
     @property
     def delay_ms(self) -> float:

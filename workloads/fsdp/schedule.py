@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pytest_aorta.worker import Delay, StreamSpans, Transfer
 
 from ..common.collectives import all_gather, reduce_scatter
-from ..common.lanes import AsyncLane, InlineLane, Lane, ReadAhead, StreamLane, Ticket
+from ..common.streams import DeviceStream, GlooStream, InlineStream, Prefetcher, Stream, Work
 from .buffers import Buffers
 from .faults import Fault
 from .oracle import INPUT_SLOTS, CodeTable, Contribution
@@ -20,23 +20,23 @@ from .verification import Verification
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """The lanes of collectives and of input copies, and how many turns ahead of their use these run."""
+class Streams:
+    """The streams of collectives and of input copies, and how many turns ahead of their use these run."""
 
-    collectives: Lane
+    collectives: Stream
     gathers_ahead: int
-    inputs: Lane
+    inputs: Stream
     inputs_ahead: int
 
     @classmethod
-    def choose(cls, settings: Settings, device: torch.device) -> Lanes:
-        """Choose lanes beside compute if the settings ask for them, or else in line."""
+    def choose(cls, settings: Settings, device: torch.device) -> Streams:
+        """Choose streams beside compute if the settings ask for them, or else in line."""
         on_cuda = device.type == "cuda"
-        collectives: Lane = InlineLane()
+        collectives: Stream = InlineStream()
         if settings.comm_stream:
             # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
-            collectives = StreamLane(device, priority=-1) if on_cuda else AsyncLane()
-        inputs = StreamLane(device) if settings.h2d_prefetch and on_cuda else InlineLane()
+            collectives = DeviceStream(device, priority=-1) if on_cuda else GlooStream()
+        inputs = DeviceStream(device) if settings.h2d_prefetch and on_cuda else InlineStream()
         return cls(collectives, int(settings.comm_stream), inputs, int(settings.h2d_prefetch))
 
 
@@ -51,27 +51,27 @@ class TrainingStep:
         self,
         settings: Settings,
         buffers: Buffers,
-        lanes: Lanes,
+        streams: Streams,
         codes: CodeTable,
         verification: Verification,
         fault: Fault,
         spans: StreamSpans,
     ) -> None:
-        """Prepare the lanes; nothing is submitted before the first :meth:`run`."""
+        """Prepare the streams; nothing is submitted before the first :meth:`run`."""
         self._spans = spans
         self._layers = settings.layers
         self._buffers = buffers
-        self._collectives = lanes.collectives
+        self._collectives = streams.collectives
         self._codes = codes
         self._verification = verification
         self._fault = fault
         device = buffers.index.device
         self._contribution = Contribution(settings.world_size, settings.rank, settings.dtype, device)
         self._delay = Delay(device, fault.delay_ms)
-        self._inputs = ReadAhead(lanes.inputs, lanes.inputs_ahead, self._input_copy)
-        self._gathers = ReadAhead(
-            lanes.collectives,
-            lanes.gathers_ahead,
+        self._inputs = Prefetcher(streams.inputs, streams.inputs_ahead, self._input_copy)
+        self._gathers = Prefetcher(
+            streams.collectives,
+            streams.gathers_ahead,
             self._gather,
             in_line=lambda number: fault.runs_in_line(self._layer_of_gather(number)),
         )
@@ -100,7 +100,7 @@ class TrainingStep:
 
     def _backward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
-        scatters: list[Ticket] = []
+        scatters: list[Work] = []
         for turn, layer in enumerate(reversed(range(self._layers))):
             self._use_parameters(iteration, layer, "backward")
             with self._spans.span("compute"):
@@ -113,8 +113,8 @@ class TrainingStep:
             scatters.append(self._collectives.submit(self._scatter(layer, gradient)))
             if self._fault.runs_in_line(layer):
                 scatters[-1].wait()
-        for ticket in scatters[-2:]:
-            ticket.wait()
+        for work in scatters[-2:]:
+            work.wait()
 
     def _use_parameters(self, iteration: int, layer: int, phase: str) -> None:
         turn = layer if phase == "forward" else 2 * self._layers - 1 - layer

@@ -26,12 +26,11 @@ from .buffers import Buffers
 from .diagnosis import Place
 from .faults import Fault
 from .oracle import CodeTable
-from .schedule import Lanes, TrainingStep
+from .schedule import Streams, TrainingStep
 from .settings import Settings
 from .verification import Verification
 
 _GEMMS_PER_LAYER = 3
-_GATHERS_PER_LAYER = 2
 
 
 class FsdpWorkload(Workload):
@@ -56,10 +55,10 @@ class FsdpWorkload(Workload):
         codes = CodeTable(self._settings.dtype, self._device, self._settings.seed)
         self._verification = self._make_verification(codes)
         self._fault = self._make_fault(codes)
-        lanes = Lanes.choose(self._settings, self._device)
+        streams = Streams.choose(self._settings, self._device)
         self._spans = StreamSpans(self._device, self._settings.span_every)
         self._step = TrainingStep(
-            self._settings, self._buffers, lanes, codes, self._verification, self._fault, self._spans
+            self._settings, self._buffers, streams, codes, self._verification, self._fault, self._spans
         )
         self._verification.rehearse()
 
@@ -71,7 +70,7 @@ class FsdpWorkload(Workload):
             with timer.step():
                 self._step.run(iteration)
         timer, elapsed_sec = self._measure()
-        step_times_ms, wait_ms = timer.step_times_ms(), timer.wait_ms()
+        step_times_ms, collective_ms = timer.step_times_ms(), timer.collective_ms()
         metrics = self._metrics(sum(step_times_ms) / 1e3)
         weight_hashes = self._weight_hashes()
         failure_count, failures = self._verification.failures()
@@ -87,7 +86,7 @@ class FsdpWorkload(Workload):
             weight_hashes=weight_hashes,
             # Sums of integers below 2**24 are exact in any order.
             environment=environment_facts(self._device, bitwise_reproducible=True, any_cpu=True),
-            wait_ms=wait_ms,
+            collective_ms=collective_ms,
             memory_bytes=timer.memory_bytes(),
         )
         iterations = count(settings.iterations)
@@ -115,14 +114,11 @@ class FsdpWorkload(Workload):
         return measure(run_step, self._settings.steps, self._device)
 
     def _metrics(self, device_time_s: float) -> dict[str, float]:
-        """Return this rank's metrics; the bytes of a collective are those of its full buffer, over all ranks."""
+        """Return this rank's metrics."""
         settings = self._settings
         gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
-        layer_bytes = settings.gradient_size * settings.dtype.itemsize
         metrics = {
             "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
-            "all_gather_bytes_per_step": float(_GATHERS_PER_LAYER * settings.layers * layer_bytes),
-            "reduce_scatter_bytes_per_step": float(settings.layers * layer_bytes),
             "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
         }
         return metrics | peak_memory_metrics(self._device)
@@ -131,7 +127,7 @@ class FsdpWorkload(Workload):
         settings = self._settings
         if not self._buffers.weights:
             return {}
-        self._fault.on_final_weights(self._buffers.weights[settings.fault.layer])
+        self._fault.on_final_weights(self._buffers.weights[settings.fault.layer or 0])
         shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
         shards = [LocalShard(name, shape, weight, offset) for name, weight in self.named_parameters()]
         return {str(settings.iterations): hash_shards(shards).hex}

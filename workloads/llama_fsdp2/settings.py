@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..llama.parallel.mesh import ParallelDims
-from ..llama.parallel.pipeline import ZERO_BUBBLE
-from ..llama.settings import LlamaSettings
-from .symmetric import COPY_ENGINE, DEFAULT, use_copy_engines
+from ..config import LlamaSettings
+from ..distributed.fsdp2 import COPY_ENGINE, DEFAULT, use_copy_engines
+from ..distributed.pipeline import ZERO_BUBBLE
 
 
 @dataclass(frozen=True)
@@ -21,22 +20,23 @@ class LlamaFsdp2Settings(LlamaSettings):
     reduce_every_micro_batch: bool
     compile_blocks: bool
 
-    def check_degrees(self, degrees: ParallelDims) -> None:
-        """Raise ValueError if a key of this workload contradicts ``degrees``."""
+    def check_own(self) -> None:
+        """Raise ValueError if a key of this workload contradicts another key."""
+        tensor_parallel, experts = self.degrees.tensor_parallel_degree, self.degrees.expert_parallel_degree
         self.communication.check_resharding(reshard_after_forward=self.reshard_after_forward)
         if self.pipeline_parallel_schedule == ZERO_BUBBLE:
             self._check_zero_bubble()
         self.communication.check_async_tensor_parallel(
-            degrees.tensor_parallel, compiler="compile_blocks true", is_compiled=self.fuses_blocks
+            tensor_parallel, compiler="compile_blocks true", is_compiled=self.fuses_blocks
         )
         if self.communication.async_tensor_parallel and self.all_gather != DEFAULT:
             raise ValueError(
                 f"async_tensor_parallel is true and all_gather is {self.all_gather!r}: a process has one backend of "
                 f"symmetric memory, and the two keys need different ones; use one of the two"
             )
-        if degrees.expert_parallel > 1 and self.all_gather != DEFAULT:
+        if experts > 1 and self.all_gather != DEFAULT:
             raise ValueError(
-                f"expert_parallel_degree is {degrees.expert_parallel} and all_gather is {self.all_gather!r}: experts "
+                f"expert_parallel_degree is {experts} and all_gather is {self.all_gather!r}: experts "
                 f"are gathered over ranks of their own, which have no symmetric memory; allowed is {DEFAULT!r}"
             )
 

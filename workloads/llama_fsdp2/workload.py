@@ -10,16 +10,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from ..common.fsdp2 import prefetch, sum_gradients
 from ..common.settings import read_settings
 from ..common.training import drop
-from ..llama.memory.choice import LADDER
-from ..llama.memory.estimate import Gathering
-from ..llama.memory.pieces import INDUCTOR
-from ..llama.model.decoder import Block, Llama
-from ..llama.parallel.communication import divided_products
-from ..llama.parallel.mesh import ParallelMesh
-from ..llama.training import LlamaWorkload
+from ..distributed.activation_checkpoint import LADDER
+from ..distributed.fsdp2 import DEFAULT, check_all_gather, gather_symmetrically, shard_blocks
+from ..distributed.memory.estimate import Gathering
+from ..distributed.memory.pieces import INDUCTOR
+from ..distributed.parallel_dims import ParallelMesh
+from ..models.common.decoder import Block, Decoder
+from ..passes.async_tensor import micro_pipeline_options
+from ..trainer import LlamaWorkload
 from .settings import LlamaFsdp2Settings
-from .symmetric import DEFAULT, check_all_gather, gather_symmetrically
-from .units import shard_blocks
 
 
 class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
@@ -36,7 +35,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         """True if the config asks for it."""
         return self._settings.reduce_every_micro_batch
 
-    def shard(self, model: Llama, mesh: ParallelMesh) -> None:
+    def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
         """Apply ``fully_shard`` to the embedding, buckets of blocks, norm with output, and for its hooks, the model."""
         settings = self._settings
         policy = MixedPrecisionPolicy(
@@ -53,7 +52,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             blocks = [layers[number] for number in bucket.blocks]
             if settings.compile_blocks:
                 _compile(blocks, mesh, settings)
-            options = {"mp_policy": policy, "reshard_after_forward": bucket.is_resharded}
+            options = {"mp_policy": policy, "reshard_after_forward": bucket.reshard_after_forward}
             units.append(shard_blocks(blocks, mesh, **options))
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
@@ -67,7 +66,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         apart = any(len(unit) > 1 for unit in units)
         prefetch(units, settings.forward_prefetch, settings.backward_prefetch or int(apart))
 
-    def gathering(self, _model: Llama) -> Gathering:
+    def gathering(self, _model: Decoder) -> Gathering:
         """Return how FSDP2 gathers the parameters of blocks."""
         settings = self._settings
         return Gathering(
@@ -93,10 +92,10 @@ def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settin
     options: dict[str, Any] | None = None
     if mesh.tensor is not None:
         # Imports a part of inductor, which eager models don't need.
-        from ..llama.partitioner import Partitioner
+        from ..passes.partition import Partitioner
 
         # Only under tensor parallelism, graphs have meshes.
-        divided = divided_products(mesh.tensor) if settings.communication.async_tensor_parallel else {}
+        divided = micro_pipeline_options(mesh.tensor) if settings.communication.async_tensor_parallel else {}
         options = divided | {"custom_partitioner_fn": Partitioner()}
     if mesh.experts is not None:
         import torch._dynamo.config as dynamo

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import torch
 import torch._dynamo
+import torch.distributed as dist
 
 from ..common.settings import read_settings
-from ..llama.memory.choice import LADDER
-from ..llama.memory.estimate import Gathering
-from ..llama.model.decoder import Llama
-from ..llama.parallel.communication import divided_products
-from ..llama.parallel.mesh import ParallelMesh
-from ..llama.training import LlamaWorkload
-from .buckets import Bucket, block_buckets, buckets_of_stage, module_buckets, no_reorder_buckets, num_blocks
-from .parametrization import MixedPrecision, collective_groups, shard_parameters
-from .passes import make_backend
+from ..distributed.activation_checkpoint import LADDER
+from ..distributed.memory.estimate import Gathering
+from ..distributed.parallel_dims import ParallelMesh
+from ..distributed.simple_fsdp import (
+    MixedPrecision,
+    block_buckets,
+    buckets_of_stage,
+    collective_groups,
+    module_buckets,
+    no_reorder_buckets,
+    num_blocks,
+    shard_parameters,
+)
+from ..models import build_model
+from ..models.common.decoder import Decoder
+from ..passes.annotate import Bucket
+from ..trainer import LlamaWorkload
 from .settings import LlamaSimpleFsdpSettings
+
+try:
+    from ..passes.async_tensor import micro_pipeline_options
+    from ..passes.compile import make_backend
+except ImportError as error:
+    raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: {error}") from error
 
 
 class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
@@ -27,11 +42,11 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         """Return the config as typed values."""
         return read_settings(LlamaSimpleFsdpSettings, self.config)
 
-    def shard(self, model: Llama, mesh: ParallelMesh) -> None:
+    def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
         """Make all parameters DTensors that are gathered where they are read."""
         shard_parameters(model, mesh, MixedPrecision(self._settings.param_dtype, self._settings.reduce_dtype))
 
-    def gathering(self, model: Llama) -> Gathering:
+    def gathering(self, model: Decoder) -> Gathering:
         """Return how graphs gather the parameters of blocks.
 
         Without a graph, autograd keeps the gathered parameters of blocks that are not recomputed.
@@ -45,22 +60,23 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
             kept_by=frozenset(LADDER[:1] if is_eager else kept_by),
         )
 
-    def prepare(self, model: Llama) -> None:
+    def prepare(self, model: Decoder) -> None:
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
+        graph.check_devices(self._device.type, dist.get_world_size())
         groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
         in_place = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
-        parameters, kept = dict(model.named_parameters()), _kept(self._settings, model)
+        parameters, no_reshard = dict(model.named_parameters()), _no_reshard(self._settings, model)
         tensor, is_divided = self._mesh.tensor, self._settings.communication.async_tensor_parallel
-        options = divided_products(tensor) if tensor is not None and is_divided else None
-        backend = make_backend(graph, parameters, buckets, groups, in_place, kept, options)
+        options = micro_pipeline_options(tensor) if tensor is not None and is_divided else None
+        backend = make_backend(graph, parameters, buckets, groups, in_place, no_reshard, options)
         if self._mesh.experts is not None:
             # Ranks read on the host how many tokens they exchange; the trace holds these numbers as symbols.
             torch._dynamo.config.capture_scalar_outputs = True
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
-    def _buckets(self, model: Llama) -> tuple[Bucket, ...]:
+    def _buckets(self, model: Decoder) -> tuple[Bucket, ...]:
         """Return the buckets of ``model``, which is the whole model or this rank's stage of it."""
         graph = self._settings.graph
         if graph.bucketing == "transformer_block":
@@ -69,18 +85,19 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
             return buckets_of_stage(model, module_buckets(self._whole(model), graph.bucket_modules))
         return ()
 
-    def _whole(self, model: Llama) -> Llama:
+    def _whole(self, model: Decoder) -> Decoder:
         """Return the whole model, whose modules config keys name; it is on the meta device if ``model`` is a stage."""
         if self._mesh.pipeline is None:
             return model
         with torch.device("meta"):
-            return Llama(self._settings.model)
+            return build_model(self._settings.model)
 
 
-def _kept(settings: LlamaSimpleFsdpSettings, model: Llama) -> set[str]:
+def _no_reshard(settings: LlamaSimpleFsdpSettings, model: Decoder) -> set[str]:
     """Return the parameters of the blocks that keep their gathered values between forward and backward."""
     # A stage of a pipeline holds some of the model's blocks, under the model's names.
     blocks = [f"layers.{name}." for name, _ in model.layers.named_children()]
     buckets = settings.communication.buckets(len(blocks), reshard_after_forward=settings.graph.reshard_after_forward)
-    kept = tuple(blocks[number] for bucket in buckets if not bucket.is_resharded for number in bucket.blocks)
-    return {name for name, _ in model.named_parameters() if name.startswith(kept)}
+    unsharded = [bucket.blocks for bucket in buckets if not bucket.reshard_after_forward]
+    prefixes = tuple(blocks[number] for numbers in unsharded for number in numbers)
+    return {name for name, _ in model.named_parameters() if name.startswith(prefixes)}

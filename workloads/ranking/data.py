@@ -8,8 +8,8 @@ import torch
 
 from pytest_aorta.worker import StreamSpans, Transfer
 
-from ..common.lanes import Lane, ReadAhead
 from ..common.seeding import seed_of
+from ..common.streams import Prefetcher, Stream
 from .settings import TrainingSettings
 
 # Constants of splitmix64 (Steele, Lea, Flood 2014) as signed numbers; int64 products wrap around.
@@ -86,10 +86,12 @@ class InputFeed:
     Steps use the host's batches in turn, so that a long run needs no more memory than a short one.
     """
 
-    def __init__(self, batches: list[Batch], device: torch.device, lane: Lane, ahead: int, spans: StreamSpans) -> None:
+    def __init__(
+        self, batches: list[Batch], device: torch.device, stream: Stream, ahead: int, spans: StreamSpans
+    ) -> None:
         self._host = [batch.pinned() for batch in batches] if device.type == "cuda" else batches
         self._buffers = [batches[0].empty_on(device) for _ in range(ahead + 1)]
-        self._copies = ReadAhead(lane, ahead, self._copy)
+        self._copies = Prefetcher(stream, ahead, self._copy)
         self._ahead = ahead
         self._spans = spans
 

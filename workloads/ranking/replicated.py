@@ -8,47 +8,47 @@ from torch import nn
 
 from pytest_aorta.worker import StreamSpans
 
-from ..common.lanes import InlineLane, Lane, Ticket
+from ..common.streams import InlineStream, Stream, Work
 
 
 class GradientSum:
     """An all-reduce of a module's gradients, as one message, started when backward has made the last of them.
 
-    Without a lane, :meth:`finish` runs the all-reduce in line.
+    Without a stream, :meth:`finish` runs the all-reduce in line.
     """
 
-    def __init__(self, module: nn.Module, lane: Lane | None, spans: StreamSpans) -> None:
+    def __init__(self, module: nn.Module, stream: Stream | None, spans: StreamSpans) -> None:
         """Hook every parameter of ``module``; each backward pass must use all of them."""
         self._spans = spans
         self._parameters = list(module.parameters())
-        self._lane = lane
+        self._stream = stream
         self._num_ready = 0
         self._flat: torch.Tensor | None = None
-        self._ticket: Ticket | None = None
+        self._work: Work | None = None
         self.enabled = True
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def finish(self) -> None:
         """Copy the sums into the gradients, for compute that follows."""
-        if self._lane is None:
-            self._start(InlineLane())
-        if self._flat is None or self._ticket is None:
+        if self._stream is None:
+            self._start(InlineStream())
+        if self._flat is None or self._work is None:
             raise RuntimeError("gradients of a replicated module were not summed: backward has not made all of them")
-        self._ticket.wait()
+        self._work.wait()
         parts = self._flat.split([parameter.numel() for parameter in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
             assert parameter.grad is not None
             parameter.grad.copy_(part.view_as(parameter))
-        self._flat = self._ticket = None
+        self._flat = self._work = None
 
     def _on_gradient(self, _parameter: torch.Tensor) -> None:
         self._num_ready = (self._num_ready + 1) % len(self._parameters)
-        if self._lane is not None and self.enabled and not self._num_ready:
-            self._start(self._lane)
+        if self._stream is not None and self.enabled and not self._num_ready:
+            self._start(self._stream)
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, stream: Stream) -> None:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         flat = self._flat = torch.cat([gradient.flatten() for gradient in gradients])
         reduce = self._spans.around("all_reduce", lambda asynchronous: dist.all_reduce(flat, async_op=asynchronous))
-        self._ticket = lane.submit(reduce)
+        self._work = stream.submit(reduce)

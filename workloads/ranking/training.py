@@ -24,8 +24,8 @@ from pytest_aorta.worker import (
 
 from ..common.determinism import use_deterministic_algorithms
 from ..common.gradients import by_mesh, clip_gradients, total_norm
-from ..common.lanes import InlineLane, StreamLane
 from ..common.learning_rate import LearningRate
+from ..common.streams import DeviceStream, InlineStream
 from ..common.training import MeasuredSteps, is_hashed, leave_process_group, peak_memory_metrics
 from .data import Batch, InputFeed, make_batch
 from .model import RankingModel, initialize
@@ -135,8 +135,8 @@ class RankingTraining(Workload, Generic[_Settings]):
         self._bytes_per_step = batches[0].num_bytes
         beside = settings.h2d_prefetch and self.overlaps
         on_stream = beside and self._device.type == "cuda"
-        lane = StreamLane(self._device) if on_stream else InlineLane()
-        return InputFeed(batches, self._device, lane, int(beside), self._spans)
+        stream = DeviceStream(self._device) if on_stream else InlineStream()
+        return InputFeed(batches, self._device, stream, int(beside), self._spans)
 
     def _train_step(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it."""

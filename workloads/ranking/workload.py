@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..common.lanes import AsyncLane, Lane, StreamLane
 from ..common.settings import read_settings
+from ..common.streams import DeviceStream, GlooStream, Stream
 from ..common.training import drop
 from .model import RankingModel
 from .replicated import GradientSum
@@ -36,7 +36,7 @@ class RankingWorkload(RankingTraining[RankingSettings]):
         """Shard tables and blocks; replicate the tower and the head, whose gradients are all-reduced."""
         self._root = shard(model, self._settings, self._device, self._spans)
         replicated = (model.dense_tower, model.head)
-        self._sums = [GradientSum(module, self._sum_lane(), self._spans) for module in replicated]
+        self._sums = [GradientSum(module, self._sum_stream(), self._spans) for module in replicated]
         return model
 
     @contextmanager
@@ -57,8 +57,8 @@ class RankingWorkload(RankingTraining[RankingSettings]):
         super().cleanup()
         drop(self, "_root", "_sums")
 
-    def _sum_lane(self) -> Lane | None:
+    def _sum_stream(self) -> Stream | None:
         if not self.overlaps:
             return None
         # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
-        return StreamLane(self._device, priority=-1) if self._device.type == "cuda" else AsyncLane()
+        return DeviceStream(self._device, priority=-1) if self._device.type == "cuda" else GlooStream()

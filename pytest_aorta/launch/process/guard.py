@@ -18,6 +18,7 @@ import stat
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -56,7 +57,8 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Guard:
     """One guarded launch; ``guarded.guard_spec`` builds ``spec``.
 
-    ``start_agent`` returns the process id of the torchrun agent, a child of this process.
+    ``start_agent`` starts the torchrun agent and returns its process id. The guard's child is a keeper, which is the
+    agent's parent and ends as the agent does (:func:`start_keeper`).
     """
 
     def __init__(self, spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
@@ -76,9 +78,10 @@ class Guard:
     def run(self) -> dict[str, Any]:
         """Start the agent, wait for a reason to stop, end every process, and return the verdict."""
         began_s, began_ns = time.monotonic(), time.time_ns()
-        self.agent_pid = self.start_agent()
+        # The keeper stands for the agent: it takes the agent's signals, and ends as the agent does.
+        self.agent_pid = start_keeper(self.start_agent)
         reason = self.watch(began_s + self.spec["time_limit_s"])
-        leftover = sorted(descendants())
+        leftover = sorted(descendants() - {self.agent_pid})
         self.mark_suspended()
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
@@ -217,17 +220,7 @@ class Guard:
                 os.kill(self.agent_pid, signal.SIGTERM) if self.agent_status is None else None
             if self.agent_status is None:
                 self.wait_for_none(TERM_S)
-        deadline_s = time.monotonic() + KILL_S
-        while time.monotonic() < deadline_s:
-            alive = descendants()
-            if not alive:
-                return []
-            for pid in alive:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-            self.reap()
-        return sorted(descendants())
+        return kill_descendants(self.reap)
 
     def wait_for_none(self, limit_s: float) -> None:
         """Wait until no descendant is left, at most ``limit_s`` seconds."""
@@ -264,6 +257,71 @@ def descendants() -> set[int]:
         found.update(new)
         waiting += new
     return found
+
+
+def kill_descendants(reap: Callable[[], None]) -> list[int]:
+    """Kill every descendant of this process, and return those that are left after ``KILL_S`` seconds."""
+    deadline_s = time.monotonic() + KILL_S
+    while time.monotonic() < deadline_s:
+        alive = descendants()
+        if not alive:
+            return []
+        for pid in alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+        reap()
+    return sorted(descendants())
+
+
+def start_keeper(start_agent: Callable[[], int]) -> int:
+    """Fork the keeper of a launch, a sub-reaper between the guard and the agent, and return its process id.
+
+    When the guard is killed, no mark is left on a process with an empty environment and output of its own. The keeper
+    is then the parent of such orphans and ends them. It passes SIGTERM on to the agent, and ends in the way in which
+    the agent ends. The keeper keeps the pipe of the verdict open, so pytest waits until the keeper has ended.
+    """
+    guard_pid = os.getpid()
+    if keeper_pid := os.fork():
+        return keeper_pid
+    try:
+        _keep(guard_pid, start_agent)
+    except BaseException:  # noqa: BLE001 - the child must not return into the guard's code
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _keep(guard_pid: int, start_agent: Callable[[], int]) -> None:
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    guard = os.pidfd_open(guard_pid)
+    agent_pid = start_agent()
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(agent_pid, signal.SIGTERM))
+    agent = os.pidfd_open(agent_pid)
+    events = select.poll()
+    for fd in (guard, agent):
+        events.register(fd, select.POLLIN)
+    ready: set[int] = set()
+    while not ready and os.getppid() == guard_pid:
+        # An orphan that ends has no other parent to wait for it.
+        ready = {fd for fd, _ in events.poll(1000)}
+        if agent not in ready:
+            _reap_but(agent_pid)
+    if agent not in ready:
+        kill_descendants(lambda: _reap_but(0))
+        return
+    code = os.waitstatus_to_exitcode(os.waitpid(agent_pid, 0)[1])
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _reap_but(kept_pid: int) -> None:
+    """Wait for children that have ended, except one."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != kept_pid:
+            os.waitpid(ended.si_pid, 0)
 
 
 def prctl(option: int, value: int) -> None:

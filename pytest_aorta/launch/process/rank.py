@@ -7,6 +7,7 @@ the rank is stopped, it also leaves its Python stacks and the last collectives t
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import gc
@@ -48,6 +49,8 @@ _END = 0
 _COLLECTIVES_KEPT = 1000
 _KEPT = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired")
 _MAX_MESSAGE = 4000
+# Below the time that the guard gives to ranks once one of them has its result.
+LEAVE_S = 50.0
 _MAX_TRACEBACK = 20_000
 # The error that ended the rank, kept until the process exits: the frames of its traceback hold process groups, and
 # destroying a process group can deadlock.
@@ -55,28 +58,66 @@ _kept: list[BaseException] = []
 
 
 def main(run_dir: Path) -> None:
-    """Run this rank's part of the plan and exit at once, without the interpreter's slow teardown."""
+    """Run this rank's part of the plan, and leave as Python does up to the point at which it would free objects."""
     folder = rank_folder(run_dir, os.environ["RANK"])
     prepare(folder)
     pid = os.getpid()
     exit_code = 0
-    try:
+
+    def run() -> None:
         with without_collection():
             from pytest_aorta.worker.lifecycle import run_rank
 
-        run_rank(run_dir, folder)
-    except BaseException as error:  # noqa: BLE001 - every error has to be reported
-        _kept.append(error)
-        exit_code = _exit_code(error)
-        if exit_code:
-            _write_error(folder if os.getpid() == pid else None, error)
+        run_rank(run_dir, folder, leave)
+
+    def leave() -> None:
+        _leave(folder if os.getpid() == pid else None)
+
+    for part in (run, leave):
+        try:
+            part()
+        except BaseException as error:  # noqa: BLE001 - every error has to be reported
+            _kept.append(error)
+            if (code := _exit_code(error)) and not exit_code:
+                exit_code = code
+                _write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
             stream.flush()
     if os.environ.get(variables.PROFILER) in WRAPPERS:
         sys.exit(exit_code)  # these profilers write their traces when the process exits normally
-    # Threads of NCCL and gloo would outlive main; such threads have aborted processes that had succeeded.
+    # Freeing objects would destroy process groups: gloo's destructor can deadlock, and threads of NCCL and gloo have
+    # aborted processes that had succeeded.
     os._exit(exit_code)
+
+
+def _leave(folder: Path | None) -> None:
+    """Wait for threads and run the handlers of ``atexit``, as the interpreter does before it frees objects.
+
+    A second call finds nothing to do. After ``LEAVE_S`` seconds, the process ends with an error that names what has not
+    ended. An exit code that a handler chooses by ``os._exit`` is that of the rank.
+    """
+    limit = threading.Timer(LEAVE_S, _give_up, (folder,))
+    limit.daemon = True
+    limit.start()
+    # The interpreter calls these two functions, for which there is no public name.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    limit.cancel()
+
+
+def _give_up(folder: Path | None) -> None:
+    frames = sys._current_frames()
+    left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    left = left or [threading.main_thread()]
+    places = [
+        f"thread {thread.name!r} at {place.name} ({place.filename}:{place.lineno})"
+        for thread in left
+        if thread.ident in frames and (place := traceback.extract_stack(frames[thread.ident])[-1])
+    ]
+    text = f"not ended within {LEAVE_S:g} s after the script returned: {'; '.join(places)}"
+    _write_error(folder, TimeoutError(text))
+    os._exit(1)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -120,7 +120,7 @@
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     revisions.forEach(([index, revision]) => {
       const x = line(index, color("muted"), [2, 3]);
-      ctx.fillText(`r${revision}`, x + 3 * devicePixelRatio, top + 11 * devicePixelRatio);
+      ctx.fillText(`baseline ${revision}`, x + 3 * devicePixelRatio, top + 11 * devicePixelRatio);
     });
     ctx.restore();
   }

@@ -17,6 +17,7 @@ from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, p
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import identity
+from pytest_aorta.verdict.metrics import middle_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, ReferenceKind, Verdict
 
@@ -107,7 +108,7 @@ def compared_with(verdict: Verdict) -> str:
         return f"{AB_REFERENCE} {reference.name}".rstrip()
     if reference.revision is None:
         return "stored baseline" if verdict.baseline is not None else "no stored baseline"
-    return f"stored baseline, revision\N{NO-BREAK SPACE}{reference.revision}"
+    return f"stored baseline\N{NO-BREAK SPACE}{reference.revision}"
 
 
 def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:
@@ -287,15 +288,15 @@ def _bands(case: Case) -> Iterator[dict[str, Any]]:
         yield _band(REFERENCE, case.reference_name, _step_quantiles(case.reference), facts)
     if case.baseline:
         center = case.baseline.center_launches
-        curves = [
-            [
-                *_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)),
-                facts.step_time_ms["p99"],
-                facts.step_time_ms["max"],
-            ]
-            for facts in center
-        ]
+        curves = [_stored_quantiles(facts) for facts in center]
         yield _band("baseline", case.baseline_name, curves, center)
+
+
+def _stored_quantiles(facts: LaunchFacts) -> list[float]:
+    """Return the quantiles at :data:`FRACTIONS`: those that a launch stores, and those of its sample between them."""
+    known = {0.5: facts.step_time_ms["p50"], 0.99: facts.step_time_ms["p99"], 1.0: facts.step_time_ms["max"]}
+    between = np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)
+    return [known.get(at, value) for at, value in zip(FRACTIONS, [*_rounded(between), 0.0, 0.0], strict=True)]
 
 
 def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Sequence[LaunchFacts]) -> dict[str, Any]:
@@ -305,9 +306,9 @@ def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Seq
         "side": side,
         "name": name,
         "low": np.min(curves, axis=0).tolist(),
-        "middle": np.median(curves, axis=0).tolist(),
+        "middle": [middle_of(values, is_relative=True) for values in zip(*curves, strict=True)],
         "high": np.max(curves, axis=0).tolist(),
-        "p50": _rounded([min(p50s), float(np.median(p50s)), max(p50s)]),
+        "p50": _rounded([min(p50s), middle_of(p50s, is_relative=True), max(p50s)]),
         "launches": len(curves),
     }
 

@@ -31,11 +31,11 @@ _US_PER_NS = 1e-3
 
 
 def traces_note(profiler: str, run_dir: Path, *, on_device: bool) -> str:
-    """Return a note that says where a launch's traces are and what they show, or that the profiler left none."""
+    """Return a note that says where a launch's traces are and what they show; empty if the profiler left none."""
     pattern = {TORCH: _RANK_TRACES, NSYS: f"{NSYS}.*", ROCPROFV3: f"{ROCPROFV3}/**/*.*"}[profiler]
     found = sorted(run_dir.glob(pattern))
     if not found:
-        return f"{profiler} left no trace in {run_dir}"
+        return ""
     first = found[0].relative_to(run_dir)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     note = f"; {_NO_HEAD_START}" if profiler == TORCH and on_device else ""

@@ -47,7 +47,7 @@ def read_arrivals(path: Path) -> Arrivals | None:
 
 
 def waits_of_ranks_ms(ranks: Sequence[Arrivals]) -> list[list[float]]:
-    """Return ``wait_ms[rank][step]`` of the last steps that every rank has recorded completely.
+    """Return ``collective_ms[rank][step]`` of the last steps that every rank has recorded completely.
 
     A step's wait is the time in which the rank has arrived at some collective of the step and another rank has not.
     Collectives between steps are part of no step.

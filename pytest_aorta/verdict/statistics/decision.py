@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
 from statistics import median
@@ -36,6 +36,10 @@ class Outcome(StrEnum):
     INCONCLUSIVE = "inconclusive"
     NOT_APPLICABLE = "not applicable"
     MISSING = "missing"
+
+
+# A float can hold the exponential of this difference: a file may contain a value that is nearly 0.
+_LARGEST_LOG = 700.0
 
 
 class Scale(Enum):
@@ -78,7 +82,7 @@ class Scale(Enum):
 
     def change(self, difference: float) -> float:
         """Return the inverse of :meth:`difference`."""
-        return math.expm1(difference) if self is Scale.RELATIVE else difference
+        return math.expm1(min(difference, _LARGEST_LOG)) if self is Scale.RELATIVE else difference
 
     def parse(self, text: object) -> float | None:
         """Parse a change such as ``"5%"`` or ``"5 points"``; return None for any other text."""
@@ -192,6 +196,10 @@ PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
 MIN_PAIRS_TO_FAIL = 3
 # The most degrees of freedom of a prior variance, because the A/B's block may have another noise regime.
 PAIR_PRIOR_DF = 8.0
+# From this number of pairs on, their own variance decides what the prior leaves undecided, by Student's paired t, at
+# this further probability of a false alarm.
+PAIRS_WITHOUT_PRIOR = 12
+PAIRED_ALARM_RATE = 1e-4
 # A variance of the pairs above this multiple of the prior variance shows another noise regime.
 OTHER_REGIME = 2.0
 # A pair difference that is this many scales away from the median is an outlier.
@@ -235,16 +243,14 @@ def decide_pairs(
     last = count >= looks[-1]
     looked = last or count in looks
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
-    return rule.decide(
-        effect,
-        error,
-        error,
-        count,
-        can_fail=may_fail,
-        can_improve=may_fail,
-        can_pass=looked,
-        last=last,
-    )
+    may = {"can_fail": may_fail, "can_improve": may_fail, "can_pass": looked, "last": last}
+    decision = rule.decide(effect, error, error, count, **may)
+    if decision.outcome is not Outcome.INCONCLUSIVE or count < PAIRS_WITHOUT_PRIOR:
+        return decision
+    plain = [worse * value for value in differences]
+    own = own_variance(plain)
+    error = Variance(own.value / count, own.df)
+    return replace(rule, alarm_rate=PAIRED_ALARM_RATE).decide(sum(plain) / count, error, error, count, **may)
 
 
 @lru_cache(maxsize=512)

@@ -41,7 +41,6 @@ def decide_stored(
     max_launches: int,
     worse: int,
     scale: Scale = Scale.RELATIVE,
-    may_pass: bool = True,
     false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> Decision:
     """Compare launches of one session block with a stored baseline.
@@ -57,10 +56,9 @@ def decide_stored(
         max_launches: The most launches of the candidate.
         worse: 1 if a larger value is worse, else -1.
         scale: The scale on which the values were transformed.
-        may_pass: Whether a pass is possible; False if the baseline is too noisy for its tolerance.
         false_alarm_rate: Probability that unchanged code is called a regression, over all looks.
     """
-    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, scale, may_pass, false_alarm_rate)
+    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, scale, false_alarm_rate)
     decision = rule.decide(candidate, rule.effect(candidate), own_variance(candidate), len(candidate))
     if decision.outcome is not None or len(candidate) not in rule.looks:
         return decision
@@ -77,7 +75,6 @@ class _StoredRule:
     looks: tuple[int, ...]
     worse: int
     scale: Scale
-    may_pass: bool
     false_alarm_rate: float
 
     def effect(self, candidate: Sequence[float]) -> float:
@@ -116,7 +113,7 @@ class _StoredRule:
             count,
             can_fail=may_fail and all_worse,
             can_improve=may_fail and all_better,
-            can_pass=looked and self.may_pass,
+            can_pass=looked,
             last=last,
         )
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.data import initialize, sequences
-from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
-from aorta_workloads.llama.model.loss import summed_cross_entropy
+from aorta_workloads.models import build_model
+from aorta_workloads.models.common.data import initialize, sequences
+from aorta_workloads.models.common.decoder import Decoder
+from aorta_workloads.models.common.loss import summed_cross_entropy
+from aorta_workloads.models.config import ModelConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,18 +20,18 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from pytest_aorta.worker import hash_parameters, recorder
 
 # Dimensions that the number of ranks does not divide.
-CONFIG = LlamaConfig(60, 2, 6, 3, 101, 203, 500000.0, 1e-5)
+CONFIG = ModelConfig(60, 2, 6, 3, 101, 203, 500000.0, 1e-5)
 STEPS, SEQ_LEN = 25, 16
 TENSOR_PARALLEL = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1, "tok_embeddings": 0, "output": 0}
 
 
-def shard(model: Llama, mesh: DeviceMesh) -> Llama:
+def shard(model: Decoder, mesh: DeviceMesh) -> Decoder:
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
-def train(model: Llama) -> None:
+def train(model: Decoder) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     for step in range(STEPS):
         with recorder.step():
@@ -40,13 +42,13 @@ def train(model: Llama) -> None:
             optimizer.step()
 
 
-def copy_of(state: dict[str, torch.Tensor]) -> Llama:
-    model = Llama(CONFIG)
+def copy_of(state: dict[str, torch.Tensor]) -> Decoder:
+    model = build_model(CONFIG)
     model.load_state_dict(state)
     return model
 
 
-def tensor_parallel(model: Llama, mesh: DeviceMesh) -> Llama:
+def tensor_parallel(model: Decoder, mesh: DeviceMesh) -> Decoder:
     for name, module in list(model.named_modules()):
         dim = TENSOR_PARALLEL.get(name.rpartition(".")[2])
         if dim is not None:
@@ -57,7 +59,7 @@ def tensor_parallel(model: Llama, mesh: DeviceMesh) -> Llama:
 def main() -> None:
     dist.init_process_group("gloo")
     recorder.start(torch.device("cpu"))
-    trained = Llama(CONFIG)
+    trained = build_model(CONFIG)
     initialize(trained, CONFIG.n_layers, 0)
     train(shard(trained, init_device_mesh("cpu", (4,))))
     state = {

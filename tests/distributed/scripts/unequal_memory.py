@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.memory.budget import Options, decide
-from aorta_workloads.llama.memory.choice import LADDER, choices
-from aorta_workloads.llama.memory.step import Activations, Communication, StepMemory, Unit
+from aorta_workloads.distributed.activation_checkpoint import LADDER, choices
+from aorta_workloads.distributed.memory.budget import Options, decide
+from aorta_workloads.distributed.memory.step import Activations, Communication, StepMemory, Unit
 
 from pytest_aorta.worker import recorder
 

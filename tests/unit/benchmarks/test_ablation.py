@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from benchmarks.training.ablation import Ablation, Lever, triples
-from benchmarks.training.llama import LEVERS, refusal
+from benchmarks.training.ablation import Ablation, Lever
+from benchmarks.training.llama import LEVERS
 from benchmarks.training.programs import Measured, Program
 from pytest_aorta.common.errors import LaunchError
 
@@ -40,10 +40,6 @@ def launch():
 @pytest.fixture
 def table(launch, tmp_path):
     return Ablation(1000.0, tmp_path, "cuda", clock=lambda: launch.now_s)
-
-
-def test_two_levers_of_one_reference_share_its_launch():
-    assert triples([FAST, SAME, SLOW, LAST]) == [(FAST, SAME), (SLOW,), (LAST,)]
 
 
 def test_a_round_launches_the_reference_between_two_levers_and_the_next_one_in_reverse(table, launch):
@@ -82,14 +78,6 @@ def test_a_lever_that_failed_is_reported_once_and_not_launched_again(table, laun
     assert "| last | other | 0 | failed: rank 0 of other, last failed |" in table.text()
 
 
-def test_a_lever_whose_reference_fails_says_so(table, launch):
-    broken = Lever("lever", Program("broken", "llama_fsdp2"), PLAIN)
-
-    assert table.run_round((broken,), launch, reverse=False) == [
-        "lever: the reference failed: rank 0 of broken failed\nwith a traceback"
-    ]
-
-
 def test_tables_name_what_is_faster_slower_and_not_shown(table, launch):
     for number in range(3):
         for levers in ((FAST, SAME), (SLOW,)):
@@ -123,10 +111,3 @@ def test_levers_have_names_of_their_own_and_change_something():
     assert len({lever.name for lever in LEVERS}) == len(LEVERS)
     assert all(lever.program != lever.reference for lever in LEVERS)
     assert len({lever.program.name for lever in LEVERS if lever.min_gpus == 1}) >= 10
-
-
-def test_levers_of_several_gpus_are_left_out_on_one():
-    copies = next(lever for lever in LEVERS if "copy_engine" in lever.name)
-
-    assert refusal(copies, 1) == "which needs 2 GPUs"
-    assert refusal(copies, 2) is None

@@ -108,16 +108,12 @@ def test_existing_case_is_never_overwritten_and_nothing_is_renamed(capsys, platf
     assert "exists already, so nothing was moved" in err
 
 
-def test_unknown_old_is_wrong_usage_and_lists_similar_names(capsys):
+def test_unknown_old_is_wrong_usage_and_lists_similar_names_if_there_are_any(capsys):
     code, out, err = move(capsys, "tests/a.py::test_xx", "tests/b.py::test_x")
     assert (code, out) == (2, "")
     assert "OLD 'tests/a.py::test_xx' matches none of 8 cases in baselines; similar are:" in err
     assert "\n  tests/a.py::test_x\n" in err
-
-
-def test_unknown_old_without_similar_names_lists_none(capsys):
-    _, _, err = move(capsys, "zzz", "yyy")
-    assert err == "aorta: OLD 'zzz' matches none of 8 cases in baselines\n"
+    assert move(capsys, "zzz", "yyy")[2] == "aorta: OLD 'zzz' matches none of 8 cases in baselines\n"
 
 
 @pytest.mark.parametrize(
@@ -134,56 +130,43 @@ def test_names_that_give_no_new_case_are_wrong_usage(capsys, old, new, message):
     assert message in err
 
 
-def test_unreadable_file_stops_the_renaming(capsys):
-    (FOLDER / PLATFORMS[0] / "bad.json").write_text("{")
-    before = files()
-    code, _, err = move(capsys, "tests/a.py", "tests/b.py")
-    assert (code, files()) == (1, before)
-    assert "bad.json: not valid JSON" in err
-    assert "nothing was moved" in err
-
-
-def test_file_that_is_not_named_after_its_case_stops_the_renaming(capsys):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("bad.json", "bad.json: not valid JSON"), ("copy.json", "copy.json: the file name is not that of its case")],
+)
+def test_unreadable_or_misnamed_file_stops_the_renaming(capsys, name, said):
     path = baseline_path(FOLDER, PLATFORMS[0], CASES[0])
-    path.rename(path.with_name("copy.json"))
+    path.with_name(name).write_text("{" if name == "bad.json" else path.read_text())
     before = files()
     code, _, err = move(capsys, "tests/a.py", "tests/b.py")
     assert (code, files()) == (1, before)
-    assert "copy.json: the file name is not that of its case" in err
-
-
-@pytest.mark.parametrize("fails_at", [1, 4])
-def test_failed_write_leaves_the_folder_as_it_was(capsys, monkeypatch, fails_at):
-    before, write, count = files(), stored_baselines.write_text, 0
-
-    def failing(path: Path, document: object) -> None:
-        nonlocal count
-        count += 1
-        if count == fails_at:
-            raise OSError(28, "No space left on device")
-        write(path, document)
-
-    monkeypatch.setattr(stored_baselines, "write_text", failing)
-    code, _, err = move(capsys, "tests/a.py", "tests/b.py")
-    assert (code, files()) == (1, before)
+    assert said in err
     assert "nothing was moved" in err
 
 
 @pytest.mark.parametrize("fails_at", [1, 4])
-def test_failed_deletion_restores_all_files(capsys, monkeypatch, fails_at):
-    before, unlink, count = files(), Path.unlink, 0
+@pytest.mark.parametrize(
+    ("place", "name", "error"),
+    [
+        (stored_baselines, "write_text", OSError(28, "No space left on device")),
+        (Path, "unlink", OSError(13, "Permission denied")),
+    ],
+    ids=["write", "deletion"],
+)
+def test_failed_write_or_deletion_leaves_the_folder_as_it_was(capsys, monkeypatch, place, name, error, fails_at):
+    before, operation, count = files(), getattr(place, name), 0
 
-    def failing(path: Path, missing_ok: bool = False) -> None:
+    def failing(*arguments: object, **options: object) -> None:
         nonlocal count
         count += 1
         if count == fails_at:
-            raise OSError(13, "Permission denied", str(path))
-        unlink(path, missing_ok)
+            raise error
+        operation(*arguments, **options)
 
-    monkeypatch.setattr(Path, "unlink", failing)
+    monkeypatch.setattr(place, name, failing)
     code, _, err = move(capsys, "tests/a.py", "tests/b.py")
-    assert (code, {path: json.loads(text) for path, text in files().items()}) == (
-        1,
-        {path: json.loads(text) for path, text in before.items()},
-    )
+    assert code == 1
+    assert {path: json.loads(text) for path, text in files().items()} == {
+        path: json.loads(text) for path, text in before.items()
+    }
     assert "nothing was moved" in err

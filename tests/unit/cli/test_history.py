@@ -81,11 +81,6 @@ def test_launches_of_a_reference_or_under_a_profiler_are_left_out():
     assert one([make_entry().replace(launches=tuple(launches))]).num_launches == 1
 
 
-def test_platforms_and_cases_have_histories_of_their_own():
-    entries = [make_entry(), make_entry(platform="cpu-x2-gloo"), make_entry(case="other")]
-    assert len(case_histories(entries)) == 3
-
-
 def test_new_revision_of_the_baseline_is_at_its_first_version():
     entries = [make_entry(number, revision=revision) for number, revision in enumerate([1, None, 1, 2, 2])]
     assert one(entries).revisions == [(3, 2)]
@@ -94,16 +89,13 @@ def test_new_revision_of_the_baseline_is_at_its_first_version():
 # change points
 
 
-def test_slower_step_is_found_at_its_commit(otava):
-    (change,) = find_changes(one(entries_of(STEADY + SLOWER)))
-    assert (change.metric, change.index, change.verdict) == ("step_time_p50", 20, "worse")
+@pytest.mark.parametrize(("metric", "verdict"), [("step_time_p50", "worse"), ("tokens_per_s", "better")])
+def test_change_is_found_at_its_commit_and_judged_by_the_metrics_direction(otava, metric, verdict):
+    entries = [with_values(number, {metric: value}) for number, value in enumerate(STEADY + SLOWER)]
+    (change,) = find_changes(one(entries))
+    assert (change.metric, change.index, change.verdict) == (metric, 20, verdict)
     assert change.relative == pytest.approx(0.05, abs=0.003)
     assert (change.last_before.commit, change.first_after.commit) == (commit_of(19), commit_of(20))
-
-
-def test_higher_throughput_is_better(otava):
-    entries = [with_values(number, {"tokens_per_s": value}) for number, value in enumerate(STEADY + SLOWER)]
-    assert [change.verdict for change in find_changes(one(entries))] == ["better"]
 
 
 def test_change_is_reported_once_as_soon_as_it_is_confirmed(otava):
@@ -200,17 +192,18 @@ def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (["changes", "history", "--since", "f" * 40], "--since: got 'fff"),
-        (["changes", "history", "--since", commit_of(0)[:6]], "at least its first 7 digits"),
-        (["changes", "history", "--branch", "gone"], "--branch: got 'gone', allowed is one of ['main']"),
+        (["history", "--since", "f" * 40], 2, "--since: got 'fff"),
+        (["history", "--since", commit_of(0)[:6]], 2, "at least its first 7 digits"),
+        (["history", "--branch", "gone"], 2, "--branch: got 'gone', allowed is one of ['main']"),
+        (["empty"], 1, "contains no history"),
     ],
 )
-def test_wrong_usage_exits_with_2(here, capsys, arguments, message):
-    pytest.importorskip("otava", reason="needs pytest-aorta[history]")
+def test_what_can_not_be_searched_is_an_error(here, otava, capsys, arguments, code, message):
     write_history(here / "history", entries_of(STEADY))
-    assert main(["history", *arguments]) == 2
+    (here / "empty").mkdir()
+    assert main(["history", "changes", *arguments]) == code
     assert message in capsys.readouterr().err
 
 
@@ -239,11 +232,6 @@ def test_without_otava_the_command_says_how_to_install_it(here, capsys, monkeypa
     write_history(here / "history", entries_of(STEADY))
     assert main(["history", "changes", "history"]) == 2
     assert "pip install 'pytest-aorta[history]'" in capsys.readouterr().err
-
-
-def test_empty_folder_exits_with_1(here, capsys):
-    assert main(["history", "changes", "."]) == 1
-    assert "contains no history" in capsys.readouterr().err
 
 
 def test_baseline_center_is_drawn_where_a_verdict_has_one():

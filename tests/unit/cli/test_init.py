@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -61,6 +62,28 @@ def test_script_is_recorded_by_a_second_one_and_hashed_if_it_is_deterministic(fo
     [call] = [call for call in calls if getattr(call.func, "attr", "") == "run_script"]
     assert [ast.literal_eval(argument) for argument in call.args] == ["train_measured.py", ["--epochs", "it's 2"]]
     ast.parse(written["train_measured.py"])
+
+
+@pytest.mark.parametrize("name", ['a"""b', "a\\b", "a\nb", 'ends"', "it's"])
+def test_any_name_of_a_script_gives_tests_that_parse(folder, name):
+    (folder / f"{name}.py").write_text(PLAIN)
+    assert main(["init", f"{name}.py"]) == 0
+    for path, text in files(folder).items():
+        if path.endswith(".py"):
+            ast.parse(text)
+    (test,) = folder.glob("test_*.py")
+    assert f"{name}.py" in str(ast.get_docstring(ast.parse(test.read_text()), clean=False))
+
+
+def test_gitignore_that_is_a_fifo_or_leads_out_of_the_project_is_refused(folder, capsys, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside") / "ignore"
+    outside.write_text("mine")
+    for make in (os.mkfifo, lambda path: path.symlink_to(outside)):
+        make(folder / ".gitignore")
+        assert main(["init"]) == 1
+        assert ".gitignore: can't be read: " in capsys.readouterr().err
+        assert (outside.read_text(), files(folder)) == ("mine", {} if make is os.mkfifo else {".gitignore": "mine"})
+        (folder / ".gitignore").unlink()
 
 
 def test_script_with_the_recorder_is_launched_itself(folder):
@@ -176,21 +199,6 @@ def test_script_whose_weights_are_compared_gets_no_note(folder, capsys, source):
     assert "not compared" not in "".join([*capsys.readouterr(), *files(folder).values()])
 
 
-def test_recording_that_exists_is_not_called_incomplete(folder, capsys):
-    (folder / "train.py").write_text(PLAIN)
-    (folder / "train_measured.py").write_text("mine")
-    assert main(["init", "train.py"]) == 0
-    assert "not compared" not in capsys.readouterr().out
-
-
-def test_script_that_does_not_exist_is_named_with_a_similar_one(folder, capsys):
-    (folder / "train.py").write_text(PLAIN)
-    assert main(["init", "trian.py"]) == 2
-    message = f"script 'trian.py': there is no file {folder}/trian.py (did you mean 'train.py'?)"
-    assert capsys.readouterr().err == f"aorta: {message}\n"
-    assert files(folder).keys() == {"train.py"}
-
-
 @pytest.mark.parametrize(
     "arguments", [["init", "train.py", "--steps", "50"], ["run", "--script", "train.py", "--steos=5"]]
 )
@@ -203,13 +211,23 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
     assert files(folder).keys() == {"train.py"}
 
 
-@pytest.mark.parametrize("script", ["train.txt", "../outside.py", "."])
-def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script):
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("train.txt", "allowed is a script ending in .py, or a module, in this folder or below it"),
+        ("../outside.py", "allowed is a script ending in .py, or a module, in this folder or below it"),
+        (".", "allowed is a script ending in .py, or a module, in this folder or below it"),
+        ("trian.py", "trian.py (did you mean 'train.py'?)"),
+        ("torchtrain.trian", "there is no file torchtrain/trian.py, also not below src"),
+    ],
+)
+def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script, said):
+    (folder / "train.py").write_text(PLAIN)
     (folder / "train.txt").write_text("")
     (folder.parent / "outside.py").write_text("")
     before = files(folder)
     assert main(["init", script]) == 2
-    assert "allowed is a script ending in .py, or a module, in this folder or below it" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert files(folder) == before
 
 
@@ -252,11 +270,3 @@ def test_module_with_the_recorder_is_launched_by_its_name(folder, package):
     (package / "train.py").write_text(RECORDED)
     assert main(["init", "src/torchtrain/train.py"]) == 0
     assert "run_script('torchtrain.train')" in (folder / "test_train.py").read_text()
-
-
-def test_module_that_does_not_exist_is_named_with_the_files_looked_for(folder, package, capsys):
-    assert main(["init", "torchtrain.trian"]) == 2
-    assert capsys.readouterr().err == (
-        "aorta: module 'torchtrain.trian': there is no file torchtrain/trian.py, also not below src; "
-        "allowed is a script ending in .py, or a module, in this folder or below it\n"
-    )

@@ -103,10 +103,7 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
         ("!!python/object/apply:os.getcwd []", "not valid YAML"),
         ("a: !!python/name:os.system", "not valid YAML"),
         ("a: !own 1", "not valid YAML"),
-        *(
-            (text, "not valid YAML")
-            for text in ("a: [1", "a: b: c", "a: \x01", "a: *nobody", "? [x]\n: 1", "[" * 1_500)
-        ),
+        *((text, "not valid YAML") for text in ("a: [1", "a: b: c", "a: \x01", "a: *nobody", "? [x]\n: 1", "[" * 600)),
         # Scalars with impossible values.
         *((text, "not valid YAML") for text in ("a: 2026-13-45", "a: 0x_", "a: 2026-01-02T99:00:00Z")),
         ("a: 1".ljust(MAX_BYTES + 1), "larger than"),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import string
@@ -17,7 +16,6 @@ from pytest_aorta.common import files
 from pytest_aorta.common.documents import read_json
 from pytest_aorta.common.files import (
     ABANDONED_S,
-    PACKAGE_ROOT,
     create_numbered_folder,
     files_below,
     locked,
@@ -93,10 +91,6 @@ def test_slug_keeps_the_given_maximum_length(text, max_length):
     assert len(slug(text, max_length=max_length)) <= max_length + len("-12345678")
 
 
-def test_slug_is_readable():
-    assert slug("tests/test_a.py::test_x[2]::fsdp").startswith("tests-test-a-py-test-x-2-fsdp-")
-
-
 @pytest.mark.parametrize("durable", [True, False])
 def test_bytes_replace_the_old_file_and_leave_no_scratch_file(tmp_path, durable):
     path = tmp_path / "progress"
@@ -111,12 +105,6 @@ def test_link_that_cannot_be_replaced_leaves_no_scratch_file(tmp_path):
     with pytest.raises(OSError, match="directory"):
         write_link(tmp_path / "folder", tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
-
-
-def test_no_other_module_renames_files():
-    renaming = re.compile(r"os\.(?:replace|rename)\(|\.rename\(|scratch\.replace\(|mkstemp\(")
-    paths = [path for path in PACKAGE_ROOT.rglob("*.py") if renaming.search(path.read_text(encoding="utf-8"))]
-    assert paths == [PACKAGE_ROOT / "common/files.py"]
 
 
 def test_unfinished_files_of_killed_writers_are_deleted_at_the_next_write(tmp_path):
@@ -188,9 +176,3 @@ def test_files_below_a_folder_are_found_while_another_process_deletes_a_folder(t
     assert files_below(tmp_path, "*.json") == [
         tmp_path / name for name in ("a/b/result.json", "a/link.json", "z/result.json")
     ]
-
-
-def test_file_in_the_place_of_the_folder_of_numbered_folders_is_an_error(tmp_path):
-    (tmp_path / "base").write_text("")
-    with pytest.raises(FileExistsError):
-        create_numbered_folder(tmp_path / "base", "toy")

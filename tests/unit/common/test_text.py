@@ -54,13 +54,6 @@ def test_visible_text_can_be_encoded():
     assert visible("caf\u00e9\udc80") == "caf\u00e9" + r"\udc80"
 
 
-def test_terminal_commands_become_visible():
-    assert (
-        visible("\x1b]0;title\x07 caf\u00e9 \x9b2J\r50%\t\n")
-        == r"\x1b]0;title\x07 caf" + "\u00e9" + r" \x9b2J\x0d50%" + "\t\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("file", "harness", "library"),
     [

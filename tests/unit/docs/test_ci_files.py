@@ -29,13 +29,18 @@ def tool(name: str, *arguments: str, text: str | None = None) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def test_github_workflows_have_its_schema():
-    assert tool("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, GITHUB)) == ""
+GITLAB_SCHEMA = ["vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
 
 
-def test_gitlab_pipeline_has_its_schema():
-    schema = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
-    assert tool("check-jsonschema", *schema, *map(str, sorted((ROOT / "examples/ci").glob("gitlab-*.yml")))) == ""
+def test_files_have_the_schemas_of_their_services(tmp_path):
+    jobs = tmp_path / "jobs.yml"
+    jobs.write_text(yaml.safe_dump(component(tags=["gpu"])))
+    for schema, files in (
+        (["vendor.github-workflows"], GITHUB),
+        (["vendor.github-actions"], [ACTION]),
+        (GITLAB_SCHEMA, [*sorted((ROOT / "examples/ci").glob("gitlab-*.yml")), jobs]),
+    ):
+        assert tool("check-jsonschema", "--builtin-schema", *schema, *map(str, files)) == ""
 
 
 def test_examples_give_the_action_and_the_component_inputs_that_they_have():
@@ -49,26 +54,11 @@ def test_examples_give_the_action_and_the_component_inputs_that_they_have():
     assert set(included["inputs"]) <= set(next(yaml.safe_load_all(TEMPLATE.read_text()))["spec"]["inputs"])
 
 
-def test_action_has_the_schema_of_github():
-    assert tool("check-jsonschema", "--builtin-schema", "vendor.github-actions", str(ACTION)) == ""
-
-
-def test_component_has_the_schema_of_gitlab(tmp_path):
-    file = tmp_path / "jobs.yml"
-    file.write_text(yaml.safe_dump(component(tags=["gpu"])))
-    schema = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
-    assert tool("check-jsonschema", *schema, str(file)) == ""
-
-
-def test_component_uses_every_input_and_no_other():
+def test_component_and_action_use_every_input_and_no_other():
     spec, jobs = yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8"))
     assert set(re.findall(r"\$\[\[ inputs\.([\w-]+) \]\]", yaml.safe_dump(jobs))) == set(spec["spec"]["inputs"])
-
-
-def test_action_uses_every_input_and_no_other():
     document = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
-    used = set(re.findall(r"inputs\.([\w-]+)", yaml.safe_dump(document["runs"])))
-    assert used == set(document["inputs"])
+    assert set(re.findall(r"inputs\.([\w-]+)", yaml.safe_dump(document["runs"]))) == set(document["inputs"])
 
 
 def test_action_and_component_have_the_same_defaults_where_both_have_an_input():

@@ -13,23 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_aorta.plan.options import OPTIONS
-
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SBATCH = sorted(EXAMPLES.glob("slurm/*.sbatch"))
 MANIFESTS = sorted(EXAMPLES.glob("kubernetes/*.yaml"))
-FLAGS = {option.flag: option for option in OPTIONS}
 
 
 def pod(job: dict[str, Any]) -> dict[str, Any]:
     return dict(job["spec"]["template"]["spec"])
-
-
-@pytest.mark.parametrize("path", [*SBATCH, *MANIFESTS], ids=lambda path: path.name)
-def test_options_of_an_example_are_there(path):
-    names = set(re.findall(r"--aorta-[a-z-]+", path.read_text(encoding="utf-8")))
-    assert names
-    assert names <= set(FLAGS)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")

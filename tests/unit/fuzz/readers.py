@@ -88,7 +88,7 @@ STEP = to_builtins(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": Col
 CALLS = {"kind": "all_gather", "group": "0 [0, 1]", "group_size": 2, "num_bytes": 64, "ms": [4.0]}
 PROFILED = {"kernels": {"gemm": {"ms": 6.0, "calls": 2.0}}, "collectives": [CALLS]}
 RANK = rank_values(
-    tensor_hashes={"weights": HASHES}, boundary_hashes={"forward": HASHES}, overlap=[STEP], wait_ms=[1.0, 2.0],
+    tensor_hashes={"weights": HASHES}, boundary_hashes={"forward": HASHES}, overlap=[STEP], collective_ms=[1.0, 2.0],
     memory_bytes=[5], canary_before={"gemm_ms": 1.0}, canary_after={"gemm_ms": 1.0}, grad_norm=[1.0, 1.0, 1.0],
     timeline={"compute": [[0.0, 1.0]]}, **PROFILED,
 )  # fmt: skip

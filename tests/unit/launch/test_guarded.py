@@ -7,33 +7,19 @@ import pytest
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import guarded
 from pytest_aorta.launch.guarded import GuardedLaunch, _clear_scratch, guard_spec, launch, prepare_folder
-from pytest_aorta.plan.world import World
 from tests.unit.builders import make_plan
 
 
-def test_run_folder_contains_the_plan_and_one_folder_per_rank(tmp_path):
-    plan = make_plan(tmp_path / "run", world=World(3, "cpu"))
-    prepare_folder(plan)
-    assert sorted(path.name for path in (plan.run_dir / "ranks").iterdir()) == ["0", "1", "2"]
-    assert json.loads((plan.run_dir / "plan.json").read_text())["world"]["size"] == 3
-
-
-def test_run_folder_that_can_not_be_written_is_named(tmp_path):
+def test_launch_that_can_not_begin_names_the_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError) as caught:
-        launch(make_plan(tmp_path / "file" / "run"), {})
-    assert str(caught.value) == f"results folder {tmp_path}/file/run can't be written: Not a directory"
-
-
-def test_run_folder_of_another_launch_is_refused(tmp_path):
-    prepare_folder(make_plan(tmp_path))
-    with pytest.raises(LaunchError, match="can't be written: File exists"):
-        launch(make_plan(tmp_path), {})
-
-
-def test_guard_that_can_not_be_started_is_reported(tmp_path):
-    with pytest.raises(LaunchError, match=r"the guard can't be started in .*/absent: No such file"):
-        launch(make_plan(tmp_path / "run", cwd=tmp_path / "absent"), {})
+    prepare_folder(make_plan(tmp_path / "taken"))
+    for plan, said in (
+        (make_plan(tmp_path / "file" / "run"), rf"^results folder {tmp_path}/file/run can't be written: Not a dir"),
+        (make_plan(tmp_path / "taken"), "can't be written: File exists"),
+        (make_plan(tmp_path / "run", cwd=tmp_path / "absent"), r"the guard can't be started in .*/absent: No such"),
+    ):
+        with pytest.raises(LaunchError, match=said):
+            launch(plan, {})
 
 
 def test_guard_receives_the_plans_time_limit_and_world(tmp_path):

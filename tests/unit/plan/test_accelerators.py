@@ -188,14 +188,12 @@ def test_amd_is_not_asked_where_nvidia_answers(nvidia, monkeypatch):
     assert on_amd(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="0") == []
 
 
-def test_variables_without_a_driver_name_no_devices(amd, tmp_path, monkeypatch):
-    variables = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "GPU-dd", "ROCR_VISIBLE_DEVICES": "7"}
-    monkeypatch.setattr(discovery, "AMD_DRIVER", tmp_path / "absent")
-    assert visible_devices(variables) == []
-
-
-def test_driver_without_a_tool_to_ask_it_is_no_device(no_nvidia):
+def test_without_a_driver_or_a_tool_to_ask_it_there_are_no_devices(no_nvidia, tmp_path, monkeypatch):
     assert on_amd(HIP_VISIBLE_DEVICES="0") == []
+    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi())
+    monkeypatch.setattr(discovery, "AMD_DRIVER", tmp_path / "absent")
+    variables = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "GPU-dd", "ROCR_VISIBLE_DEVICES": "7"}
+    assert visible_devices(variables) == []
 
 
 CARDS = {

@@ -16,7 +16,7 @@ from pytest_aorta.plan.launch_plan import limits_under
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import ProfilerSchedule, check_profiler
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_plan, make_result, stored, with_p50
 
@@ -43,9 +43,12 @@ def test_wrapper_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_pat
 
 
 @pytest.mark.parametrize("profiler", [None, "torch", "nsys", "rocprofv3"])
-def test_ranks_are_given_the_profiler_of_their_own_launch(tmp_path, profiler):
-    environ = launch_environment(make_plan(tmp_path, profiler=profiler), {"AORTA_PROFILER": "another launch's"})
+@pytest.mark.parametrize("schedule", [None, ProfilerSchedule.parse("wait=2 memory")])
+def test_ranks_are_given_the_profiler_and_the_schedule_of_their_own_launch(tmp_path, profiler, schedule):
+    plan = make_plan(tmp_path, profiler=profiler, profiler_schedule=schedule)
+    environ = launch_environment(plan, {"AORTA_PROFILER": "other", "AORTA_PROFILER_SCHEDULE": "active=7"})
     assert environ.get("AORTA_PROFILER") == profiler
+    assert environ.get("AORTA_PROFILER_SCHEDULE") == (str(schedule) if schedule else None)
 
 
 def test_schedule_of_words_has_defaults_for_the_others():
@@ -84,25 +87,16 @@ def test_wrong_schedule_is_refused_with_its_word(text, message):
         ProfilerSchedule.parse(text)
 
 
-def test_ranks_are_given_the_schedule_and_people_are_shown_it(tmp_path):
-    schedule = ProfilerSchedule.parse("wait=2 memory")
-    plan = make_plan(tmp_path, profiler="torch", profiler_schedule=schedule)
-    environ = launch_environment(plan, {"AORTA_PROFILER_SCHEDULE": "active=7"})
-    assert ProfilerSchedule.parse(environ["AORTA_PROFILER_SCHEDULE"]) == schedule
-    other = launch_environment(make_plan(tmp_path, profiler="torch"), {"AORTA_PROFILER_SCHEDULE": "active=7"})
-    assert "AORTA_PROFILER_SCHEDULE" not in other
-
-
 def test_wrapper_has_time_to_write_once_ranks_are_done():
     assert limits_under("nsys").straggler_s > limits_under("torch").straggler_s == limits_under(None).straggler_s
 
 
 @pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
 def test_wrapper_that_is_not_installed_is_refused(tmp_path, profiler):
-    with pytest.raises(SpecError, match=f"^--aorta-profiler={profiler}: there is no program {profiler} on PATH; it is"):
-        check_profiler(profiler, {"PATH": str(tmp_path)})
+    with pytest.raises(SpecError, match=f"^--profiler={profiler}: there is no program {profiler} on PATH; it is"):
+        check_profiler(profiler, "--profiler", {"PATH": str(tmp_path)})
     for without_program in (None, "torch"):
-        check_profiler(without_program, {"PATH": str(tmp_path)})
+        check_profiler(without_program, "--profiler", {"PATH": str(tmp_path)})
 
 
 def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
@@ -142,10 +136,3 @@ def test_times_under_a_profiler_are_not_applicable_whatever_they_are(baseline):
     )
     # Metrics other than times are compared as usual.
     assert verdicts["weight_hash"].outcome is (Outcome.PASS if baseline else Outcome.MISSING)
-
-
-def test_times_of_pairs_under_a_profiler_are_not_applicable():
-    fast, slow = make_facts(profiler="rocprofv3"), with_p50(make_facts(profiler="rocprofv3"), 99.0)
-    row = PairedComparison("case", {}, default_priors).judge([slow], [fast])["step_time_p50"]
-    assert row.outcome is Outcome.NOT_APPLICABLE
-    assert row.reason.startswith("ranks ran under rocprofv3")

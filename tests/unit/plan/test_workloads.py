@@ -72,6 +72,49 @@ def test_declaration_is_read(tmp_path):
     assert sorted(spec.properties) == ["environment", "layout", "scale", "size", "steps"]
 
 
+SHARED = """
+config:
+  steps: {type: integer, minimum: 1, default: 5, description: steps}
+  size: {type: string, enum: [small, large], default: small, description: preset}
+presets:
+  size:
+    large: {steps: 50}
+"""
+EXTENDING = """
+description: a toy
+class: Toy
+extends: shared.yaml
+config:
+  steps: {type: integer, minimum: 1, default: 7, description: own steps}
+  scale: {type: number, default: 1.0, description: scale}
+"""
+
+
+def test_a_workload_has_the_keys_and_presets_of_the_file_that_it_extends(tmp_path):
+    (tmp_path / "shared.yaml").write_text(SHARED)
+    spec = read_workload("toy", write(tmp_path / "toy", EXTENDING), None)
+    assert resolve_config(spec, {}) == {"steps": 7, "size": "small", "scale": 1.0, "environment": {}}
+    assert resolve_config(spec, {"size": "large"})["steps"] == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "message"),
+    [
+        ("shared.yaml", None, r"shared\.yaml: can't be read: No such file"),
+        ("../shared.yaml", SHARED, r'default\.yaml: \$\.extends: got "\.\./shared\.yaml"; Expected `str` matching'),
+        ("shared.yaml", SHARED + "class: Toy", r"shared\.yaml: \$: unknown key 'class'"),
+        ("shared.yaml", SHARED.replace("default: small, ", ""), r"shared\.yaml: config\.size: keys \['default'\]"),
+        ("shared.yaml", SHARED.replace("{steps: 50}", "{speed: 2}"), r"presets name config keys \['speed'\]"),
+    ],
+)
+def test_a_wrong_file_to_extend_is_named(tmp_path, name, shared, message):
+    if shared is not None:
+        (tmp_path / "shared.yaml").write_text(shared)
+    folder = write(tmp_path / "toy", EXTENDING.replace("shared.yaml", name))
+    with pytest.raises(SpecError, match=message):
+        read_workload("toy", folder, None)
+
+
 def test_absent_yaml_is_named(tmp_path):
     with pytest.raises(SpecError, match=r"toy/default\.yaml: can't be read: No such file"):
         read_workload("toy", tmp_path / "toy", None)
@@ -108,11 +151,7 @@ def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_p
         ("  scale:", "  Scale:", '$.config: got "Scale"; Expected `str` matching'),
         ("  scale:", "  on:", "$.config: got true; Expected `str`"),
         ("type: number, default: 1.0", "type: number", "config.scale: keys ['default'] are required"),
-        (
-            "{type: number, default: 1.0, description: scale}",
-            "1.0",
-            '$.config["scale"]: got 1.0; Expected `object`, got `float`',
-        ),
+        ("{type: number, default: 1.0, description: scale}", "1.0", '$.config["scale"]: got 1.0; Expected `object`'),
         ("default: 5", "default: many", "steps: got 'many', allowed is type \"integer\""),
         ("default: 5", "default: 0", "steps: got 0, allowed is at least 1"),
         ("default: 1.0", "default: .nan", "config of workload 'toy': scale"),
@@ -145,10 +184,7 @@ def test_wrong_value_in_the_schema_of_a_config_key_is_named_with_what_is_allowed
         ("type: integer, minimun: 1", "config.steps: unknown keywords ['minimun'] (did you mean 'minimum'?)"),
         ("type: integer, minimum: 1, range: [1, 2], max: 9", "config.steps: unknown keywords ['max', 'range'] (did"),
         ("type: [integer, array], items: {typ: text}", "config.steps.items: unknown keywords ['typ'] (did you mean"),
-        (
-            "type: integer, anyOf: [{minimum: 1}, {minimun: 1}]",
-            "config.steps.anyOf.1: unknown keywords ['minimun'] (did you mean 'minimum'?)",
-        ),
+        ("type: integer, anyOf: [{minimum: 1}, {minimun: 1}]", "config.steps.anyOf.1: unknown keywords ['minimun']"),
         ("type: integer, title: steps, measured", "a text with a comma needs quotes"),
     ],
 )
@@ -179,17 +215,6 @@ def test_values_in_a_schema_are_not_taken_for_keywords(tmp_path):
 @pytest.mark.parametrize("name", sorted(workload_places([])))
 def test_texts_of_installed_workloads_are_complete(name):
     find_workload(name, [])
-
-
-def test_unknown_key_of_an_adapter_is_named_first(tmp_path):
-    adapter = f"adapter: {{kind: log, pattern: '{'x' * 90}', last_stp: 11}}"
-    folder = write(tmp_path / "toy", f"description: a toy\ncommand: {{script: train.py}}\n{adapter}\n")
-    (folder / "train.py").touch()
-    with pytest.raises(
-        SpecError,
-        match=r"yaml: adapter: \$: unknown key 'last_stp' \(did you mean 'last_step'\?\); there are \[",
-    ):
-        read_workload("toy", folder, None)
 
 
 @pytest.mark.parametrize(
@@ -311,13 +336,6 @@ def python(folder: Path, code: str) -> str:
     return done.stdout.strip()
 
 
-def test_environment_is_a_key_of_every_workload_and_empty_by_default(tmp_path):
-    spec = good_spec(tmp_path)
-    assert resolve_config(spec, {})["environment"] == {}
-    given = {"NCCL_ALGO": "Ring", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    assert resolve_config(spec, {"environment": given})["environment"] == given
-
-
 @pytest.mark.parametrize(
     "name", ["RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "PATH", "AORTA_DEVICE", "TORCH_NCCL_DUMP_ON_TIMEOUT", ""]
 )
@@ -391,16 +409,8 @@ def test_command_is_filled_in_with_the_config_and_arguments_whose_condition_hold
         ("script: train.py", "script: other.py", "there is no file"),
         ("script: train.py", "scrip: train.py", "$.command: unknown key 'scrip' (did you mean 'script'?)"),
         ("script: train.py", "module: a-b", '$.command.module: got "a-b"'),
-        (
-            "{steps}",
-            "{step}",
-            "command: names ['step'] can't be filled in (did you mean 'steps'?); there are ['compile', ",
-        ),
-        (
-            "when: compile",
-            "when: comp",
-            "command: when: no config key 'comp' (did you mean 'compile'?); there are ['compile', 'environment'",
-        ),
+        ("{steps}", "{step}", "command: names ['step'] can't be filled in (did you mean 'steps'?)"),
+        ("when: compile", "when: comp", "command: when: no config key 'comp' (did you mean 'compile'?)"),
         ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
         ('"{warmup}"', '"many"', 'adapter: $.warmup: got "many"; Expected `int`'),
         (
@@ -408,11 +418,8 @@ def test_command_is_filled_in_with_the_config_and_arguments_whose_condition_hold
             "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
             "command.environment: got ['AORTA_LAUNCH_ID', 'CUDA_VISIBLE_DEVICES', 'LD_PRELOAD']; a command may set any",
         ),
-        (
-            "kind: log",
-            "kind: logs",
-            "adapter: $.kind: got \"logs\"; Invalid enum value 'logs'",
-        ),
+        ("kind: log", "kind: logs", "adapter: $.kind: got \"logs\"; Invalid enum value 'logs'"),
+        ("kind: log,", "kind: log, last_stp: 11,", "adapter: $: unknown key 'last_stp' (did you mean 'last_step'?)"),
         ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
         ("step_time_ms", "speed", "step times are missing: none of "),
         ("step (?P", "step ((?P", "is not a regular expression"),

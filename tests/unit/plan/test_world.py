@@ -102,9 +102,8 @@ def test_platform_names_model_count_and_backend(world, platform):
 
 
 def test_promised_gpus_that_are_there_are_fine():
-    check_budget(make_options(gpus=2), gpus(2), {})
-    check_budget(make_options(gpus=0), [], {})
-    check_budget(make_options(), [], {})
+    for promised, visible in ((2, 2), (0, 0), (None, 0)):
+        check_budget(make_options(gpus=promised), gpus(visible), {})
 
 
 @pytest.mark.parametrize(

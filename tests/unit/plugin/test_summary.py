@@ -39,21 +39,23 @@ def test_run_without_a_finding_is_one_line_that_counts_what_matched():
     first = record(PASS, EXACT, *[not_applicable(NotApplicable.NOT_REPRODUCIBLE)] * 2)
     assert summary_lines([first, record(EXACT)]) == [
         "aorta: 2 tests, 3 metrics match (2 exact, 1 within tolerance); "
-        "2 not applicable (bitwise comparison needs deterministic mode) [-v for the table]"
+        "2 not compared: step_time_p50 (bitwise comparison needs deterministic mode) [-v for the table]"
     ]
 
 
-def test_each_reason_of_not_applicable_is_given_once_with_a_count():
+def test_each_reason_of_not_applicable_is_given_once_with_its_metrics():
     differing = [not_applicable(NotApplicable.ENVIRONMENT, f"torch is {number}") for number in range(3)]
     line = totals([record(PASS, not_applicable(NotApplicable.OLD_CPU_TIMES), *differing)])
     assert line.endswith(
-        "; 4 not applicable (3: bitwise comparison needs the same versions and device; "
-        "1: times of CPU ranks need a baseline of this hour and machine)"
+        "; 4 not compared: step_time_p50 (times of CPU ranks need a baseline of this hour and machine), "
+        "step_time_p50 (bitwise comparison needs the same versions and device)"
     )
 
 
 def test_run_in_which_nothing_could_be_compared_says_that_no_metric_matches():
-    assert totals([record(not_applicable(NotApplicable.LAUNCHER))]).startswith("1 test, 0 metrics match; 1 not app")
+    assert totals([record(not_applicable(NotApplicable.LAUNCHER))]).startswith(
+        "1 test, 0 metrics match; 1 not compared: "
+    )
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=[row.outcome.value for row in FINDINGS])

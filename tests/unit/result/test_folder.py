@@ -3,8 +3,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import subprocess
-import sys
 import textwrap
 
 from pytest_aorta.launch.process import guard
@@ -37,21 +35,3 @@ def test_guard_gives_reasons_that_outcomes_have():
         }
         assert returned
         assert returned <= set(EndReason)
-
-
-def test_importing_the_names_imports_nothing_but_the_reader_of_files():
-    code = (
-        "import sys, pytest_aorta.result.folder; print(sorted(m for m in sys.modules if m.startswith('pytest_aorta')))"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "pytest_aorta.result.folder" in shown
-    assert not [name for name in ("model", "strict_yaml", "files") if f".{name}'" in shown]
-
-
-def test_count_of_steps_is_0_where_a_rank_left_none(tmp_path):
-    assert folder.steps_entered(tmp_path) == 0
-
-
-def test_file_of_a_rank_is_distinguished_from_a_file_of_the_launch(tmp_path):
-    assert folder.is_rank_file(folder.rank_folder(tmp_path, 3) / folder.RESULT_FILE)
-    assert not folder.is_rank_file(tmp_path / folder.RESULT_FILE)

@@ -8,37 +8,26 @@ from hypothesis import strategies as st
 from pytest_aorta.result.measurements import FailureDetail
 from tests.unit.builders import make_result
 
-
-def test_located_failure_says_where_how_many_and_what():
-    detail = FailureDetail(
-        kind="all_gather",
-        iteration=4,
-        rank=1,
-        layer=2,
-        source_rank=0,
-        index=7,
-        count=3,
-        total=16,
-        expected=1.5,
-        actual=0.0,
-        cause="zeroed shard",
-    )
-    assert str(detail) == (
-        "all_gather: iteration 4, layer 2, on rank 1, from source rank 0: 3 of 16 elements wrong, "
-        "first at index 7: expected 1.5, got 0 (zeroed shard)"
-    )
+LOCATED = FailureDetail(
+    "all_gather", iteration=4, rank=1, layer=2, source_rank=0, index=7, count=3, total=16, expected=1.5, actual=0.0,
+    cause="zeroed shard",
+)  # fmt: skip
 
 
-def test_failure_text_has_only_the_known_fields():
-    assert str(FailureDetail("loss", iteration=0, rank=3)) == "loss: iteration 0, on rank 3: 1 elements wrong"
-
-
-def test_failure_with_an_index_and_no_values_can_be_shown():
-    assert str(FailureDetail("h2d", iteration=0, rank=0, index=5)).endswith("first at index 5")
-
-
-def test_time_of_a_step_is_its_maximum_over_ranks():
-    assert make_result([[1.0, 5.0], [2.0, 4.0]]).step_times_ms == [2.0, 5.0]
+@pytest.mark.parametrize(
+    ("detail", "text"),
+    [
+        (
+            LOCATED,
+            "all_gather: iteration 4, layer 2, on rank 1, from source rank 0: 3 of 16 elements wrong, "
+            "first at index 7: expected 1.5, got 0 (zeroed shard)",
+        ),
+        (FailureDetail("loss", iteration=0, rank=3), "loss: iteration 0, on rank 3: 1 elements wrong"),
+        (FailureDetail("h2d", iteration=0, rank=0, index=5), "first at index 5"),
+    ],
+)
+def test_failed_check_says_what_it_knows_of_where_how_many_and_what(detail, text):
+    assert str(detail).endswith(text)
 
 
 def test_ranks_of_unequal_lengths_have_no_step_times():
@@ -60,12 +49,8 @@ def test_quantiles_of_a_result_are_those_that_verdicts_compare(values, steps):
     assert metrics["step_time_p99"] == pytest.approx(np.quantile(times, 0.99))
 
 
-def test_metrics_over_ranks_are_the_largest_peak_and_the_mean_of_others():
-    metrics = make_result([[1.0], [2.0]], rank_metrics={"peak_x": [1.0, 3.0], "gemm_throughput_tflops": [1, 2]}).metrics
-    assert metrics == {
-        "peak_x": 3.0, "gemm_throughput_tflops": 1.5, "gemm_throughput": 1.5, "step_time_p50": 2.0,
+def test_metrics_over_ranks_are_the_largest_peak_and_the_mean_of_others_also_of_large_values():
+    ranks = {"peak_x": [1.0, 3.0], "gemm_throughput_tflops": [1, 2], "x": [1.7e308, 1.7e308]}
+    assert make_result([[1.0], [2.0]], rank_metrics=ranks).metrics == {
+        "peak_x": 3.0, "gemm_throughput_tflops": 1.5, "gemm_throughput": 1.5, "x": 1.7e308, "step_time_p50": 2.0,
     }  # fmt: skip
-
-
-def test_mean_over_ranks_of_large_values_is_finite():
-    assert make_result([[1.0], [2.0]], rank_metrics={"x": [1.7e308, 1.7e308]}).metrics["x"] == 1.7e308

@@ -94,10 +94,6 @@ def test_digest_is_known_if_baselines_are_outside_of_the_repository(repository, 
     assert code_digest(repository, tmp_path / "elsewhere") == digest(repository)
 
 
-def test_digest_is_unknown_outside_of_a_repository(tmp_path):
-    assert digest(tmp_path) is None
-
-
 def test_detached_head_has_no_branch(repository):
     git(repository, "checkout", "-q", "--detach")
     assert code_version(repository) == (git(repository, "rev-parse", "HEAD"), None, False)
@@ -107,12 +103,9 @@ def test_repository_without_a_commit_has_a_branch_only():
     assert parse_status("# branch.oid (initial)\n# branch.head trunk\n") == (None, "trunk", False)
 
 
-def test_version_is_unknown_without_a_repository(tmp_path):
+def test_version_and_digest_are_unknown_without_a_repository_or_git(repository, tmp_path, monkeypatch):
     code_version.cache_clear()
-    assert code_version(tmp_path) == (None, None, None)
-
-
-def test_version_is_unknown_without_git(repository, monkeypatch):
+    assert (code_version(tmp_path), digest(tmp_path)) == ((None, None, None), None)
     monkeypatch.setenv("PATH", str(repository))
     assert code_version(repository) == (None, None, None)
 
@@ -147,12 +140,6 @@ def test_provenance_is_of_now_and_of_this_host(repository):
     assert (found.host, found.block, found.branch) == (socket.gethostname(), block_id(), "trunk")
     measured_s = calendar.timegm(time.strptime(found.measured_at, module.UTC_FORMAT))
     assert abs(time.time() - measured_s) < 60
-
-
-def test_block_is_the_same_within_one_boot_and_reveals_no_name():
-    assert block_id() == block_id()
-    assert len(block_id()) == 12
-    int(block_id(), 16)
 
 
 def test_command_of_the_plan_is_in_the_result_and_in_a_baseline(tmp_path):

@@ -69,22 +69,22 @@ def test_tracer_of_any_rank_is_a_fact_of_the_launch(tmp_path):
 
 
 def test_ranks_are_merged_in_order(tmp_path):
-    result = collect(tmp_path, rank_values(), rank_values(step_times_ms=[4.0, 5.0, 6.0], elapsed_sec=0.7))
+    norms = {"grad_norm": [1.5, 1.25, 1.0]}
+    slow = rank_values(step_times_ms=[4.0, 5.0, 6.0], elapsed_sec=0.7, **norms)
+    result = collect(tmp_path, rank_values(**norms), slow)
+    assert result.grad_norm == norms["grad_norm"]
     assert result.rank_step_times_ms == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     assert result.rank_metrics == {"tokens_per_s": [100.0, 100.0]}
     assert (result.passed, result.elapsed_sec, result.world_size) == (True, 0.7, 2)
     assert result.launch_times_s == {"wall": 1.5}
 
 
-def test_merged_result_is_stored_and_read_back_equal(tmp_path):
+def test_what_ranks_need_not_measure_is_empty_where_they_did_not(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values())
+    assert (result.grad_norm, result.tensor_hashes, result.boundary_hashes) == ([], {}, [])
+    assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])
+    assert not {"kernels", "collectives"} & to_builtins(launch_facts(result)).keys()
     assert read_result(tmp_path / "result.json") == result
-
-
-def test_gradient_norms_are_optional_and_kept(tmp_path):
-    norms = [1.5, 1.25, 1.0]
-    assert collect(tmp_path, rank_values(), rank_values()).grad_norm == []
-    assert collect(tmp_path, rank_values(grad_norm=norms), rank_values(grad_norm=norms)).grad_norm == norms
 
 
 def test_failed_checks_of_all_ranks_are_counted_and_put_in_order(tmp_path):
@@ -98,12 +98,6 @@ def test_details_beyond_a_hundred_are_counted_only(tmp_path):
     many = failed(*(FailureDetail("gather", number, 0) for number in range(100)))
     result = collect(tmp_path, many, many)
     assert (result.failure_count, len(result.failure_details)) == (200, 100)
-
-
-def test_missing_rank_file_is_named(tmp_path):
-    write_ranks(tmp_path, rank_values())
-    message = collect_error(tmp_path)
-    assert f"{tmp_path}/ranks/1/result.json: can't be read: No such file" in message
 
 
 @pytest.mark.parametrize(
@@ -145,7 +139,7 @@ def test_rank_file_that_is_too_large_says_how_large_it_may_be(tmp_path):
         ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
         ({"failures": [{"kind": "x"}]}, "missing required field"),
         ({"extra": 1}, "extra"),
-        ({"wait_ms": [-1.0]}, "$.wait_ms[0]: got -1.0; Expected `float` >= 0"),
+        ({"collective_ms": [-1.0]}, "$.collective_ms[0]: got -1.0; Expected `float` >= 0"),
         ({"memory_bytes": [1.5]}, "$.memory_bytes[0]: got 1.5; Expected `int`"),
         ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
         ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
@@ -157,12 +151,6 @@ def test_rank_file_that_is_too_large_says_how_large_it_may_be(tmp_path):
 )
 def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, changes, message):
     assert message in rank_value_error(tmp_path, **changes)
-
-
-def test_absent_key_is_named(tmp_path):
-    document = rank_values()
-    del document["passed"]
-    assert "missing required field `passed`" in rank_file_error(tmp_path, json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +165,7 @@ def test_absent_key_is_named(tmp_path):
             ({name: [2.0, 1.0]}, f"{name} has 2 values for 3 measured steps; record it after every step, as recorder.")
             for name in ("loss", "grad_norm")
         ),
-        ({"wait_ms": [1.0] * 4}, "wait_ms has 4 entries for 3 steps; allowed is at most one per step"),
+        ({"collective_ms": [1.0] * 4}, "collective_ms has 4 entries for 3 steps; allowed is one per step"),
         ({"tensor_hashes": {"weights": {"names": ["w", "v"], "shapes": [[2]] * 2, "steps": {"3": ["0" * 32] * 3}}}},
          "hashes of weights: 2 names, 3 entries of step 3; they have to be equal"),
         ({"overlap": [STEP, STEP | {"hidden_comm_ms": 3.5}]}, "profiled step 1: hidden_comm_ms is more than comm_ms"),
@@ -223,13 +211,13 @@ def test_ranks_that_contradict_each_other_are_named(tmp_path, changes, what):
 
 
 def test_waits_that_ranks_know_of_unequally_many_steps_are_cut_to_the_last_ones_in_common(tmp_path):
-    result = collect(tmp_path, rank_values(wait_ms=[1.0, 2.0, 3.0]), rank_values(wait_ms=[5.0, 6.0]))
-    assert result.wait_ms == [[2.0, 3.0], [5.0, 6.0]]
+    result = collect(tmp_path, rank_values(collective_ms=[1.0, 2.0, 3.0]), rank_values(collective_ms=[5.0, 6.0]))
+    assert result.collective_ms == [[2.0, 3.0], [5.0, 6.0]]
 
 
 def test_waits_that_one_rank_does_not_know_at_all_are_no_ranks(tmp_path):
-    result = collect(tmp_path, rank_values(wait_ms=[1.0, 2.0, 3.0]), rank_values())
-    assert result.wait_ms == [[], []]
+    result = collect(tmp_path, rank_values(collective_ms=[1.0, 2.0, 3.0]), rank_values())
+    assert result.collective_ms == [[], []]
 
 
 def test_canary_and_memory_are_kept_by_rank(tmp_path):
@@ -306,14 +294,6 @@ def test_result_fits_the_schema_that_others_validate_with(tmp_path, monkeypatch)
         collect_result(plan, ENDED_WELL)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-def test_stored_result_that_is_no_document_is_refused(tmp_path, text):
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(ResultError, match=r"result\.json: "):
-        read_result(path)
-
-
 def hashes_of(*names: str) -> dict:
     return {"names": list(names), "shapes": [[2]] * len(names), "steps": {"3": ["0" * 32] * len(names)}}
 
@@ -327,11 +307,6 @@ def test_hashes_of_tensors_are_kept_once_and_those_of_boundaries_by_rank(tmp_pat
     assert result.tensor_hashes["weights"].names == ["w", "v"]
     assert [rank["forward"].names for rank in result.boundary_hashes] == [["of rank 0"], ["of rank 1"]]
     assert read_result(tmp_path / "result.json") == result
-
-
-def test_results_without_hashes_of_tensors_have_none(tmp_path):
-    result = collect(tmp_path, rank_values(), rank_values())
-    assert (result.tensor_hashes, result.boundary_hashes) == ({}, [])
 
 
 def test_profiled_steps_and_timelines_are_kept_by_rank(tmp_path):
@@ -353,12 +328,6 @@ def test_kernels_and_collectives_of_profiled_steps_are_kept_by_rank(tmp_path):
     assert facts.kernels == {"gemm": FamilyTime(6.0, 4.0)}
     assert facts.collectives["all_gather"] == CollectiveFacts(1.0, 524288.0, 1.0, [2.0, 0.0], 1)
     assert convert(to_builtins(facts), LaunchFacts, "facts") == facts
-
-
-def test_result_without_profiled_steps_has_none(tmp_path):
-    result = collect(tmp_path, rank_values(), rank_values())
-    assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])
-    assert not {"kernels", "collectives"} & to_builtins(launch_facts(result)).keys()
 
 
 def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):

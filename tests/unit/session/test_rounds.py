@@ -74,9 +74,15 @@ def test_decided_rows_stay_while_another_is_open():
 
 
 def test_exact_difference_is_not_launched_again():
-    first = with_p50(make_facts(weight_hashes={"10": "f" * 16}), 12.0)
+    first = with_p50(make_facts(weight_hashes={"10": "f" * 16}), 10.4)
     verdicts = settle(with_baseline(stored_comparison(5), first), lambda side: pytest.fail("launched again"))
     assert verdicts["weight_hash"].outcome is Outcome.REGRESSION
+
+
+def test_time_that_got_worse_beside_an_exact_difference_is_decided():
+    slow = with_p50(make_facts(weight_hashes={"10": "f" * 16}), 12.0)
+    verdicts = settle(with_baseline(stored_comparison(5), slow), lambda side: slow)
+    assert [row.outcome for row in verdicts.failing()] == [Outcome.REGRESSION] * 2
 
 
 def pairs(

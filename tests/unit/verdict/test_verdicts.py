@@ -153,7 +153,7 @@ def test_change_has_the_decimals_that_count(relative, text):
 def test_verdict_survives_json(outcome):
     row = make_verdict(
         outcome,
-        tolerance=Tolerance(0.02, Scale.OF_STEP, Origin.WIDENED),
+        tolerance=Tolerance(0.02, Scale.OF_STEP, Origin.MARKER),
         reference=VerdictReference(ReferenceKind.BASELINE, "baselines/a.json", 3),
         missing=Missing.BASELINE_VALUE,
         detail="why",
@@ -166,8 +166,25 @@ def test_verdict_survives_json(outcome):
     assert decode(msgspec.json.encode(row), Verdict, "row") == row
 
 
+BY_DEFAULT = Tolerance(0.05, origin=Origin.DEFAULT)
+
+
+def test_metric_that_a_marker_names_is_decided_or_fails_except_under_a_profiler():
+    def failing(reason, origin, outcome=Outcome.NOT_APPLICABLE, **how):
+        row = make_verdict(outcome, not_applicable=reason, tolerance=Tolerance(0.05, origin=origin))
+        return bool(Verdicts("case", (row,)).failing(**how))
+
+    for reason in NotApplicable:
+        assert failing(reason, Origin.MARKER) is (reason is not NotApplicable.PROFILER)
+        assert not failing(reason, Origin.DEFAULT)
+    asked = {"of_marked": {Outcome.INCONCLUSIVE}}
+    assert failing(None, Origin.MARKER, Outcome.INCONCLUSIVE, **asked)
+    assert not failing(None, Origin.DEFAULT, Outcome.INCONCLUSIVE, **asked)
+
+
 def test_regression_always_fails_and_missing_where_it_shall():
-    rows = tuple(map(make_verdict, (Outcome.REGRESSION, Outcome.MISSING, Outcome.NOT_APPLICABLE)))
+    kinds = (Outcome.REGRESSION, Outcome.MISSING, Outcome.NOT_APPLICABLE)
+    rows = tuple(make_verdict(kind, tolerance=BY_DEFAULT) for kind in kinds)
     verdicts = Verdicts("case", rows)
     assert verdicts.failing({Outcome.MISSING}) == list(rows[:2])
     assert verdicts.failing() == [rows[0]]
@@ -175,7 +192,7 @@ def test_regression_always_fails_and_missing_where_it_shall():
 
 @pytest.mark.parametrize("outcome", sorted(set(Outcome) - {Outcome.PASS, Outcome.REGRESSION}))
 def test_each_other_outcome_fails_where_it_is_listed_and_only_there(outcome):
-    verdicts = Verdicts("case", tuple(map(make_verdict, Outcome)))
+    verdicts = Verdicts("case", tuple(make_verdict(kind, tolerance=BY_DEFAULT) for kind in Outcome))
     assert {row.outcome for row in verdicts.failing({outcome})} == {Outcome.REGRESSION, outcome}
 
 
@@ -218,8 +235,10 @@ def test_open_verdict_needs_launches():
     "red",
     [make_verdict(Outcome.REGRESSION), make_verdict(Outcome.MISSING, value=None, missing=Missing.CANDIDATE_VALUE)],
 )
-def test_test_that_fails_anyhow_needs_no_more_launches(red):
+def test_test_that_fails_anyhow_needs_launches_only_for_another_metric_that_got_worse(red):
     assert not Verdicts("case", (red, OPEN)).need_launches
+    assert not Verdicts("case", (red, OPEN.replace(delta=0.04))).need_launches
+    assert Verdicts("case", (red, OPEN.replace(delta=3.24))).need_launches
 
 
 def test_open_verdicts_are_not_among_the_decided():

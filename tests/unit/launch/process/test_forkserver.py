@@ -28,36 +28,27 @@ def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_message_arrives_with_its_file_descriptors(channel):
+def test_messages_arrive_one_by_one_with_their_file_descriptors(channel):
     ours, theirs = channel
     read_fd, write_fd = os.pipe()
     send(ours, {"request": "launch", "environ": {"TEXT": "line\nline"}}, [write_fd])
+    send(ours, {"number": 2})
     message, fds = receive(theirs)
     assert message == {"request": "launch", "environ": {"TEXT": "line\nline"}}
+    assert receive(theirs) == ({"number": 2}, [])
     assert not os.get_inheritable(fds[0])
     os.write(fds[0], b"x")
     assert os.read(read_fd, 1) == b"x"
     close_all([*fds, read_fd, write_fd])
 
 
-def test_messages_are_kept_separate(channel):
+def test_wait_for_a_silent_side_ends_at_the_limit_and_a_closed_side_is_reported(channel):
     ours, theirs = channel
-    for number in range(3):
-        send(ours, {"number": number})
-        assert receive(theirs) == ({"number": number}, [])
-
-
-def test_closed_side_is_reported(channel):
-    ours, theirs = channel
-    theirs.close()
-    with pytest.raises(EOFError):
-        receive(ours)
-
-
-def test_wait_for_a_silent_side_ends_at_the_limit(channel):
-    ours, _ = channel
     ours.settimeout(0.05)
     with pytest.raises(TimeoutError):
+        receive(ours)
+    theirs.close()
+    with pytest.raises(EOFError):
         receive(ours)
 
 
@@ -74,15 +65,10 @@ def test_variable_that_only_ranks_read_keeps_the_server(tmp_path, name):
     assert server_key(plan, {name: "1"}) == server_key(plan, {name: "2"}) == server_key(plan, {})
 
 
-def test_plans_of_different_length_and_size_share_a_server(tmp_path):
+def test_plans_of_one_folder_share_a_server_whatever_their_length_and_size(tmp_path):
     plan = make_plan(tmp_path)
     other = replace(plan, timeout_s=5.0, world=World(3, "cpu"), run_dir=tmp_path / "other")
-    assert server_key(plan, {}) == server_key(other, {})
-
-
-def test_other_folder_needs_another_server(tmp_path):
-    plan = make_plan(tmp_path)
-    assert server_key(plan, {}) != server_key(replace(plan, cwd=tmp_path / "other"), {})
+    assert server_key(plan, {}) == server_key(other, {}) != server_key(replace(plan, cwd=tmp_path / "other"), {})
 
 
 def test_source_that_is_deleted_while_sources_are_listed_changes_the_key(tmp_path, monkeypatch):

@@ -55,13 +55,12 @@ class Watched:
         self.verdict, verdict_end = os.pipe()
         code = PRELUDE.format(run_dir=str(run_dir)) + program
         argv = [sys.executable, "-I", "-S", "-c", code]
-        spec = guard_spec(make_plan(run_dir), lifeline_end, verdict_end) | {
-            "argv": argv,
-            "time_limit_s": self.time_limit_s,
-        }
+        file = str(changes.pop("file", GUARD))
+        spec = guard_spec(make_plan(run_dir), lifeline_end, verdict_end)
+        spec |= {"argv": argv, "time_limit_s": self.time_limit_s}
         with (run_dir / "agent.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(GUARD), json.dumps(spec | changes)],
+                [sys.executable, "-I", "-S", file, json.dumps(spec | changes)],
                 stdout=log,
                 stderr=log,
                 pass_fds=(lifeline_end, verdict_end),
@@ -125,6 +124,16 @@ def guard(tmp_path) -> Iterator[Callable[..., Watched]]:
         watched.clean_up()
 
 
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the guard that waits for torchrun's report of an ended rank for half a second instead of five."""
+    text = GUARD.read_text(encoding="utf-8")
+    assert "\nGONE_S = 5.0\n" in text
+    file = tmp_path_factory.mktemp("guard") / "guard.py"
+    file.write_text(text.replace("\nGONE_S = 5.0\n", "\nGONE_S = 0.5\n"), encoding="utf-8")
+    return file
+
+
 @pytest.fixture
 def guard_until_the_limit(guard: Callable[..., Watched]) -> Callable[..., Watched]:
     """Run a program that waits for the time limit; return the first launch in which it waited when the limit came."""
@@ -160,15 +169,15 @@ def test_time_limit_ends_the_agent(guard_until_the_limit):
     assert watched.time_limit_s <= verdict["wall_s"] < watched.time_limit_s + HANG_S / 4
 
 
-def test_rank_that_exits_with_code_0_and_no_result_ends_the_launch_before_the_time_limit(guard):
+def test_rank_that_exits_with_code_0_and_no_result_ends_the_launch_before_the_time_limit(guard, impatient):
     program = "pid = fork()\nif pid == 0: os._exit(0)\nrank_file(1, 'pid', str(pid))\nos.wait()\ntime.sleep(60)"
-    verdict = guard(program, time_limit_s=50.0).end()
+    verdict = guard(program, time_limit_s=50.0, file=impatient).end()
     assert verdict["reason"] == "rank_gone"
 
 
-def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left_in_the_agents_place(guard):
+def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left_in_the_agents_place(guard, impatient):
     killed = "pid = fork()\nif pid == 0: time.sleep(60)\nrank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGKILL)"
-    watched = guard(f"{killed}\nos.kill(os.getpid(), signal.SIGSTOP)", time_limit_s=50.0)
+    watched = guard(f"{killed}\nos.kill(os.getpid(), signal.SIGSTOP)", time_limit_s=50.0, file=impatient)
     assert watched.end()["reason"] == "rank_gone"
     assert json.loads((watched.run_dir / "agent.json").read_text()) == {"failures": [{"rank": 1, "exit_code": -9}]}
 
@@ -216,17 +225,17 @@ def test_suspended_rank_stays_so_while_the_kernel_ends_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["result.json", "error.json"])
-def test_rank_that_has_left_its_result_or_error_may_end(guard, name):
+def test_rank_that_has_left_its_result_or_error_may_end(guard, impatient, name):
     program = f"rank_file(1, '{name}', '{{}}')\npid = fork()\nif pid == 0: os._exit(0)\n"
     program += "rank_file(1, 'pid', str(pid))\nos.wait()\ntime.sleep(60)"
-    verdict = guard(program, time_limit_s=7.0, error_grace_s=50, straggler_s=50).end()
+    verdict = guard(program, time_limit_s=3.0, file=impatient, error_grace_s=50, straggler_s=50).end()
     assert verdict["reason"] == "time_limit"
 
 
-def test_rank_that_torchrun_has_noticed_is_left_to_torchrun(guard):
+def test_rank_that_torchrun_has_noticed_is_left_to_torchrun(guard, impatient):
     program = "pid = fork()\nif pid == 0: os._exit(3)\nrank_file(1, 'pid', str(pid))\nos.wait()\n"
     program += "print('Sending process 7 closing signal SIGTERM', flush=True)\ntime.sleep(60)"
-    verdict = guard(program, time_limit_s=7.0).end()
+    verdict = guard(program, time_limit_s=3.0, file=impatient).end()
     assert verdict["reason"] == "time_limit"
 
 

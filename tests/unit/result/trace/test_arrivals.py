@@ -82,14 +82,14 @@ def result_of(tmp_path, *documents, nodes=None):
 
 def test_waits_are_computed_when_the_ranks_files_are_read(tmp_path):
     result = result_of(tmp_path, to_builtins(rank(10, 110)), to_builtins(rank(50, 105)))
-    assert result.wait_ms == [[40, 0], [0, 5]]
+    assert result.collective_ms == [[40, 0], [0, 5]]
 
 
 @pytest.mark.parametrize(
     "documents", [[], [to_builtins(rank(10))], [to_builtins(rank(10, began_ms=(0,)))] * 2], ids=len
 )
 def test_waits_are_unknown_if_a_rank_left_no_arrivals_or_other_steps(tmp_path, documents):
-    assert result_of(tmp_path, *documents).wait_ms == [[], []]
+    assert result_of(tmp_path, *documents).collective_ms == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -473,3 +473,8 @@ def test_tolerance_of_another_scale_is_refused(metric, given, allowed):
 def test_exposed_time_is_a_part_of_the_baselines_step():
     assert Scale.OF_STEP.transform(4.0, 20.0) == 0.2
     assert math.isclose(Scale.OF_STEP.from_transformed(0.2, 20.0), 4.0)
+
+
+def test_change_from_a_value_that_is_nearly_nothing_is_finite():
+    difference = Scale.RELATIVE.transform(50.0, 10.0) - Scale.RELATIVE.transform(1e-320, 10.0)
+    assert 1e300 < Scale.RELATIVE.change(difference) < math.inf

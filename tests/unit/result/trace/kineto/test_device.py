@@ -235,19 +235,6 @@ def test_size_of_a_call_that_is_not_understood_is_unknown(strange):
     assert overlap_of_device(alone(*named(ALL_GATHER, 60, 160)), step, 2).collectives[0].num_bytes is None
 
 
-def test_generic_kernel_of_a_collective_is_named_with_its_kind():
-    step = learned(*named(GENERIC, 60, asked="_allgather_base"))
-    found = overlap_of_device(alone(*named(GENERIC, 60, 160)), step, 2)
-    assert list(found.kernels) == ["ncclDevKernel_Generic[all_gather]"]
-
-
-def test_trace_with_the_host_has_the_same_kernels_and_calls():
-    gather = kernel(ALL_GATHER, 60, 10, stream=20, dtype="BFloat16", **GATHER)
-    found = on_device(gather, kernel("gemm", 60, 40))
-    assert set(found.kernels) == {"gemm", "ncclDevKernel_AllGather_RING_LL"}
-    assert [(each.num_bytes, each.ms) for each in found.collectives] == [(4096, [0.010])]
-
-
 @pytest.mark.parametrize("edges", [(50, 150), (50, 150, 250, 260)])
 def test_lost_boundaries_are_an_error(edges):
     with pytest.raises(ValueError, match=f"the trace has {len(edges)} kernels fill between 2 steps"):
@@ -259,11 +246,6 @@ def test_workload_that_runs_the_boundarys_kernel_is_an_error():
         ValueError, match=r"kernel fill separates .*, but the workload runs it too; set profile_steps: 0"
     ):
         learned(kernel("fill", 70, 1))
-
-
-def test_kernel_names_of_rccl_are_generic_and_torch_says_the_collective():
-    (step,) = on_device(kernel("ncclDevKernel_Generic_1", 80, 10, **{"Collective name": "_allgather_base"})).steps
-    assert list(step.collectives) == ["all_gather"]
 
 
 @pytest.mark.parametrize(

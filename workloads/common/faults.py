@@ -1,0 +1,153 @@
+"""Faults that tests plant to prove that checks find them; a default run has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+OPERATOR_OUTPUT, OPERATOR_INPUT = "operator_output", "operator_input"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The block ``fault`` of a config; ``step`` counts measured steps from 1."""
+
+    kind: str = "none"
+    step: int = 1
+    rank: int | None = 0
+    delay_ms: float = 0.0
+    every: int = 1
+    operator: str = ""
+    call: int = 1
+
+    def check(self, *, steps: int, world_size: int) -> None:
+        """Raise ValueError if the fault could not happen in this run."""
+        if self.kind != "none" and self.step > steps:
+            raise ValueError(f"fault {self.kind!r} is at step {self.step} of {steps} measured steps")
+        if self.kind != "none" and (self.rank or 0) >= world_size:
+            raise ValueError(f"fault {self.kind!r} is on rank {self.rank}; ranks are 0..{world_size - 1}")
+        if self.kind in (OPERATOR_OUTPUT, OPERATOR_INPUT) and not self.operator:
+            raise ValueError(f"fault {self.kind!r} names no operator; give its name, such as 'aten.mm.default'")
+
+    def slows(self, step: int, rank: int) -> bool:
+        """Return whether this step is slow on this rank."""
+        return self.kind == "slowdown" and self.rank in (None, rank) and step >= self.step and step % self.every == 0
+
+    def gradient_scale(self, step: int, rank: int) -> float:
+        """Return the factor of this rank's part of the gradients in this step; 0 drops the part."""
+        return 0.0 if self.kind == "drop_gradient" and rank == self.rank and step == self.step else 1.0
+
+    def flips(self, kind: str, step: int, rank: int) -> AbstractContextManager[object]:
+        """Return the context of a step in which a bit flips, if the fault is of ``kind`` in this step on this rank."""
+        if self.kind != kind or step != self.step or self.rank not in (None, rank):
+            return nullcontext()
+        return BitFlip(self.operator, self.call, of_input=kind == OPERATOR_INPUT)
+
+    @torch.no_grad()
+    def after_step(self, step: int, rank: int, model: nn.Module) -> None:
+        """Change weights if the fault changes them after this step."""
+        if self.rank not in (None, rank) or step != self.step:
+            return
+        shards = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+        if self.kind == "weight_ulp":
+            first = next(shard for shard in shards if shard.numel())
+            # The next bit pattern is the next float.
+            first.view(torch.int32).view(-1)[:1].add_(1)
+        elif self.kind == "read_uninitialized":
+            first = next(shard for shard in shards if shard.numel())
+            first.view(-1)[:1].add_(torch.empty(1, dtype=first.dtype, device=first.device))
+        elif self.kind == "swap_shards":
+            _swap(*_first_interchangeable(shards))
+
+
+def _first_interchangeable(shards: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first two shards of one shape whose values differ; weights of untrained norms are all equal."""
+    for number, one in enumerate(shards):
+        for other in shards[number + 1 :]:
+            if one.shape == other.shape and not torch.equal(one, other):
+                return one, other
+    raise RuntimeError("fault 'swap_shards': no two shards on this rank have the same shape and other values")
+
+
+def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+# The highest bit of each mantissa, so that no later rounding removes the difference; for a complex number, that of the
+# real part.
+_BITS = {torch.bfloat16: 6, torch.float16: 9, torch.float32: 22, torch.float64: 51, torch.complex64: 22}
+
+
+class BitFlip(TorchDispatchMode):
+    """Flips one bit at one call of an operator, in the element of largest magnitude."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True, so that torch.compile runs its graphs under this mode."""
+        return True
+
+    def __init__(self, operator: str, call: int, *, of_input: bool) -> None:
+        """Choose the call, counted from 1, and whether the bit flips before or after it."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operator, self._call, self._of_input = operator, call, of_input
+        self._num_calls = 0
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave the mode.
+
+        Raises:
+            RuntimeError: The step ended before the call.
+        """
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if error[0] is None and self._num_calls < self._call:
+            raise RuntimeError(f"fault: {self._operator} has {self._num_calls} calls in this step, not {self._call}")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and flip the bit at the chosen call."""
+        kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        given = tree_leaves((args, kwargs))
+        if str(func) != self._operator or any(isinstance(value, FakeTensor) for value in given):
+            return func(*args, **kwargs)
+        self._num_calls += 1
+        is_chosen = self._num_calls == self._call
+        if is_chosen and self._of_input:
+            named = zip(func._schema.arguments, args, strict=False)
+            # The arguments of collectives begin with the tensors that they overwrite, which are skipped.
+            _flip(tree_leaves([value for argument, value in named if not argument.name.startswith("out")]))
+        result = func(*args, **kwargs)
+        if is_chosen and not self._of_input:
+            in_place = [
+                value for value, argument in zip(args, func._schema.arguments, strict=False) if _is_written(argument)
+            ]
+            _flip(tree_leaves((in_place, result)))
+        return result
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _flip(values: Iterable[Any]) -> None:
+    """Flip a bit in the first tensor of floating-point numbers."""
+    with _disable_current_modes(), torch.no_grad():
+        for value in values:
+            if isinstance(value, torch.Tensor) and value.dtype in _BITS and value.numel():
+                bits = value.detach().view(_INTEGERS[value.element_size()])
+                place = torch.unravel_index(value.detach().abs().argmax(), value.shape)
+                bits[place] ^= 1 << _BITS[value.dtype]
+                return
+    raise RuntimeError("fault: the operator has no floating-point tensor to flip a bit in")

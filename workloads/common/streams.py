@@ -1,0 +1,145 @@
+"""Streams, which run transfers beside compute or in line with compute.
+
+One rule guards every buffer. A submitted transfer starts after all compute enqueued so far, that is, after the
+producer of the data it reads and the last reader of the data it overwrites. Compute uses the transfer's result only
+after ``Work.wait()``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from pytest_aorta.worker import Handle, Transfer
+
+
+class Work(ABC):
+    """A submitted transfer."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Order compute submitted from now on behind the transfer; may be called again."""
+
+
+class Stream(ABC):
+    """A queue that runs transfers in the order of submission."""
+
+    @abstractmethod
+    def submit(self, transfer: Transfer) -> Work:
+        """Start ``transfer`` behind all compute enqueued so far."""
+
+
+class _Done(Work):
+    def wait(self) -> None:
+        """Return at once: compute that follows is ordered behind the transfer already."""
+
+
+class InlineStream(Stream):
+    """The compute stream itself, or on CPU the calling thread."""
+
+    def submit(self, transfer: Transfer) -> Work:
+        """Run ``transfer`` in line."""
+        transfer(False)
+        return _Done()
+
+
+class _Event(Work):
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+class DeviceStream(Stream):
+    """A CUDA or HIP stream of its own; the host never waits."""
+
+    def __init__(self, device: torch.device, *, priority: int = 0) -> None:
+        """Make the stream; lower numbers have higher priority."""
+        self._stream = torch.cuda.Stream(device, priority=priority)
+
+    def submit(self, transfer: Transfer) -> Work:
+        """Enqueue ``transfer`` behind an event recorded on the compute stream now."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # A synchronous collective is enqueued on the current stream and does not block the host.
+            transfer(False)
+            return _Event(self._stream.record_event())
+
+
+class _Pending(Work):
+    def __init__(self, work: Handle) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        self._work.wait()
+
+
+class GlooStream(Stream):
+    """Gloo's own threads."""
+
+    def submit(self, transfer: Transfer) -> Work:
+        """Hand ``transfer`` to the process group."""
+        work = transfer(True)
+        if work is None:
+            raise RuntimeError("an asynchronous collective returned no handle: this rank is not in the process group")
+        return _Pending(work)
+
+
+class _Running(Work):
+    def __init__(self, future: Future[object]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+
+class ThreadStream(Stream):
+    """A thread, for copies on CPU ranks: torch releases Python's global lock while it copies."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+
+    def submit(self, transfer: Transfer) -> Work:
+        """Run ``transfer`` in the thread."""
+        return _Running(self._pool.submit(transfer, False))
+
+
+def _never(_number: int) -> bool:
+    return False
+
+
+class Prefetcher:
+    """A numbered sequence of transfers, each submitted ``depth`` turns before its use.
+
+    Transfer ``n`` may write buffer ``n % (depth + 1)``: when it is submitted, the reader of transfer
+    ``n - depth - 1`` is already enqueued.
+    """
+
+    def __init__(
+        self, stream: Stream, depth: int, transfer: Callable[[int], Transfer], in_line: Callable[[int], bool] = _never
+    ) -> None:
+        """Prepare the sequence; ``transfer(n)`` makes transfer ``n``, and numbers start at 0.
+
+        Compute waits for the transfers for which ``in_line(n)`` is true as soon as they are submitted.
+        """
+        self._stream = stream
+        self._depth = depth
+        self._transfer = transfer
+        self._in_line = in_line
+        self._next = 0
+        self._works: deque[Work] = deque()
+
+    def take(self, number: int, last: int) -> None:
+        """Submit transfers up to ``number + depth``, but none beyond ``last``; then wait for ``number``."""
+        while self._next <= min(number + self._depth, last):
+            work = self._stream.submit(self._transfer(self._next))
+            if self._in_line(self._next):
+                work.wait()
+            self._works.append(work)
+            self._next += 1
+        self._works.popleft().wait()

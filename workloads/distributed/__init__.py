@@ -1,0 +1,1 @@
+"""Parallelisms, one module each."""

@@ -1,0 +1,196 @@
+"""Expert parallelism: each rank holds a part of the experts, and ranks exchange tokens (arXiv 2006.16668)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+
+from ..config import LlamaSettings
+from ..models.common.dtensors import distribute_parameter
+from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows, local_experts
+from ..models.config import MixtureConfig
+from .parallel_dims import ParallelDims, ParallelMesh
+from .tensor import check_tensor_parallel
+
+# Torch's grouped matrix products need every stride to be a multiple of this size.
+_STRIDE_BYTES = 16
+# The hidden dimension of each stacked matrix.
+_HIDDEN = {"w1": 1, "w2": 2, "w3": 1}
+
+
+def check_experts(settings: LlamaSettings, degrees: ParallelDims) -> None:
+    """Check that the experts fit the other keys.
+
+    Raises:
+        ValueError: The combination can't run; the message names the keys.
+    """
+    model, degree = settings.model, degrees.expert_parallel
+    num_experts, per_token = model.num_experts, model.top_k
+    if not num_experts:
+        if degree > 1:
+            raise ValueError(
+                f"expert_parallel_degree is {degree} and num_experts is 0: there are no experts to distribute"
+            )
+        if model.mixture != MixtureConfig():
+            raise ValueError(f"num_experts is 0, and there are no experts for the keys of {model.mixture}")
+        return
+    if per_token > num_experts:
+        raise ValueError(f"top_k is {per_token}, allowed is up to num_experts {num_experts}")
+    if num_experts % degree:
+        raise ValueError(f"num_experts is {num_experts}, not a multiple of expert_parallel_degree {degree}")
+    _check_combinations(settings)
+    multiple = _STRIDE_BYTES // settings.param_dtype.itemsize
+    width = "ffn_hidden" if model.mixture.moe_inter_dim is None else "moe_inter_dim"
+    hidden = model.mixture.moe_inter_dim or model.ffn_hidden
+    check_tensor_parallel(degrees.tensor_parallel, {width: hidden})
+    sizes = {"dim": model.dim, width: hidden // degrees.tensor_parallel}
+    if uneven := {key: size for key, size in sizes.items() if size % multiple}:
+        dtype = str(settings.param_dtype).removeprefix("torch.")
+        raise ValueError(
+            f"num_experts is {num_experts}, and in {dtype} experts take multiples of {multiple}: {uneven} are not"
+        )
+
+
+def _check_combinations(settings: LlamaSettings) -> None:
+    num_experts = settings.model.num_experts
+    if settings.float8_linear:
+        raise ValueError(
+            f"num_experts is {num_experts} and float8_linear is true: experts are not linear layers, and a rounded "
+            f"router would choose other experts; use one of the two"
+        )
+    mixture = settings.model.mixture
+    if mixture.moe_force_load_balance and mixture.load_balance_coeff is not None:
+        raise ValueError(
+            f"moe_force_load_balance is true and load_balance_coeff is {mixture.load_balance_coeff}: tokens go to "
+            f"experts in turn, whatever the bias; use one of the two"
+        )
+    if (dense := settings.model.mixture.n_dense_layers) >= settings.model.n_layers:
+        raise ValueError(
+            f"n_dense_layers is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
+            f"num_experts 0"
+        )
+    if dense and settings.has_memory_choices:
+        raise ValueError(
+            f"n_dense_layers is {dense}, activation_checkpointing is {settings.activation_checkpointing!r} and "
+            f"no_reshard_blocks is {settings.communication.no_reshard_blocks}: memory is estimated for equal blocks; "
+            f"name a kind and a number"
+        )
+
+
+def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tensor_parallel: bool) -> None:
+    """Keep on each rank of ``mesh`` its part of the experts.
+
+    The first dimension of ``mesh`` distributes the experts if ``distributed``, and the last one splits the hidden
+    dimension of each expert if ``tensor_parallel``.
+    """
+    for module in model.modules():
+        if isinstance(module, Experts):
+            for name, hidden in _HIDDEN.items():
+                placements = [Shard(0)] * distributed + [Shard(hidden)] * tensor_parallel
+                distribute_parameter(module, name, mesh, placements)
+
+
+def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens."""
+    for module in model.modules():
+        if isinstance(module, MoeFeedForward):
+            module.dispatcher = AllToAllDispatcher(mesh.get_group(), mesh.size())
+
+
+@torch.no_grad()
+def balance_experts(model: nn.Module, mesh: ParallelMesh, coefficient: float) -> None:
+    """Update the experts' biases by the tokens of a step on all ranks (arXiv 2408.15664, algorithm 1); collective.
+
+    The bias of an expert with fewer tokens than the mean of its block rises by ``coefficient``, that of an expert with
+    more falls.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, MoeFeedForward)]
+    if not blocks:
+        return
+    counts = torch.stack([block.tokens_per_expert for block in blocks])
+    for axis in (mesh.shards, mesh.replicas):
+        if axis is not None and axis.size() > 1:
+            dist.all_reduce(counts, group=axis.get_group())
+    for block, tokens in zip(blocks, counts, strict=True):
+        # The mean times the number of experts is an integer.
+        block.get_buffer("expert_bias").add_(coefficient * torch.sign(tokens.sum() - tokens * len(tokens)))
+        block.tokens_per_expert.zero_()
+
+
+class AllToAllDispatcher(TokenDispatcher):
+    """Evaluates each row on the rank of its expert: all-to-all collectives send rows there and outputs back."""
+
+    def __init__(self, group: dist.ProcessGroup, num_ranks: int) -> None:
+        self._group, self._num_ranks = group, num_ranks
+
+    def bounded(self, top_k: int) -> BoundedDispatcher:
+        """Return the dispatcher with which this rank receives the most rows that it can."""
+        return BoundedDispatcher(self._group, self._num_ranks, top_k)
+
+    def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> Dispatched:
+        """Send each of ``rows`` to the rank of its expert."""
+        # Rows from each rank for each expert of this rank.
+        received = self._exchange_counts(counts).view(self._num_ranks, -1)
+        sent = counts.view(self._num_ranks, -1)
+        num_sent, num_received = self._num_rows(sent, received, len(rows))
+        own = self._exchange(rows, num_sent, num_received)
+        groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
+        return Dispatched(own[groups.order], groups.counts, groups.inverse, num_sent, num_received)
+
+    def combine(self, out: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
+        """Send outputs back to the ranks of their rows."""
+        return self._exchange(out[dispatched.order], dispatched.num_received, dispatched.num_sent)
+
+    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, _: int) -> tuple[list[int], list[int]]:
+        """Return how many rows go to each rank and how many come from each, on the host for the collectives."""
+        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
+        return num_sent, num_received
+
+    def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
+        received: torch.Tensor = all_to_all_single(counts, None, None, self._group)
+        return received
+
+    def _exchange(self, rows: torch.Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> torch.Tensor:
+        """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
+        out: torch.Tensor = all_to_all_single_autograd(rows, list(num_received), list(num_sent), self._group)
+        return out
+
+
+class BoundedDispatcher(AllToAllDispatcher):
+    """A dispatcher without data, with which each rank sends this rank as many rows as its experts can receive."""
+
+    def __init__(self, group: dist.ProcessGroup, num_ranks: int, top_k: int) -> None:
+        super().__init__(group, num_ranks)
+        self._top_k = top_k
+
+    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
+        del sent
+        # A token goes to several different experts.
+        most = num_rows // self._top_k * min(self._top_k, received.shape[1])
+        return [num_rows // self._num_ranks] * self._num_ranks, [most] * self._num_ranks
+
+
+def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return the number of each received row's expert on this rank, from the counts ``[rank, expert]``."""
+    num_ranks, num_experts = received.shape
+    numbers = torch.arange(num_experts, device=received.device).repeat(num_ranks)
+    return numbers.repeat_interleave(received.flatten(), output_size=num_rows)
+
+
+def expert_placement(experts: Experts, mesh: DeviceMesh) -> Shard:
+    """Return the placement with which data parallelism shards a rank's experts over the last axis of ``mesh``.
+
+    Experts are sharded along their number or, if ranks do not divide it evenly, along the next dimension; some ranks
+    would otherwise hold no expert.
+    """
+    num_shards = mesh.size(mesh.ndim - 1)
+    shapes = [local_experts(weight).shape for weight in experts.parameters()]
+    dims = [dim for dim in (0, 1) if all(shape[dim] % num_shards == 0 for shape in shapes)]
+    # FSDP2 pads only dimension 0, so uneven shards have to be along it.
+    return Shard(dims[0] if dims else 0)

@@ -1,0 +1,131 @@
+"""FSDP2: units of blocks, experts on a mesh of their own, and all-gathers into symmetric memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
+from torch.distributed.tensor import Shard
+
+from ..common.collectives import all_gather
+from ..models.common.decoder import Block
+from ..models.common.moe import Experts, MoeFeedForward
+from .expert import expert_placement
+from .parallel_dims import ParallelMesh
+
+# A unit of torch 2.11 has one mesh; this constant and what runs where it is false go with torch 2.11.
+HAS_PARAMETER_MESHES = hasattr(fsdp_common, "ShardPlacementResult")
+
+
+def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) -> list[FSDPModule]:
+    """Apply ``fully_shard`` with ``options`` to ``blocks`` together.
+
+    Returns:
+        The modules whose gathers bring the parameters of all blocks.
+    """
+    apart: list[Any] = []
+    placements: dict[nn.Parameter, Any] = {}
+    if mesh.experts is not None:
+        info = _mesh_info(mesh.expert_data)
+        for block in blocks:
+            if isinstance(block.feed_forward, MoeFeedForward):
+                experts = block.feed_forward.experts
+                placement = expert_placement(experts, mesh.expert_data)
+                if HAS_PARAMETER_MESHES:
+                    result = fsdp_common.ShardPlacementResult(placement, info)
+                    placements |= dict.fromkeys(experts.parameters(), result)
+                else:
+                    _shard_apart(block, experts, placement, mesh=mesh.expert_data, **options)
+                    apart.append(experts)
+    unit: list[Any] = fully_shard(list(blocks), mesh=mesh.data, shard_placement_fn=placements.get, **options)
+    return [unit[0], *apart]
+
+
+def _mesh_info(mesh: DeviceMesh) -> fsdp_common.FSDPMeshInfo:
+    """Return FSDP2's description of ``[shards]`` or ``[replicas, shards]``, which ``fully_shard`` makes of its mesh."""
+    if mesh.ndim == 1:
+        return fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    return fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+
+
+def _shard_apart(block: Block, experts: Experts, placement: Shard, **options: Any) -> None:
+    """Make experts a unit of their own, which is gathered around the whole block.
+
+    Gathers within the block would be in the region that activation checkpointing recomputes or a compiler traces.
+    """
+    fully_shard(experts, shard_placement_fn=lambda _: placement, **options)
+    register_fsdp_forward_method(experts, "surround")
+    block.forward = partial(experts.surround, block.forward)  # type: ignore[method-assign]
+
+
+DEFAULT, SYMMETRIC, COPY_ENGINE = "default", "symmetric", "copy_engine"
+# The first version of NCCL that has each kind.
+_NCCL_VERSIONS = {SYMMETRIC: (2, 27), COPY_ENGINE: (2, 28)}
+# NCCL's value for leaving collectives to copy engines where possible.
+_ZERO_CTA_POLICY = "2"
+
+
+def use_copy_engines() -> None:
+    """Have NCCL use copy engines where buffers allow; call before the process group is made."""
+    os.environ["NCCL_CTA_POLICY"] = _ZERO_CTA_POLICY
+
+
+def check_all_gather(kind: str, device: torch.device, num_shards: int) -> None:
+    """Raise ValueError if all-gathers of this kind can't run here; the message names the key and the cause."""
+    asked = f"all_gather is {kind!r}"
+    if device.type != "cuda":
+        raise ValueError(f"{asked} and ranks run on {device.type}; symmetric memory is that of CUDA devices")
+    if num_shards == 1:
+        raise ValueError(f"{asked} and parameters are on one rank, which gathers nothing; use more ranks")
+    version, needed = torch.cuda.nccl.version(), _NCCL_VERSIONS[kind]
+    if version < needed:
+        raise ValueError(
+            f"{asked} and NCCL is {'.'.join(map(str, version))}; all-gathers of this kind came with "
+            f"NCCL {'.'.join(map(str, needed))}"
+        )
+
+
+def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Have all groups of FSDP2 in ``model``, whose parameters are sharded over ``group``, gather symmetrically."""
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # Torch 2.11 lacks this method; the rest of this function, and SymmetricAllGather, go with the support of 2.11.
+    if hasattr(FSDPModule, "set_symm_mem_for_comm"):
+        for unit in units:
+            unit.set_symm_mem_for_comm()
+        return
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    symmetric_memory.set_backend("NCCL")
+    # Windows can only be registered with a communicator that exists.
+    dist.barrier(group)
+    gather: Any = SymmetricAllGather(symmetric_memory.get_mem_pool(device), symmetric_memory.rendezvous)
+    for unit in units:
+        unit.set_custom_all_gather(gather)
+
+
+class SymmetricAllGather:
+    """A replacement for FSDP2's all-gather; FSDP2's own base class for replacements is in a private module."""
+
+    def __init__(self, pool: torch.cuda.MemPool, rendezvous: Callable[..., object]) -> None:
+        self._pool, self._rendezvous = pool, rendezvous
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an uninitialized buffer of the pool; ranks allocate in the same order, so offsets are equal."""
+        with torch.cuda.use_mem_pool(self._pool):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        """Gather into ``output_tensor``, which contains ``input_tensor`` at this rank's offset."""
+        # Torch registers memory with NCCL once, however often the pool hands the memory out.
+        self._rendezvous(output_tensor, group=group.group_name)
+        return all_gather(output_tensor, input_tensor, group, async_op=async_op)

@@ -1,0 +1,1 @@
+"""The estimate of a step's peak memory."""

@@ -1,0 +1,231 @@
+"""The number of ranks along each axis of parallelism, and the device mesh that the axes form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ..config import AxisDegrees
+
+# The names of the mesh's dimensions, outermost first.
+PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "fsdp", "tp"
+_CONTEXT = "cp"
+# The two dimensions that SHARD is split into for the parameters of experts.
+_EXPERT_SHARD, _EXPERT = "expert_fsdp", "ep"
+
+
+@dataclass(frozen=True)
+class ParallelDims:
+    """The number of ranks along each axis of a world; ``data_parallel_shard`` is what the other axes leave."""
+
+    data_parallel_replicate: int
+    data_parallel_shard: int
+    context_parallel: int
+    tensor_parallel: int
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+
+    @classmethod
+    def of_world(cls, given: AxisDegrees, world_size: int) -> ParallelDims:
+        """Divide a world by the given degrees.
+
+        Raises:
+            ValueError: The world size is not a multiple of the product of the degrees, or the number of ranks that
+                share parameters is not a multiple of ``expert_parallel_degree``, which takes no ranks of its own.
+        """
+        factors = asdict(given)
+        expert_parallel = factors.pop("expert_parallel_degree")
+        product = math.prod(factors.values())
+        if world_size % product:
+            named = " x ".join(f"{name} {degree}" for name, degree in factors.items())
+            raise ValueError(f"the world has {world_size} ranks, not a multiple of {named} = {product}")
+        num_shards = world_size // product
+        num_ranks = num_shards * given.context_parallel_degree
+        if num_ranks % expert_parallel:
+            raise ValueError(
+                f"expert_parallel_degree is {expert_parallel}, and parameters are sharded over {num_ranks} ranks, not "
+                f"a multiple of {expert_parallel}"
+            )
+        return cls(
+            data_parallel_replicate=given.data_parallel_replicate_degree,
+            data_parallel_shard=num_shards,
+            context_parallel=given.context_parallel_degree,
+            tensor_parallel=given.tensor_parallel_degree,
+            pipeline_parallel=given.pipeline_parallel_degree,
+            expert_parallel=expert_parallel,
+        )
+
+    @property
+    def data_parallel(self) -> int:
+        """Return how many groups of ranks read sequences of their own."""
+        return self.data_parallel_replicate * self.data_parallel_shard
+
+    @property
+    def ranks_per_sequence(self) -> int:
+        """Return how many ranks share the work of one sequence."""
+        return self.pipeline_parallel * self.context_parallel * self.tensor_parallel
+
+
+@dataclass(frozen=True)
+class ParameterAxes:
+    """The mesh that some parameters are DTensors of, and its dimensions.
+
+    Attributes:
+        whole: all dimensions.
+        replicas: the dimension along which the parameters are replicated.
+        shards: the dimension along which they are sharded for data parallelism, which gathers them.
+        non_dp_mesh: the dimensions along which each rank computes with a part of them: of all experts, and of matrices.
+    """
+
+    whole: DeviceMesh
+    replicas: DeviceMesh | None
+    shards: DeviceMesh
+    non_dp_mesh: DeviceMesh | None
+
+
+@dataclass(frozen=True)
+class ParallelMesh:
+    """The device mesh of a pipeline's stage, outermost axis first: ``dp_replicate``, ``fsdp``, ``tp``.
+
+    An axis of a single rank is left out. The axis of stages, ``pp``, is outside of all others, so that the ranks of a
+    stage are neighbors; without pipeline parallelism the world is one stage.
+
+    ``fsdp`` always exists. This axis includes the ranks of context parallelism: each of these ranks computes with
+    whole parameters, so parameters are sharded over them as over any others.
+    """
+
+    degrees: ParallelDims
+    pipeline: DeviceMesh | None
+    whole: DeviceMesh
+    context: DeviceMesh | None
+    _experts: DeviceMesh | None = None
+
+    @classmethod
+    def build(cls, degrees: ParallelDims, device_type: str) -> ParallelMesh:
+        """Make the process groups; collective over the world."""
+        sizes = {
+            PIPELINE: degrees.pipeline_parallel,
+            REPLICATE: degrees.data_parallel_replicate,
+            SHARD: degrees.data_parallel_shard * degrees.context_parallel,
+            TENSOR: degrees.tensor_parallel,
+        }
+        kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
+        world = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+        if TENSOR in kept:
+            # DTensors reduce norms over the group of both dimensions at once; torch has no public function for this.
+            world[SHARD, TENSOR]._flatten()
+        context = _context_mesh(degrees, device_type)
+        experts = _expert_mesh(kept, degrees.expert_parallel, device_type)
+        if PIPELINE not in kept:
+            return cls(degrees, None, world, context, experts)
+        stage = world[tuple(name for name in kept if name != PIPELINE)]
+        return cls(degrees, world[PIPELINE], stage, context, experts)
+
+    @property
+    def replicas(self) -> DeviceMesh | None:
+        """Return the axis along which parameters are replicated."""
+        return self.whole[REPLICATE] if REPLICATE in self._names else None
+
+    @property
+    def shards(self) -> DeviceMesh:
+        """Return the axis along which parameters are sharded for data parallelism."""
+        return self.whole[SHARD]
+
+    @property
+    def tensor(self) -> DeviceMesh | None:
+        """Return the axis along which matrices are split."""
+        return self.whole[TENSOR] if TENSOR in self._names else None
+
+    @property
+    def data(self) -> DeviceMesh:
+        """Return the mesh that gradients are reduced over: ``[fsdp]``, or ``[dp_replicate, fsdp]`` with replicas."""
+        return self.shards if self.replicas is None else self.whole[REPLICATE, SHARD]
+
+    @property
+    def experts(self) -> DeviceMesh | None:
+        """Return the axis along which experts are distributed: neighbors within ``fsdp``."""
+        return None if self._experts is None else self._experts[_EXPERT]
+
+    @property
+    def expert_data(self) -> DeviceMesh:
+        """Return the mesh that gradients of experts are reduced over: :attr:`data` without the axis of experts."""
+        if self._experts is None:
+            return self.data
+        return self._experts[_EXPERT_SHARD] if self.replicas is None else self._experts[REPLICATE, _EXPERT_SHARD]
+
+    @property
+    def dense_axes(self) -> ParameterAxes:
+        """Return the axes of all parameters except those of distributed experts."""
+        return ParameterAxes(self.whole, self.replicas, self.shards, self.tensor)
+
+    @property
+    def expert_axes(self) -> ParameterAxes:
+        """Return the axes of the parameters of experts."""
+        if self._experts is None:
+            return self.dense_axes
+        split = (_EXPERT,) if self.tensor is None else (_EXPERT, TENSOR)
+        shards = self._experts[_EXPERT_SHARD]
+        if self.replicas is None:
+            return ParameterAxes(self._experts[_EXPERT_SHARD, *split], None, shards, self._experts[split])
+        whole = self._experts[REPLICATE, _EXPERT_SHARD, *split]
+        return ParameterAxes(whole, self._experts[REPLICATE], shards, self._experts[split])
+
+    @property
+    def data_rank(self) -> int:
+        """Return the index of this rank's part of a global batch; ranks that share a sequence read the same part."""
+        shard = self._position(SHARD) // self.degrees.context_parallel
+        return self._position(REPLICATE) * self.degrees.data_parallel_shard + shard
+
+    @property
+    def context_rank(self) -> int:
+        """Return the index of the part of each sequence that this rank computes."""
+        return 0 if self.context is None else self.context.get_local_rank()
+
+    @property
+    def counts_loss(self) -> bool:
+        """Return whether this rank's loss is added to the global sum; ranks with the same loss add it once."""
+        return self._position(TENSOR) == 0
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.whole.mesh_dim_names or ()
+
+    def _position(self, name: str) -> int:
+        return self.whole.get_local_rank(name) if name in self._names else 0
+
+
+def _context_mesh(degrees: ParallelDims, device_type: str) -> DeviceMesh | None:
+    """Return the mesh of neighbors within ``fsdp`` that share sequences.
+
+    Its process group is its own even if the group covers the world, so that graph passes and traces distinguish
+    collectives of activations from collectives of parameters.
+    """
+    if degrees.context_parallel == 1:
+        return None
+    return init_device_mesh(
+        device_type,
+        (degrees.pipeline_parallel, degrees.data_parallel, degrees.context_parallel, degrees.tensor_parallel),
+        mesh_dim_names=(PIPELINE, "data", _CONTEXT, TENSOR),
+        backend_override={_CONTEXT: dist.get_backend()},
+    )[_CONTEXT]
+
+
+def _expert_mesh(sizes: Mapping[str, int], degree: int, device_type: str) -> DeviceMesh | None:
+    """Return the mesh of ``sizes`` with ``fsdp`` split into shards of experts and the axis that distributes experts."""
+    if degree == 1:
+        return None
+    split: dict[str, int] = {}
+    for name, size in sizes.items():
+        split |= {_EXPERT_SHARD: size // degree, _EXPERT: degree} if name == SHARD else {name: size}
+    mesh = init_device_mesh(
+        device_type,
+        tuple(split.values()),
+        mesh_dim_names=tuple(split),
+        backend_override={_EXPERT: dist.get_backend()},
+    )
+    mesh[tuple(name for name in split if name not in (PIPELINE, REPLICATE))]._flatten()
+    return mesh

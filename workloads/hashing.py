@@ -1,0 +1,327 @@
+"""Hashes of weights and tensors after chosen steps, and of module boundaries within them, on each rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+
+from pytest_aorta.worker import OperatorCapture, TensorHashes, WeightHash, hash_local, hash_parameters
+
+from .common.training import is_hashed
+from .config import HashSettings
+from .distributed.pipeline import Stages
+
+# The limit of one rank: at 35 bytes per hash, a result file stays below two megabytes.
+MAX_HASHES = 50_000
+# Adam keeps the step and two moments.
+_STATES_PER_PARAMETER = 3
+
+
+class _Hashed(NamedTuple):
+    """One logical tensor."""
+
+    name: str
+    shape: list[int]
+    hash: str
+
+
+class StepHashes:
+    """Hashes all weights after each step of ``hash_every``, and one by one the tensors that ``hash_tensors`` names.
+
+    Attributes:
+        weight_hashes: step -> hash of all weights.
+        tensor_hashes, boundary_hashes: as in :class:`~pytest_aorta.worker.RankResult`.
+    """
+
+    def __init__(
+        self,
+        settings: HashSettings,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        stages: Stages | None = None,
+        *,
+        steps: int,
+        micro_batches: int,
+    ) -> None:
+        """Hook the modules if ``hash_tensors`` includes their boundaries.
+
+        Args:
+            model: the whole model, or this rank's part of ``stages``; hashes are of the whole model.
+            steps: number of measured steps.
+            micro_batches: number of micro-batches of each step.
+
+        Raises:
+            ValueError: ``hash_tensors_step`` or ``hash_operators_step`` is not a measured step, or there would be too
+                many hashes.
+        """
+        self._settings, self._model, self._optimizer = settings, model, optimizer
+        self._num_steps, self._num_micro_batches = steps, micro_batches
+        self._stages = stages or Stages()
+        self._kinds = settings.hash_tensors
+        self._check()
+        self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
+        self._operators = None if settings.hash_operators_step is None else OperatorCapture(model)
+        self._wants_tensors = False
+        self.weight_hashes: dict[str, str] = {}
+        self.tensor_hashes: dict[str, TensorHashes] = {}
+        self.boundary_hashes: dict[str, TensorHashes] = {}
+
+    def begin(self, step: int) -> None:
+        """Prepare for measured step ``step``."""
+        self._wants_tensors = step in self._tensor_steps()
+        if self._boundaries and self._wants_tensors:
+            self._boundaries.begin()
+        if self._operators and step == self._settings.hash_operators_step:
+            self._operators.begin(step)
+
+    def forward(self, *args: Any) -> Any:
+        """Call the model."""
+        return self._model(*args) if self._boundaries is None else self._boundaries.forward(*args)
+
+    def after_backward(self, step: int) -> None:
+        """Hash gradients, if asked for, when the step has computed all of them and has not used them yet."""
+        if self._wants_tensors and "gradients" in self._kinds:
+            named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
+            with OperatorCapture.paused():
+                self._add("gradients", step, self._hash(named))
+
+    def end_operators(self) -> None:
+        """End the capture of operators and write the captured calls, if this step is captured."""
+        if self._operators:
+            self._operators.end()
+
+    def end(self, step: int) -> None:
+        """Hash the weights and tensors that the config asks for after measured step ``step``."""
+        if self._is_hashed(step) or (self._wants_tensors and "weights" in self._kinds):
+            weights = self._hash(self._model.named_parameters())
+            self.weight_hashes[str(step)] = WeightHash.of({tensor.name: tensor.hash for tensor in weights}).hex
+            if self._wants_tensors and "weights" in self._kinds:
+                self._add("weights", step, weights)
+        if self._wants_tensors and "optimizer" in self._kinds:
+            self._add("optimizer", step, self._hash(self._named_state()))
+        if self._boundaries and self._wants_tensors:
+            for kind, hashes in self._boundaries.end(step).items():
+                if kind in self._kinds:
+                    known = self.boundary_hashes.setdefault(kind, hashes)
+                    known.steps.update(hashes.steps)
+        self._wants_tensors = False
+
+    def _hash(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[_Hashed]:
+        """Hash the tensors of all stages, given this stage's; collective."""
+        own = list(named)
+        per_tensor = hash_parameters(own, self._stages.group).per_tensor
+        hashed = {name: _Hashed(name, list(one.shape), per_tensor[name]) for name, one in own}
+        return list(self._stages.merged(hashed).values())
+
+    def _add(self, kind: str, step: int, tensors: list[_Hashed]) -> None:
+        names, shapes = [tensor.name for tensor in tensors], [tensor.shape for tensor in tensors]
+        hashes = self.tensor_hashes.setdefault(kind, TensorHashes(names, shapes, {}))
+        hashes.steps[str(step)] = [tensor.hash for tensor in tensors]
+
+    def _named_state(self) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (f"{name}.{key}", torch.as_tensor(value))
+            for name, parameter in self._model.named_parameters()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if value is not None
+        ]
+
+    def _is_hashed(self, step: int) -> bool:
+        return is_hashed(step, self._num_steps, self._settings.hash_every)
+
+    def _tensor_steps(self) -> list[int]:
+        if not self._kinds:
+            return []
+        if (only := self._settings.hash_tensors_step) is not None:
+            return [only]
+        return [step for step in range(1, self._num_steps + 1) if self._is_hashed(step)]
+
+    def _check(self) -> None:
+        only, steps = self._settings.hash_tensors_step, self._num_steps
+        operators = self._settings.hash_operators_step
+        if operators is not None and operators > steps:
+            raise ValueError(
+                f"hash_operators_step is {operators}, and steps is {steps}: allowed is 1 to {steps}, or null"
+            )
+        if only is not None and not self._kinds:
+            raise ValueError(
+                f"hash_tensors_step is {only} and hash_tensors is empty: name the kinds to hash in that step"
+            )
+        if only is not None and only > steps:
+            raise ValueError(f"hash_tensors_step is {only}, and steps is {steps}: allowed is 1 to {steps}, or null")
+        num_hashes = len(self._tensor_steps()) * sum(self._tensors_of(kind) for kind in self._kinds)
+        if num_hashes > MAX_HASHES:
+            raise ValueError(
+                f"hash_tensors is {list(self._kinds)}: up to {num_hashes} hashes of {len(self._tensor_steps())} steps, "
+                f"at most {MAX_HASHES} are kept; name fewer kinds, a larger hash_every, or one step in "
+                f"hash_tensors_step"
+            )
+
+    def _tensors_of(self, kind: str) -> int:
+        """Return the largest number of tensors of a kind that a step can hash."""
+        num_parameters = len(self._stages.merged({name: None for name, _ in self._model.named_parameters()}))
+        if kind in (FORWARD, BACKWARD):
+            return 2 * sum(1 for _ in self._model.modules()) * self._num_micro_batches
+        return num_parameters * (_STATES_PER_PARAMETER if kind == "optimizer" else 1)
+
+
+FORWARD, BACKWARD = "forward", "backward"
+# An operator takes only tensors and plain values, so a number stands for the object.
+_ALIVE: WeakValueDictionary[int, Boundaries] = WeakValueDictionary()
+_NUMBERS = count()
+
+
+@dataclass
+class _Seen:
+    """Hashes of one step's boundaries, in order of use; the model's current call began at index ``begun``."""
+
+    names: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    hashes: list[str] = field(default_factory=list)
+    begun: int = 0
+
+    def insert(self, index: int, name: str, tensor: torch.Tensor) -> None:
+        self.names.insert(index, name)
+        self.shapes.insert(index, list(tensor.shape))
+        self.hashes.insert(index, hash_local("", tensor))
+
+    def first_within(self, module: str) -> int:
+        """Return the index of the first boundary within ``module``, or the end if there is none."""
+        inside = f"{module}." if module else ""
+        indices = range(self.begun, len(self.names))
+        return next((index for index in indices if self.names[index].startswith(inside)), len(self.names))
+
+
+class Boundaries:
+    """Hashes each module's first argument and its output, and the output's gradient, as this rank holds them.
+
+    Boundaries are named ``<module>:input`` and ``<module>:output``, followed by ``#2`` and so on for further calls of
+    the module in the same step, e.g. by further micro-batches; the root's name is empty. Recomputation by activation
+    checkpointing is left out. Hooks must be registered before the model first runs, since compiling traces them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._number = next(_NUMBERS)
+        _ALIVE[self._number] = self
+        self._phase: str | None = None
+        self._seen: dict[str, _Seen] = {}
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._model = model
+        for name, module in model.named_modules():
+            # A compiled graph ends before the root's hooks run.
+            if module is not model:
+                module.register_forward_hook(_hook(self._number, name))
+
+    def begin(self) -> None:
+        """Start a hashed step; in other steps the operators only copy."""
+        self._seen = {FORWARD: _Seen(), BACKWARD: _Seen()}
+        self._calls.clear()
+        self._phase = BACKWARD
+
+    def forward(self, *args: Any) -> Any:
+        """Call the model."""
+        is_seen = self._phase is not None
+        if is_seen:
+            self._phase, self._seen[FORWARD].begun = FORWARD, len(self._seen[FORWARD].names)
+        output = _hook(self._number, "")(self._model, args, self._model(*args))
+        self._phase = BACKWARD if is_seen else None
+        return output
+
+    def end(self, step: int) -> dict[str, TensorHashes]:
+        """End the step and return the hashes of ``forward`` and of ``backward``."""
+        self._phase = None
+        return {
+            phase: TensorHashes(seen.names, seen.shapes, {str(step): seen.hashes}) for phase, seen in self._seen.items()
+        }
+
+    def see(self, phase: str, module: str, part: str, tensor: torch.Tensor, given: torch.Tensor | None) -> None:
+        """Hash one boundary, if its step is hashed and its phase is running."""
+        if phase != self._phase:
+            return
+        seen, name = self._seen[phase], f"{module}:{part}"
+        self._calls[phase, name] += 1
+        call = f" #{number}" if (number := self._calls[phase, name]) > 1 else ""
+        if given is not None:
+            # A module receives its input before it calls its children, but its hook runs after theirs.
+            seen.insert(seen.first_within(module), f"{module}:input{call}", given)
+        seen.insert(len(seen.names), name + call, tensor)
+
+
+def _hook(number: int, module: str) -> Callable[..., Any]:
+    def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        given = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if isinstance(output, torch.Tensor):
+            return observe(output, _beside(output, given), number, module, "output", FORWARD)
+        if isinstance(output, tuple):
+            return tuple(
+                observe(part, _beside(part, None if index else given), number, module, f"output[{index}]", FORWARD)
+                if isinstance(part, torch.Tensor)
+                else part
+                for index, part in enumerate(output)
+            )
+        return output
+
+    return hook
+
+
+def _beside(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a module's argument, detached, in a form that an operator takes together with the module's output.
+
+    If other modules read the argument too, passing a copy of it to this module would change the order in which
+    gradients are added up, and thus their bits. PyTorch's own full backward hooks pass a copy.
+    """
+    if given is None:
+        return None
+    kept = given.detach()
+    local = kept.to_local() if isinstance(kept, DTensor) else kept
+    if not isinstance(output, DTensor):
+        return local
+    return DTensor.from_local(local, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
+
+
+@torch.library.custom_op("aorta::observe", mutates_args=())
+def observe(
+    tensor: torch.Tensor, given: torch.Tensor | None, number: int, module: str, part: str, phase: str
+) -> torch.Tensor:
+    """Hash ``tensor`` and ``given``, a module's argument, for boundaries ``number``; return a copy of ``tensor``."""
+    if number in _ALIVE:
+        _ALIVE[number].see(phase, module, part, tensor, given)
+    return tensor.clone()
+
+
+@observe.register_fake
+def _(
+    tensor: torch.Tensor, given: torch.Tensor | None, number: int, module: str, part: str, phase: str
+) -> torch.Tensor:
+    del given, number, module, part, phase
+    return torch.empty_like(tensor)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    del output
+    ctx.boundary = inputs[2:5]
+
+
+def _see_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
+    return observe(gradient, None, *ctx.boundary, BACKWARD), None, None, None, None, None
+
+
+observe.register_autograd(_see_gradient, setup_context=_remember)
+
+
+@register_sharding(torch.ops.aorta.observe.default)  # type: ignore[untyped-decorator]
+def _keep_placement(tensor: Any, given: Any, *others: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Let each rank hash its own part of a DTensor, for every placement."""
+    placements = [Replicate(), Partial("sum"), *(Shard(dim) for dim in range(tensor.ndim))]
+    beside = [None if given is None else Replicate(), *(None for _ in others)]
+    return [([placement], [placement, *beside]) for placement in placements]

@@ -1,1 +1,0 @@
-"""The decoder of the Llama workloads: attention, experts, activation checkpointing and the loss."""

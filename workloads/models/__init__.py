@@ -1,0 +1,15 @@
+"""Models by their config: Llama 3, and DeepSeek-V3 if attention is latent."""
+
+from __future__ import annotations
+
+from .common.decoder import Decoder
+from .config import ModelConfig
+from .deepseek_v3.model import DeepSeekV3
+from .llama3.model import Llama3
+
+__all__ = ["Decoder", "ModelConfig", "build_model"]
+
+
+def build_model(config: ModelConfig) -> Decoder:
+    """Return the model of ``config`` with uninitialized parameters, on the current default device."""
+    return DeepSeekV3(config) if config.latent.kv_lora_rank else Llama3(config)

@@ -1,0 +1,179 @@
+"""Annotations of a traced graph: the parameter of each collective, and the gathers that backward repeats."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import fx, ops
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.utils.checkpoint import CheckpointPolicy
+
+# The names of the parameters that share a collective.
+Bucket = tuple[str, ...]
+# The key in a node's metadata, which survives the split into forward and backward.
+POSITION = "aorta_parameter_position"
+# The key of backward's nodes in the graph of a whole step, which can gather a parameter twice.
+IS_BACKWARD = "aorta_is_backward"
+_ALL_GATHER = ops._c10d_functional.all_gather_into_tensor.default
+_REDUCE_SCATTER = ops._c10d_functional.reduce_scatter_tensor.default
+ALL_REDUCE = ops._c10d_functional.all_reduce.default
+_WAIT = ops._c10d_functional.wait_tensor.default
+# Regions of activation checkpointing count from 0, and torch keeps a node that a region with a higher number uses.
+_AC_GRAPH_ID = 1 << 30
+
+
+def collectives(graph: fx.Graph, groups: Collection[str]) -> list[fx.Node]:
+    """Return the all-gathers, reduce-scatters and all-reduces of the groups named ``groups``, in the graph's order."""
+    kinds = (_ALL_GATHER, _REDUCE_SCATTER, ALL_REDUCE)
+    # The group's name is the last argument of each.
+    return [node for node in graph.nodes if node.target in kinds and node.args[-1] in groups]
+
+
+def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: bool) -> None:
+    """Label the all-gather of the parameter ``placeholder``, and mark its result to be kept or to be recomputed."""
+    for node in _derived_alone(placeholder):
+        if node.target is _ALL_GATHER:
+            node.meta[POSITION] = position
+        if reshard_after_forward:
+            _set_policy(node, CheckpointPolicy.MUST_RECOMPUTE)
+        elif node.target is _WAIT:
+            _set_policy(node, CheckpointPolicy.MUST_SAVE)
+
+
+def label_reductions(gradient: fx.Node, position: int, *, is_sharded: bool, is_replicated: bool) -> None:
+    """Label the collectives that make ``gradient``: a reduce-scatter over shards, then an all-reduce over replicas.
+
+    Raises:
+        RuntimeError: One of these collectives does not make the gradient.
+    """
+    expected = [target for target, is_made in ((ALL_REDUCE, is_replicated), (_REDUCE_SCATTER, is_sharded)) if is_made]
+    node = gradient
+    while expected:
+        if node.target is expected[0]:
+            node.meta[POSITION] = position
+            del expected[0]
+        elif len(node.all_input_nodes) != 1:
+            kind = "all-reduce" if expected[0] is ALL_REDUCE else "reduce-scatter"
+            raise RuntimeError(f"the gradient of parameter {position} is {gradient.name}, which no {kind} made")
+        else:
+            node = node.all_input_nodes[0]
+
+
+def check_labels(graph: fx.Graph, positions: Collection[int], groups: Collection[str]) -> None:
+    """Raise RuntimeError unless ``groups`` gather exactly the parameters at ``positions``."""
+    labelled = {node.meta.get(POSITION) for node in collectives(graph, groups) if node.target is _ALL_GATHER}
+    if labelled != set(positions):
+        raise RuntimeError(f"the traced graph gathers parameters {labelled} of {set(positions)}")
+
+
+def _derived_alone(placeholder: fx.Node) -> list[fx.Node]:
+    """Return the nodes that depend only on the placeholder: casts, its all-gather, the wait, views, joined parts."""
+    found, queue = {placeholder}, [placeholder]
+    while queue:
+        following = [
+            user
+            for user in queue.pop().users
+            if user not in found and user.op != "output" and found.issuperset(user.all_input_nodes)
+        ]
+        found.update(following)
+        queue += following
+    return sorted(found - {placeholder})
+
+
+def _set_policy(node: fx.Node, policy: CheckpointPolicy) -> None:
+    node.meta["recompute"] = policy
+    node.meta["ac_graph_id"] = _AC_GRAPH_ID
+
+
+@dataclass(frozen=True)
+class CollectiveGroups:
+    """The names of the process groups that gather a parameter's shards and sum its gradient over replicas.
+
+    None stands for a group of a single rank, which needs no collective.
+    """
+
+    shards: str | None
+    replicas: str | None
+
+
+# How torch writes an input of the traced graph, its gradient, or a part of either if they are DTensors.
+_INPUT = re.compile(r"(?:__grad\()?args\[(\d+)\][.\w]*\)?[.\w]*")
+
+
+@dataclass(frozen=True)
+class GroupedParameters:
+    """Parameters, by name in registration order, with the process groups of their collectives."""
+
+    names: tuple[str, ...]
+    groups: tuple[CollectiveGroups, ...]
+
+    @property
+    def shards(self) -> dict[int, str]:
+        """Return the process group that gathers each parameter, by position; without parameters that none gathers."""
+        return {number: group.shards for number, group in enumerate(self.groups) if group.shards is not None}
+
+    @property
+    def replicas(self) -> dict[int, str]:
+        """Return the process group that sums each gradient over replicas, by position; without those that none sums."""
+        return {number: group.replicas for number, group in enumerate(self.groups) if group.replicas is not None}
+
+    def plan(self, buckets: Sequence[Bucket], group_of: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
+        """Return the positions of the parameters in each bucket that have a group; a bucket is split by group."""
+        number_of = {name: number for number, name in enumerate(self.names)}
+        plan = []
+        for bucket in buckets:
+            by_group: dict[str, list[int]] = {}
+            for number in sorted(number_of[name] for name in bucket):
+                if number in group_of:
+                    by_group.setdefault(group_of[number], []).append(number)
+            plan += [tuple(numbers) for numbers in by_group.values()]
+        return tuple(plan)
+
+
+@dataclass(frozen=True)
+class JointPass(CustomGraphPass):
+    """A pass over forward and backward in one graph that labels collectives and marks gathers to be repeated.
+
+    Attributes:
+        inputs: for each input of the traced graph, the position of the parameter that it is, or None.
+        resharded: the positions of the parameters that backward gathers again.
+        parameters: all parameters, with their process groups.
+    """
+
+    inputs: tuple[int | None, ...]
+    resharded: frozenset[int]
+    parameters: GroupedParameters
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Write the labels into the nodes of ``graph``."""
+        shards, replicas = self.parameters.shards, self.parameters.replicas
+        for placeholder in graph.find_nodes(op="placeholder"):
+            position = self._position(placeholder.meta.get("desc"))
+            if position in shards:
+                label_gather(placeholder, position, position in self.resharded)
+        check_labels(graph, shards, set(shards.values()))
+        output = graph.output_node()
+        for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
+            position = self._position(description)
+            # Placeholders among the outputs are meshes of DTensors that the graph passes through.
+            if position is not None and isinstance(value, fx.Node) and value.op != "placeholder":
+                label_reductions(value, position, is_sharded=position in shards, is_replicated=position in replicas)
+
+    def uuid(self) -> Any:
+        """Return the key of this pass in torch's caches of compiled graphs."""
+        return _uuid(self)
+
+    def _position(self, description: Any) -> int | None:
+        """Return the position of a parameter, given the description of its input or gradient; else None."""
+        found = None if description is None else _INPUT.fullmatch(description.expr())
+        return self.inputs[int(found[1])] if found else None
+
+
+def _uuid(graph_pass: Any) -> str:
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"".join(sources) + repr(graph_pass).encode()).hexdigest()

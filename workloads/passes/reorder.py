@@ -1,0 +1,146 @@
+"""The order of collectives and compute in a graph."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_compute_node, schedule_overlap_bucketing
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
+
+from ..models import flops  # noqa: F401 - registers the formulas that torch lacks
+
+
+def _derived(wait: fx.Node) -> list[fx.Node]:
+    """Return ``wait`` and the nodes that need its value, without the graph's output, in the graph's order."""
+    found, queue = {wait}, [wait]
+    while queue:
+        users = [user for user in queue.pop().users if user not in found and user.op != "output"]
+        found.update(users)
+        queue += users
+    return sorted(found)
+
+
+def _move_behind(nodes: Sequence[fx.Node], place: fx.Node) -> None:
+    """Move those of ``nodes`` that precede ``place`` behind it, in the same order."""
+    for node in nodes:
+        if node < place:
+            place.append(node)
+            place = node
+
+
+class _WithoutFormulas(OverlapScheduler):
+    """A scheduler that never calls torch's own formulas for run times.
+
+    Those formulas fail on a CPU, because they lack its memory bandwidth, and up to torch 2.12 on grouped-query
+    attention. Torch 2.13 evaluates them even for nodes of ``custom_runtime_estimation`` and with ``compute_estimator``
+    ``analytical``, so ``schedule_overlap_bucketing`` can't be called in place of this class.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule, *args: Any, **options: Any) -> None:
+        # Torch applies no formula to a node without a value. The values are restored before any other use.
+        self._values = {
+            node: node.meta.pop("val")
+            for node in graph_module.graph.nodes
+            if is_compute_node(node) and "val" in node.meta
+        }
+        try:
+            super().__init__(graph_module, *args, **options)
+        finally:
+            self._restore()
+
+    def _collect_node_ancestors(self) -> Any:
+        self._restore()
+        return super()._collect_node_ancestors()
+
+    def get_non_collective_runtime_estimate(self, node: fx.Node) -> float | None:
+        """Return the given estimate, as 2.13 does; torch 2.11 would prefer measured times that it keeps on disk."""
+        estimate = self.custom_runtime_estimation
+        return None if estimate is None else estimate(node, None)
+
+    def _restore(self) -> None:
+        while self._values:
+            node, value = self._values.popitem()
+            node.meta["val"] = value
+
+    def _align_compute_nodes_runtime_estimations_across_all_distributed_ranks(self) -> None:
+        """Do nothing: estimates from shapes alone are the same on all ranks."""
+
+
+def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps: bool) -> None:
+    """Overlap collectives with compute by estimated times; also merge collectives if ``bucketing``."""
+    defaults = {name: item.default for name, item in inspect.signature(schedule_overlap_bucketing).parameters.items()}
+    if bucketing and "pre_bucketing_fsdp_collectives" in defaults:
+        # Torch's own scheduler has had this step since 2.13.
+        pre_bucket = importlib.import_module("torch._inductor.fx_passes.fsdp").pre_bucket_fsdp_collectives
+        pre_bucket(graph_module, mode=None, bucket_cap_mb=None)
+    taken = inspect.signature(OverlapScheduler).parameters
+    options = {name: value for name, value in defaults.items() if name in taken and name != "gm"} | {
+        "collective_bucketing": bucketing,
+        "insert_overlap_deps": insert_overlap_deps,
+        "custom_runtime_estimation": precomputed_ms(graph_module.graph),
+    }
+    _WithoutFormulas(graph_module, **options).run()
+    graph_module.recompile()
+
+
+# Rounded values of an H200; a schedule depends only on their ratio.
+_FLOPS_PER_MS = 6e11
+_LINK_BYTES_PER_MS = 3e8
+_LAUNCH_MS = 0.01
+
+
+def precomputed_ms(graph: fx.Graph) -> Callable[[fx.Node, int | None], float | None]:
+    """Return a function that estimates the milliseconds of a node, optionally with another size in bytes.
+
+    Nodes of ``graph`` as it is now are estimated at once; later nodes and other sizes are estimated when asked for.
+    """
+    known = {node: estimate_ms(node) for node in graph.nodes}
+
+    def estimate(node: fx.Node, size_bytes: int | None) -> float | None:
+        return known[node] if size_bytes is None and node in known else estimate_ms(node, size_bytes)
+
+    return estimate
+
+
+def estimate_ms(node: fx.Node, size_bytes: int | None = None) -> float | None:
+    """Estimate the milliseconds of a collective, of ``size_bytes`` if given, or of products; else return None.
+
+    The estimate is the time of a kernel launch plus bytes, or floating-point operations, divided by an H200's rate.
+    """
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional":
+        moved = max(map(_bytes, [node, *node.all_input_nodes])) if size_bytes is None else size_bytes
+        return _LAUNCH_MS + moved / _LINK_BYTES_PER_MS
+    count = flop_registry.get(getattr(target, "overloadpacket", target))
+    if count is None:
+        return None
+    arguments, keywords = map_arg((node.args, node.kwargs), _shaped)
+    num_flops: int = count(*arguments, **keywords, out_val=_shaped(node))
+    return _LAUNCH_MS + num_flops / _FLOPS_PER_MS
+
+
+def _bytes(node: fx.Node) -> int:
+    value = _shaped(node)
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+def _shaped(node: fx.Node) -> Any:
+    """Return the node's value without data; a symbolic size, whose value only a step determines, counts as 1."""
+
+    def shaped(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty([_known(size) for size in value.shape], dtype=value.dtype, device="meta")
+        return _known(value)
+
+    return tree_map(shaped, node.meta.get("val"))
+
+
+def _known(value: Any) -> Any:
+    return 1 if isinstance(value, torch.SymInt) else value

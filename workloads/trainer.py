@@ -1,0 +1,358 @@
+"""The lifecycle and the training loop of a Llama workload; a subclass shards the model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+
+from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry, Workload, measure, profiled
+
+from . import checkpoint as saved_state
+from .common.determinism import use_deterministic_algorithms
+from .common.faults import OPERATOR_INPUT, OPERATOR_OUTPUT
+from .common.gradients import by_mesh, clip_gradients, total_norm
+from .common.learning_rate import LearningRate
+from .common.training import MeasuredSteps, leave_process_group, peak_memory_metrics
+from .config import LlamaSettings
+from .distributed.activation_checkpoint import Choice, checkpoint_blocks, same_on_all
+from .distributed.context import key_lengths, own_positions
+from .distributed.expert import balance_experts
+from .distributed.memory.budget import Decision, DeviceMemory, Options, decide, own_budget
+from .distributed.memory.estimate import Gathering, estimate
+from .distributed.parallel_dims import ParallelMesh
+from .distributed.parallelize import check_parallelism, parallelize
+from .distributed.pipeline import Pipeline, Stages
+from .hashing import StepHashes
+from .models import build_model
+from .models.common.attention import AttentionInputs, choose_kernel
+from .models.common.data import initialize, sequences
+from .models.common.decoder import Decoder
+from .models.common.loss import make_loss
+from .models.flops import throughput_metrics
+
+_Settings = TypeVar("_Settings", bound=LlamaSettings)
+
+
+class LlamaWorkload(Workload, Generic[_Settings]):
+    """Trains a Llama-3 shaped model with AdamW on synthetic tokens; gradients are summed over ranks."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def read_settings(self) -> _Settings:
+        """Return the config as typed values."""
+
+    @abstractmethod
+    def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
+        """Shard the parameters of ``model``, which is on the meta device, over the data-parallel axes of ``mesh``."""
+
+    @abstractmethod
+    def gathering(self, model: Decoder) -> Gathering:
+        """Return how blocks are compiled and parameters gathered, for an estimate of memory."""
+
+    def device_memory(self) -> DeviceMemory | None:
+        """Return the memory of this rank's device; None if ranks share the memory of their host."""
+        return DeviceMemory.read(self._device)
+
+    def prepare(self, model: Decoder) -> None:
+        """Change an allocated and initialized model, that of a stage if there are several; nothing by default."""
+
+    def before_micro_batch(self, *, is_last: bool) -> None:
+        """Prepare the backward pass of one micro-batch of a step; nothing by default."""
+
+    @property
+    def reduces_every_micro_batch(self) -> bool:
+        """True if the backward pass of every micro-batch reduces gradients, not only the last of a step."""
+        return True
+
+    def setup(self) -> None:
+        """Join the process group and build the sharded model, its optimizer and all batches.
+
+        Raises:
+            RuntimeError: cuBLAS is not configured for ``deterministic``.
+            ValueError: Config keys contradict each other.
+        """
+        env = RankEnv.read()
+        settings = self._settings = self.read_settings()
+        settings.prepare_environment()
+        self._device = env.join(self.name)
+        self._rank = env.rank
+        self._degrees = check_parallelism(settings, env.world_size, self._device)
+        settings.check()
+        settings.fault.check(steps=settings.steps, world_size=env.world_size)
+        if settings.deterministic:
+            use_deterministic_algorithms(self._device, fill_uninitialized_memory=settings.fill_uninitialized_memory)
+        self._delay = Delay(self._device, settings.fault.delay_ms)
+        self._mesh = ParallelMesh.build(self._degrees, self._device.type)
+        self._stages = Stages(self._mesh)
+        settings = self._settings = settings.with_kernels(self._choose_attention(settings))
+        self._decision = self._decide() if settings.has_memory_choices else None
+        if self._decision is not None:
+            settings = self._settings = settings.with_no_reshard_blocks(self._decision.unsharded)
+        positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
+        self._model = self._build_model()
+        self._loss = make_loss(settings.compile_loss)
+        self._optimizer = self._build_optimizer()
+        given = settings.checkpoint.load_checkpoint
+        trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
+        num_steps = settings.warmup + settings.steps
+        self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, trained_steps, trained_steps + num_steps)
+        self._hashes = StepHashes(
+            settings.hashing,
+            self._model,
+            self._optimizer,
+            self._stages,
+            steps=settings.steps,
+            micro_batches=settings.gradient_accumulation,
+        )
+        self._batches = self._make_batches(positions, trained_steps)
+        self._rotations = self._model.config.freqs_cis(positions.to(self._device))
+        self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if a step runs compiled kernels."""
+        return self._settings.fuses_blocks or self._settings.compile_loss
+
+    @property
+    def is_same_on_any_cpu(self) -> bool:
+        """True if CPU ranks compute the same bits on CPUs of every vendor."""
+        # Unfused AdamW takes square roots from MKL, which rounds them differently on another vendor's CPU.
+        return self._is_fused and not self.is_compiled
+
+    @property
+    def _is_fused(self) -> bool:
+        return self._settings.optimizer_fused is not False
+
+    def run(self) -> RankResult:
+        """Warm up, train the measured steps, read their results from the device, then profile further steps."""
+        settings = self._settings
+        for batch in self._batches[: settings.warmup]:
+            self._train_step(0, batch)
+        measured = self._measure()
+        last = self._learning_rate.step
+        self._rates = self._learning_rate.rates(range(last - settings.steps, last))
+        if (folder := settings.checkpoint.save_checkpoint) is not None:
+            saved_state.save(folder, self._model, self._optimizer)
+        result = measured.result(settings.steps, self._device, any_cpu=self.is_same_on_any_cpu)
+        assert result.grad_norm is not None
+        result = result.replace(
+            environment=result.environment | {"attention": settings.model.attention} | self._chosen(),
+            metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm[-1]),
+            weight_hashes=self._hashes.weight_hashes,
+            tensor_hashes=self._hashes.tensor_hashes,
+            boundary_hashes=self._hashes.boundary_hashes,
+        )
+        # Profiled steps train on the last batch again; their weights are neither hashed nor saved.
+        batch = self._batches[-1]
+        return profiled(result, lambda: self._train_step(0, batch), settings.profile_steps, self._device)
+
+    def telemetry(self) -> Telemetry:
+        """Return the learning rate of each measured step."""
+        return Telemetry(series={"lr": self._rates})
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the model's parameters by name; this rank holds its shards of them."""
+        return self._model.named_parameters()
+
+    def cleanup(self) -> None:
+        """Leave the process group and free model, optimizer and batches."""
+        leave_process_group(
+            self, "_hashes", "_pipeline", "_optimizer", "_parts", "_model", "_batches", "_stages", "_mesh"
+        )
+
+    def _build_model(self) -> Decoder:
+        """Shard the model on the meta device, then allocate and fill only this rank's shards."""
+        config = self._settings.model
+        with torch.device("meta"):
+            model = build_model(config)
+        model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
+        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._parts = parallelize(model, self._mesh, self._settings)
+        checkpoint_blocks(model, self._checkpointing)
+        for part in self._parts:
+            self.shard(part, self._mesh)
+        model.to_empty(device=self._device)
+        initialize(model, config.n_layers, self._settings.seed)
+        for part in self._parts:
+            self.prepare(part)
+        return model
+
+    @property
+    def _checkpointing(self) -> Choice:
+        """Return the kind of activation checkpointing of each block."""
+        if self._decision is not None:
+            return self._decision.choice
+        return same_on_all(self._settings.activation_checkpointing, self._settings.model.n_layers)
+
+    def _decide(self) -> Decision:
+        """Make the choices that the config leaves open, by the memory that a step needs; collective."""
+        settings = self._settings
+        budget = own_budget(settings.memory, self.device_memory())
+        with torch.device("meta"):
+            gathering = self.gathering(build_model(settings.model))
+        step = estimate(settings, self._mesh, self._device, gathering)
+        decision = decide(step, Options.of(settings), budget, self._device)
+        if self._rank == 0:
+            print(decision, flush=True)
+        return decision
+
+    def _chosen(self) -> dict[str, str | int | float | bool | None]:
+        """Return the decisions by memory as facts for the result; empty if there were none."""
+        return {} if self._decision is None else dict(self._decision.facts)
+
+    def _choose_attention(self, settings: _Settings) -> str:
+        """Return the kernel of attention for the heads and positions that this rank computes."""
+        model, degrees = settings.model, self._degrees
+        num_keys = key_lengths(settings.seq_len, degrees.context_parallel, self._mesh.context_rank)
+        num_positions = len(own_positions(settings.seq_len, degrees.context_parallel, self._mesh.context_rank))
+        inputs = AttentionInputs(
+            batch_size=settings.batch_size,
+            num_heads=model.n_heads // degrees.tensor_parallel,
+            num_kv_heads=model.num_key_heads // degrees.tensor_parallel,
+            num_queries=num_positions // len(num_keys),
+            num_keys=num_keys,
+            head_dim=model.key_dim,
+            dtype=settings.param_dtype,
+            device=self._device,
+        )
+        return choose_kernel(model.attention, inputs, deterministic=settings.deterministic)
+
+    def _build_pipeline(self) -> Pipeline:
+        return Pipeline(
+            self._parts,
+            self._mesh,
+            self._settings,
+            self._rotations,
+            self._global_loss,
+            reduce_every_micro_batch=self.reduces_every_micro_batch,
+        )
+
+    def _build_optimizer(self) -> torch.optim.AdamW:
+        fused = self._is_fused
+        return torch.optim.AdamW(
+            # Each mesh has a group of its own, because a kernel for many tensors accepts tensors of one mesh only.
+            [{"params": parameters} for parameters in by_mesh(self._model)],
+            lr=self._settings.lr,
+            betas=self._settings.betas,
+            weight_decay=self._settings.weight_decay,
+            fused=fused,
+            foreach=None if self._device.type == "cuda" and not fused else False,
+        )
+
+    def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:
+        """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]`` before any step is timed."""
+        num_steps = self._settings.warmup + self._settings.steps
+        return [self._batch(step, positions).to(self._device) for step in range(first_step, first_step + num_steps)]
+
+    def _batch(self, step: int, positions: torch.Tensor) -> torch.Tensor:
+        settings, batch_size = self._settings, self._settings.batch_size
+        micro_batches = []
+        for micro_batch in range(settings.gradient_accumulation):
+            first = (micro_batch * self._degrees.data_parallel + self._mesh.data_rank) * batch_size
+            indices = range(first, first + batch_size)
+            tokens = sequences(settings.seed, step, indices, settings.seq_len, settings.model.vocab_size)
+            micro_batches.append(torch.stack([tokens[:, positions], tokens[:, positions + 1]]))
+        return torch.stack(micro_batches)
+
+    def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.
+
+        ``step`` is 0 in warm-up and in profiled steps.
+        """
+        self._optimizer.zero_grad()
+        if self._pipeline is None:
+            loss = self._accumulate(batch, self._settings.fault.gradient_scale(step, self._rank))
+        else:
+            loss = self._pipeline.step(batch)
+        self._hashes.after_backward(step)
+        norm = None
+        if (max_norm := self._settings.max_grad_norm) is not None:
+            norm = self._total_norm()
+            clip_gradients(self._model, max_norm, norm)
+        self._learning_rate.apply(self._optimizer)
+        self._optimizer.step()
+        if (coefficient := self._settings.model.mixture.load_balance_coeff) is not None:
+            balance_experts(self._model, self._mesh, coefficient)
+        return loss, norm
+
+    def _accumulate(self, batch: torch.Tensor, gradient_scale: float) -> torch.Tensor:
+        """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
+        loss = torch.zeros((), device=self._device)
+        for number, tokens in enumerate(batch, 1):
+            self.before_micro_batch(is_last=number == len(batch))
+            loss += self._backward(tokens, gradient_scale)
+        return loss
+
+    def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
+        """Add one micro-batch's gradients and return its loss."""
+        inputs, labels = tokens
+        loss: torch.Tensor
+        if self._settings.returns_loss:
+            loss = self._hashes.forward(inputs, self._rotations, labels, self._num_global_tokens)
+        else:
+            # The logits are not bound to a name, which would keep them in memory through backward.
+            loss = self._global_loss(self._hashes.forward(inputs, self._rotations), labels)
+        loss.backward(torch.full_like(loss, gradient_scale))
+        return loss.detach()
+
+    def _global_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return one micro-batch's part of the step's loss: a sum over tokens divided by the global batch's count."""
+        return self._loss(logits, labels) / self._num_global_tokens
+
+    @property
+    def _num_global_tokens(self) -> int:
+        return self._settings.tokens_per_step * self._degrees.data_parallel
+
+    def _measure(self) -> MeasuredSteps:
+        batches = self._batches[self._settings.warmup :]
+        losses: list[torch.Tensor] = []
+        grad_norms: list[torch.Tensor] = []
+
+        def run_step(number: int, timer: StepTimer) -> None:
+            loss, norm = self._measure_step(number + 1, batches[number], timer)
+            losses.append(loss)
+            grad_norms.append(norm)
+
+        timer, elapsed_sec = measure(run_step, len(batches), self._device)
+        return MeasuredSteps(timer, elapsed_sec, losses, grad_norms)
+
+    def _measure_step(self, step: int, batch: torch.Tensor, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
+        fault = self._settings.fault
+        # A capture of operators is entered between the two, so that it records both faults.
+        with fault.flips(OPERATOR_OUTPUT, step, self._rank):
+            self._hashes.begin(step)
+            with fault.flips(OPERATOR_INPUT, step, self._rank), timer.step():
+                if fault.slows(step, self._rank):
+                    self._delay()
+                loss, norm = self._train_step(step, batch)
+            self._hashes.end_operators()
+        # A step without clipping does not need the norm, so the norm is computed outside the timed step.
+        norm = self._total_norm() if norm is None else norm
+        fault.after_step(step, self._rank, self._model)
+        self._hashes.end(step)
+        return loss if self._mesh.counts_loss else torch.zeros_like(loss), norm
+
+    def _total_norm(self) -> torch.Tensor:
+        return self._stages.norm(total_norm(self._model))
+
+    def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
+        settings = self._settings
+        tokens_per_s = settings.tokens_per_step * settings.steps / self._degrees.ranks_per_sequence / step_time_s
+        metrics = {
+            "tokens_per_s": tokens_per_s,
+            "num_parameters": float(self._num_parameters),
+            "grad_norm_last": grad_norm_last,
+        } | peak_memory_metrics(self._device)
+        metrics |= throughput_metrics(
+            settings.model, settings.seq_len, settings.param_dtype, tokens_per_s, self._device
+        )
+        if self._decision is not None:
+            metrics |= self._decision.metrics
+        if self._device.type != "cpu":
+            metrics["peak_memory_reserved_bytes"] = float(torch.accelerator.max_memory_reserved(self._device))
+        return metrics
