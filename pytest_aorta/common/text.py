@@ -145,8 +145,6 @@ _HARNESS = re.compile(
     r"|/torch/distributed/(?:run\.py|launch\.py|launcher/|elastic/)"
 )
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3\.\d+/|/torch/")
-# In place of a line of a traceback that is left out.
-_LEFT_OUT = "\0\n"
 # A frame of a traceback in a text: its first line, then its source, which is indented further.
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]*)", line \d+.*\n(?:    .*(?:\n|\Z))*', re.MULTILINE)
 
@@ -184,7 +182,8 @@ def traceback_lines(text: str, error_type: str, message: str, limit: int, file: 
 
 
 def _shown(frame: re.Match[str], is_kept: bool) -> str:
-    return frame[0] if is_kept else _LEFT_OUT * frame[0].count("\n")
+    """Return a frame of a traceback, or a NUL in place of each of its lines."""
+    return frame[0] if is_kept else "\0\n" * frame[0].count("\n")
 
 
 def _without_middle(lines: Sequence[str], limit: int, file: str) -> list[str]:
@@ -195,7 +194,7 @@ def _without_middle(lines: Sequence[str], limit: int, file: str) -> list[str]:
     inner = [frame.start() for frame in _FRAME.finditer(text)][-2:]
     text = _FRAME.sub(lambda frame: _shown(frame, frame.start() in inner or not is_library(frame["file"])), text)
     note = "  ... {} lines left out, see " + file
-    shown = re.sub(f"(?:{_LEFT_OUT})+", lambda found: note.format(len(found[0]) // 2) + "\n", text).splitlines()
+    shown = re.sub("(?:\0\n)+", lambda found: note.format(len(found[0]) // 2) + "\n", text).splitlines()
     if len(shown) <= limit:
         return shown
     places = [number for number, line in enumerate(lines) if line.startswith('  File "')]

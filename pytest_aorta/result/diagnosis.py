@@ -321,8 +321,9 @@ def _place(rank: RankEvidence) -> list[str]:
         return [*killed, *(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
     error_type, message = rank.error.type, rank.error.message
     lines = traceback_lines(rank.error.traceback, error_type, message, _TRACEBACK_LINES, _file_of(rank, ERROR_FILE))
-    # Without frames, the harness itself raised the error, and the message of the error is complete.
-    has_log = error_type == "SystemExit" or (lines and rank.log_tail)
+    # Without frames, the harness raised the error. The message is complete, unless the script returned without a step.
+    no_step = rank.returned and not rank.steps and error_type == "RuntimeError"
+    has_log = error_type == "SystemExit" or (rank.log_tail and (lines or no_step))
     return [line[:300] for line in lines] + (_log_lines(rank) if has_log else [])
 
 

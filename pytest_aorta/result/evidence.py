@@ -44,7 +44,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}),? in (?
 class _RankError(Model, frozen=True, forbid_unknown_fields=False):
     """The exception that ended a rank; the traceback begins with the first frame that is not of the harness.
 
-    ``after`` is the error that the script handled by exiting; empty without one.
+    ``after`` is the error that the script handled by exiting, whose traceback it then is; empty without one.
     """
 
     type: str

@@ -172,6 +172,10 @@ from torch.nn.parallel import DistributedDataParallel
 def hold():
     time.sleep(600)
 
+def spin():
+    while True:
+        pass
+
 signal.signal(signal.SIGTERM, lambda *_: dist.broadcast(torch.zeros(1), 0))
 dist.init_process_group("gloo")
 rank, fault = dist.get_rank(), sys.argv[1]
@@ -184,7 +188,7 @@ for step in range(1, 9):
         hold()
     if step == 5 and fault == "raises":
         if rank == 0:
-            hold()
+            spin()
         while not Path("reached.0").exists():
             time.sleep(0.01)
         time.sleep(0.5)
@@ -230,7 +234,7 @@ def test_stacks_show_where_ranks_were_before_the_signal_that_ended_them(tmp_path
     finally:
         servers.close()
     assert (failure.kind, failure.rank) == ("rank exception", 1), failure.text
-    assert [frame.function for frame in read_evidence(plan)[0].frames] == ["hold", "<module>"]
+    assert [frame.function for frame in read_evidence(plan)[0].frames] == ["spin", "<module>"]
 
 
 def test_taken_port_and_variables_of_another_launch_change_nothing(tmp_path, monkeypatch):

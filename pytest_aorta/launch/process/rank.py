@@ -28,7 +28,7 @@ from typing import IO, Any
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.common.text import is_harness
-from pytest_aorta.launch.process.guard import die_with
+from pytest_aorta.launch.process.guard import STACKS_S, die_with
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import (
     ERROR_FILE,
@@ -48,8 +48,6 @@ _END = 0
 # Of each of the last collectives, which are those of a few steps.
 _COLLECTIVES_KEPT = 1000
 _KEPT = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "time_created_ns", "is_p2p", "retired")
-# A rank needs milliseconds, unless its main thread holds the GIL.
-_EVIDENCE_S = 1.0
 _MAX_MESSAGE = 4000
 # Below the time that the guard gives to ranks once one of them has its result.
 LEAVE_S = 50.0
@@ -157,7 +155,8 @@ def ask_for_evidence(run_dir: Path) -> None:
     Ask before the first signal that ends a rank: a script's handler of SIGTERM can start collectives, and the end of a
     rank changes what the others do.
     """
-    deadline_s = time.monotonic() + _EVIDENCE_S
+    # A rank needs milliseconds, unless its main thread holds the GIL.
+    deadline_s = time.monotonic() + STACKS_S
     asked: set[int] = set()
     while (silent := _silent_children(run_dir)) and time.monotonic() < deadline_s:
         for pid in silent - asked:
@@ -267,7 +266,8 @@ def _write_error(folder: Path | None, error: BaseException) -> None:
     file's ``full_traceback``. Without a folder the error is that of a process that the rank has forked.
     """
     time_ns = time.time_ns()
-    text = _shown_traceback(error)
+    cause = _cause_of_exit(error)
+    text = _shown_traceback(cause or error)
     with suppress(Exception):  # the script may have closed or replaced standard error
         sys.stderr.write(_exit_message(error) if isinstance(error, SystemExit) else text)
     if folder is None:
@@ -277,7 +277,7 @@ def _write_error(folder: Path | None, error: BaseException) -> None:
         "time_ns": time_ns,
         "type": type(error).__name__,
         "message": _message(error)[:_MAX_MESSAGE],
-        "after": _cause_of_exit(error)[:_MAX_MESSAGE],
+        "after": f"{type(cause).__name__}: {_message(cause)}"[:_MAX_MESSAGE] if cause else "",
         "traceback": _ends(text),
         "full_traceback": _ends("".join(traceback.format_exception(error))),
     }
@@ -290,10 +290,10 @@ def _exit_message(error: SystemExit) -> str:
     return "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
 
 
-def _cause_of_exit(error: BaseException) -> str:
-    """Return the error that a script, such as Hydra's main, handled by exiting; empty without one."""
-    cause = error.__context__ if isinstance(error, SystemExit) and not error.__suppress_context__ else None
-    return "" if cause is None else f"{type(cause).__name__}: {_message(cause)}"
+def _cause_of_exit(error: BaseException) -> BaseException | None:
+    """Return the error that a script, such as Hydra's main, handled by exiting; None without one."""
+    context = None if error.__suppress_context__ else error.__context__
+    return error.__cause__ or context if isinstance(error, SystemExit) else None
 
 
 def _message(error: BaseException) -> str:

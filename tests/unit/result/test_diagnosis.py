@@ -341,6 +341,13 @@ SHOWN = {
         "AssertionError: no",
         "",
     ),
+    "script that returned without a step is shown with its last lines": (
+        raised(1, "no step", "RuntimeError", "RuntimeError: no step\n")
+        | log("found no GPU, done\nRuntimeError: no step\n")
+        | {"marks": "started 1000000000\nran 2000000000\n"},
+        "RuntimeError: no step",
+        "  | found no GPU, done\n",
+    ),
     "error without frames and message is its type alone": (
         raised(1, "", "AssertionError", "AssertionError\n") | log("many\nwords\nAssertionError\n"),
         "AssertionError",

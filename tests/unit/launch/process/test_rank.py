@@ -312,10 +312,18 @@ def test_stacks_and_collectives_that_were_asked_for_stay_when_the_rank_is_ended(
     assert json.loads((folder / "collectives.json").read_text()) == {"entries": [entry]}
 
 
-HANDLED = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise SystemExit(1){}\n"
+HANDLED = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise SystemExit(1){}\n"
 
 
-@pytest.mark.parametrize(("suppressed", "after"), [("", "ZeroDivisionError: division by zero"), (" from None", "")])
-def test_error_that_a_script_handles_by_exiting_is_kept(tmp_path, suppressed, after):
-    _write_error(tmp_path, script_error(tmp_path, HANDLED.format(suppressed)))
-    assert json.loads((tmp_path / "error.json").read_text())["after"] == after
+@pytest.mark.parametrize("raised_from", ["", " from error"])
+def test_error_that_a_script_handles_by_exiting_is_kept_with_its_traceback(tmp_path, raised_from):
+    _write_error(tmp_path, script_error(tmp_path, HANDLED.format(raised_from)))
+    document = json.loads((tmp_path / "error.json").read_text())
+    assert (document["type"], document["after"]) == ("SystemExit", "ZeroDivisionError: division by zero")
+    assert document["traceback"].endswith("    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n")
+
+
+def test_exit_that_hides_what_led_to_it_names_no_error(tmp_path):
+    _write_error(tmp_path, script_error(tmp_path, HANDLED.format(" from None")))
+    document = json.loads((tmp_path / "error.json").read_text())
+    assert (document["type"], document["after"]) == ("SystemExit", "")
