@@ -34,15 +34,17 @@ torch.manual_seed(0)
 """
 _LOADER = """
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-model = torch.nn.parallel.DistributedDataParallel(
-    torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(0.1), torch.nn.GELU(), torch.nn.Linear(64, 1))
-)
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(0.1), torch.nn.GELU(), torch.nn.Linear(64, 1))
+model = torch.nn.parallel.DistributedDataParallel(model)
 data = TensorDataset(torch.randn(128, 32), torch.randn(128, 1))
 loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
 optimizer = torch.optim.AdamW(model.parameters())
+for inputs, targets in loader:
+    (model(inputs) - targets).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """
-SCRIPTS = {
-    "FSDP2 by hand": """
+_BY_HAND = """
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 model = torch.nn.Sequential(*(torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0) for _ in range(3)))
 for layer in model:
@@ -54,22 +56,11 @@ for step in range(8):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-""",
-    "DDP, loader": _LOADER
-    + """
-for inputs, targets in loader:
-    (model(inputs) - targets).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-    "DDP, compiled": _LOADER
-    + """
-compiled = torch.compile(model, backend="aot_eager")
-for inputs, targets in loader:
-    (compiled(inputs) - targets).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
+"""
+SCRIPTS = {
+    "FSDP2 by hand": _BY_HAND,
+    "FSDP2, compiled": _BY_HAND.replace("in model:", "in model:\n    layer.compile(backend='aot_eager')"),
+    "DDP, loader": _LOADER,
     "GAN": """
 make = lambda *sizes: torch.nn.parallel.DistributedDataParallel(
     torch.nn.Sequential(torch.nn.Linear(sizes[0], 64), torch.nn.ReLU(), torch.nn.Linear(64, sizes[1]))

@@ -15,13 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace import kineto_events as reading
 from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu
 from pytest_aorta.result.trace.kineto_events import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
-from pytest_aorta.worker import capture_overlap, overlap, profiled
+from pytest_aorta.worker import capture_overlap, costs, overlap, profiled
 from tests.rank.ranks import own_group
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
@@ -133,7 +134,8 @@ def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(group, tmp_p
     result = RankResult(**ONE_STEP)
     with pytest.warns(UserWarning, match="overlap is not measured: the trace of one profiled step has"):
         found = profiled(result, Training(beside=True).step, 1, CPU)
-    assert found.replace(profile=Profile()) == result
+    assert found.replace(profile=Profile(), costs=None) == result
+    assert found.costs.problem == found.profile.problem
     assert re.fullmatch(
         rf"the trace of one profiled step has [\d,]+ {unit} on the largest rank, and at most 2,000 are read; set "
         r"profile_steps: 0 to measure without overlap, or use fewer micro-batches per step",
@@ -153,7 +155,7 @@ def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
             raise reading.TraceTooLarge(path, num_bytes=reading.MAX_TRACE_BYTES + 1)
         return read_trace(path)
 
-    monkeypatch.setattr(overlap, "read_trace", read_but_the_first_kept)
+    monkeypatch.setattr(costs, "read_trace", read_but_the_first_kept)
     with pytest.warns(
         UserWarning, match=r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
     ):
@@ -328,10 +330,35 @@ def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
     assert capture.head_start.blocked_by is None
 
 
-def test_no_steps_leave_the_result_alone_and_run_nothing():
+def test_without_profiled_steps_one_step_runs_to_count_its_costs(group):
     result, training = RankResult(**ONE_STEP), Training(beside=True)
-    assert profiled(result, training.step, 0, CPU) is result
-    assert training.count == 0
+    found = profiled(result, training.step, 0, CPU)
+    assert found.replace(costs=None) == result
+    assert (training.count, found.costs.problem) == (1, "")
+    assert [(row.kind, row.calls) for row in found.costs.collectives] == [("all_gather", 1), ("reduce_scatter", 1)]
+
+
+CONVOLVED = torch.ones(2, 3, 8, 8), torch.ones(5, 3, 3, 3, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "flops"),
+    [
+        (lambda: torch.ones(2, 3) @ torch.ones(3, 4), {"aten::mm": 48}),
+        (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)), {"aten::addmm": 48}),
+        (
+            lambda: torch.nn.functional.conv2d(*CONVOLVED, stride=2, padding=1).sum().backward(),
+            {"aten::convolution": 8640, "aten::convolution_backward": 8640},
+        ),
+    ],
+    ids=["product", "with a bias", "convolution and the gradient of its weight"],
+)
+def test_flops_are_those_of_torch_s_formulas(step, flops):
+    with FlopCounterMode(display=False) as counter:
+        step()
+    found = profiled(RankResult(**ONE_STEP), step, 0, CPU).costs
+    assert found.flops == flops
+    assert sum(flops.values()) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("num_steps", [0, -1])
