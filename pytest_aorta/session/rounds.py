@@ -145,17 +145,18 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], test: st
     return "\n".join([*lines, *(f"  next: {step}" for step in _next_steps(failing, comparison.baseline, test))])
 
 
+_RECORD_AGAIN = "pytest {test} --update-baselines --aorta-record=replace"
+_SIDE_BY_SIDE = "compare side by side: pytest {test} --aorta-ab=HEAD"
 # The reason why a metric was not compared -> what makes it comparable, the surest first. A test's node id is inserted.
 _REMEDIES = {
-    NotApplicable.ENVIRONMENT: "record again here: pytest {test} --update-baselines --aorta-record=replace",
-    NotApplicable.VERSIONS: "record again here: pytest {test} --update-baselines --aorta-record=replace",
-    NotApplicable.LAUNCHER: "record again with this launcher: pytest {test} --update-baselines --aorta-record=replace",
-    NotApplicable.NOISY: "compare side by side: pytest {test} --aorta-ab=HEAD",
-    NotApplicable.OLD_CPU_TIMES: "compare side by side: pytest {test} --aorta-ab=HEAD",
+    NotApplicable.ENVIRONMENT: f"record again here: {_RECORD_AGAIN}",
+    NotApplicable.VERSIONS: f"record again here: {_RECORD_AGAIN}",
+    NotApplicable.LAUNCHER: f"record again with this launcher: {_RECORD_AGAIN}",
+    NotApplicable.NOISY: _SIDE_BY_SIDE,
+    NotApplicable.OLD_CPU_TIMES: _SIDE_BY_SIDE,
     NotApplicable.NOT_REPRODUCIBLE: "call torch.manual_seed(0) and torch.use_deterministic_algorithms(True) before the "
-    "model is built, then record again: pytest {test} --update-baselines --aorta-record=replace",
-    NotApplicable.UNMARKED_CPU_TIMES: "add @pytest.mark.tolerance(step_time_p50='10%') and compare side by side: "
-    "pytest {test} --aorta-ab=HEAD",
+    f"model is built, then record again: {_RECORD_AGAIN}",
+    NotApplicable.UNMARKED_CPU_TIMES: f"add @pytest.mark.tolerance(step_time_p50='10%') and {_SIDE_BY_SIDE}",
     NotApplicable.HEAD_START: "add @pytest.mark.tolerance(step_time_mean='5%')",
     NotApplicable.TRACE: "profile fewer steps",
 }

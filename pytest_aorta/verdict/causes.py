@@ -150,16 +150,8 @@ def notes(
     Ranks are named only if ``is_slower``, since one of them waits for another in every launch on a busy machine.
     """
     found, device = [], launches[0].device
-    if not is_slower:
-        pass
-    elif slow := straggler(launches, reference):
+    if is_slower and (slow := straggler(launches, reference)):
         found.append(slow.note(side))
-    # Medians of measured times are equal only if they are of one rank.
-    elif not any(launch.rank_lag_ms for launch in launches) and any(
-        launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms for launch in launches
-    ):
-        remedy = "" if device == "cpu" else "; NCCL times collectives with TORCH_NCCL_ENABLE_TIMING=1"
-        found.append(f"straggler unknown: no collective waits recorded{remedy}")
     steps = median(launch.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
         found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")

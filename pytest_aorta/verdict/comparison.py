@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
@@ -42,13 +42,6 @@ from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind,
 
 # With fewer launches, most of a baseline's variance comes from the prior.
 MIN_LAUNCHES = 5
-
-
-class _Decided(NamedTuple):
-    """A decision on the numbers of both sides, with the value of the other side."""
-
-    decision: Decision
-    center: Value
 
 
 class _Comparison(ABC):
@@ -90,11 +83,11 @@ class _Comparison(ABC):
             return self._of_families(row, row.tolerance.value)
         if (found := self._decide(row)) is None:
             return row.judge_ranges(max_launches)
-        decision = found.decision
+        decision, center = found
         detail = cause_of(row.metric.name, launches, others) if decision.outcome is Outcome.REGRESSION else ""
         if decision.outcome is Outcome.INCONCLUSIVE:
             detail = self._undecided(row, decision.launches)
-        return row.by_decision(*found, detail)
+        return row.by_decision(decision, center, detail)
 
     @abstractmethod
     def _judge(self, row: Row) -> Verdict:
@@ -105,8 +98,8 @@ class _Comparison(ABC):
         """Return the verdict on a metric whose kernel families are compared one by one."""
 
     @abstractmethod
-    def _decide(self, row: Row) -> _Decided | None:
-        """Return the decision, or None if a value can't be transformed, so that ranges are compared."""
+    def _decide(self, row: Row) -> tuple[Decision, Value] | None:
+        """Return the decision with the value of the other side; None where ranges have to be compared instead."""
 
     def _undecided(self, row: Row, num_launches: int) -> str:
         """Return why the final verdict of ``num_launches`` launches is inconclusive, with the remedy; may be empty."""
@@ -210,7 +203,7 @@ class StoredComparison(_Comparison):
         # The estimates are those of all center launches, so the shown times are too.
         return verdict_of(replace(row, others=self._center), judged, STALE)
 
-    def _decide(self, row: Row) -> _Decided | None:
+    def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric, tolerance = row.metric, row.tolerance
         values = [value for value in transformed_values(metric, row.launches, row.others) if value is not None]
         stored = self.estimate(metric)
@@ -226,7 +219,7 @@ class StoredComparison(_Comparison):
             scale=metric.scale,
         )
         center = metric.scale.from_transformed(stored.center, reference_step_ms(row.others))
-        return _Decided(decision, center)
+        return decision, center
 
     def _undecided(self, row: Row, num_launches: int) -> str:
         remedy = self.undecidable(row.metric, row.tolerance)
@@ -299,7 +292,7 @@ class PairedComparison(_Comparison):
         within = self.variance(row.metric).within
         return verdict_of(row, judged_pairs(row.metric, row.launches, row.others, tolerance, within, self.max_pairs))
 
-    def _decide(self, row: Row) -> _Decided | None:
+    def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric = row.metric
         sides = (transformed_values(metric, side, row.others) for side in (row.launches, row.others))
         differences = [a - b for a, b in zip(*sides, strict=True) if a is not None and b is not None]
@@ -313,4 +306,4 @@ class PairedComparison(_Comparison):
             worse=metric.worse,
             scale=metric.scale,
         )
-        return _Decided(decision, middle(metric, row.others))
+        return decision, middle(metric, row.others)

@@ -12,7 +12,6 @@ from msgspec import field
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
-from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.verdict.applicability import (
     applicable,
@@ -235,7 +234,6 @@ def detection_lines(
     if not looks:
         return [*lines, f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
-    few: list[str] = []
     for name, tolerance in applicable(marked, center[-1]).items():
         metric = METRICS[name]
         stored = comparison.estimate(metric) if metric.has_noise else None
@@ -243,15 +241,12 @@ def detection_lines(
             continue
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
-        if len(center) < MIN_LAUNCHES:
-            shown = counted(len(center), "launch")
-            few = [f"  {shown} in the center: detectable changes are reported from {MIN_LAUNCHES} on"]
-        else:
+        if len(center) >= MIN_LAUNCHES:
             changes = detected(metric, baseline, stored, tolerance.value, looks, max_launches)
             parts = [f"{change} with {look}" for look, change in zip(looks, changes, strict=True)]
             where = " in any family" if metric.by_family else ""
             lines.append(f"  {name}: detects from {', '.join(parts)} launches{where}")
-    return lines + few
+    return lines
 
 
 def detected(

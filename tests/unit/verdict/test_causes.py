@@ -134,17 +134,6 @@ def test_cpu_ranks_that_share_cores_may_differ_by_more():
     assert straggler(lagging(-1.0, 4.0, build=on_cpu)) == Straggler(1, 4.0)
 
 
-def test_straggler_is_unknown_only_if_several_ranks_recorded_no_waits():
-    unknown = "straggler unknown: no collective waits recorded"
-    on_cpu = make_facts(rank_lag_ms=[], environment={"device": "cpu"})
-    assert notes([on_cpu], [], "baseline") == [unknown]
-    timed = f"{unknown}; NCCL times collectives with TORCH_NCCL_ENABLE_TIMING=1"
-    assert notes([make_facts(rank_lag_ms=[])], [], "baseline") == [timed]
-    assert notes([make_facts(rank_lag_ms=[]), make_facts()], [], "baseline") == []
-    one_rank = make_facts(rank_lag_ms=[], slowest_rank_p50_ms=1.0, fastest_rank_p50_ms=1.0)
-    assert notes([one_rank], [], "baseline") == []
-
-
 def test_nothing_odd_has_no_notes():
     assert notes([make_facts()] * 3, [make_facts()], "baseline") == []
 

@@ -289,9 +289,3 @@ def test_two_launches_detect_nothing():
 def test_exact_metrics_have_no_detection_line(count):
     exact = baseline_of(count=count)
     assert detection_lines(exact, {"step_time_p50": Tolerance(None)}, default_priors, 5) == []
-
-
-def test_few_launches_say_from_how_many_on_detectable_changes_are_reported():
-    assert detection_lines(baseline_of(count=2), {}, default_priors, 5)[-1] == (
-        "  2 launches in the center: detectable changes are reported from 5 on"
-    )
