@@ -371,6 +371,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         workload: name of the workload or script.
         config: value of every config key; for a script, its arguments and environment variables.
         world_size: number of ranks.
+        simulated: the ranks that were started if the world was simulated, in the order of ``ranks``; else empty.
         device: ``cuda`` or ``cpu``.
         backend: backend of the process group.
         platform: the platform's name, which is part of the key of baselines.
@@ -413,6 +414,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     workload: Text
     config: dict[str, Any]
     world_size: Positive
+    simulated: list[Count] = field(default_factory=list)
     device: DeviceKind
     backend: Backend
     platform: Platform

@@ -20,6 +20,8 @@ from pytest_aorta.verdict.verdicts import NotApplicable
 CPU_TIMING_TOLERANCE = {Scale.RELATIVE: 1.0, Scale.POINTS: 0.25, Scale.OF_STEP: 0.5}
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
+# What needs data or a clock that a simulated world lacks.
+NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC)
 # The config key of test hooks. A launch with a planted fault is compared with the baseline of the undisturbed workload.
 TEST_HOOK_KEY = "fault"
 # Facts that can be None because of the host rather than the code under test.
@@ -37,7 +39,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     """Return the tolerances of the metrics to compare.
 
     These are the metrics that a marker names, and the metrics with a default tolerance that any launch has. The launch
-    under test is the first of ``facts``.
+    under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are left.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has.
@@ -54,7 +56,8 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
         has_it = any(metric.measure(launch) is not None or not_profiled(metric, launch) for launch in facts)
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
-    return {name: chosen[name] for name in METRICS if name in chosen}
+    left_out = NOT_SIMULATED if facts[0].simulated else ()
+    return {name: chosen[name] for name, metric in METRICS.items() if name in chosen and metric.kind not in left_out}
 
 
 class _Asked(NamedTuple):

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import dropwhile
@@ -51,6 +51,7 @@ _kept: list[BaseException] = []
 
 def main(run_dir: Path) -> None:
     """Run this rank's part of the plan and exit at once, without the interpreter's slow teardown."""
+    take_simulated_rank(os.environ)
     folder = rank_folder(run_dir, os.environ["RANK"])
     prepare(folder)
     pid = os.getpid()
@@ -72,6 +73,18 @@ def main(run_dir: Path) -> None:
         sys.exit(exit_code)  # these profilers write their traces when the process exits normally
     # Threads of NCCL and gloo would outlive main; such threads have aborted processes that had succeeded.
     os._exit(exit_code)
+
+
+def take_simulated_rank(environ: MutableMapping[str, str]) -> None:
+    """Replace the number of this process, which its agent has set, by the rank of a simulated world; else do nothing.
+
+    The simulated world is one host.
+    """
+    if text := environ.get(variables.SIMULATED):
+        size, _, ranks = text.partition(":")
+        own = ranks.split(",")[int(environ["RANK"])]
+        environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), own))
+        environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size))
 
 
 def _exit_code(error: BaseException) -> int:
