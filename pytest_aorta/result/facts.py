@@ -34,6 +34,7 @@ from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
 from pytest_aorta.result.provenance import version_text
+from pytest_aorta.result.trace.costs import CostsOfRanks, distinct
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.profiled_steps import (
@@ -151,6 +152,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         late_steps: how many profiled steps do not count because the host was late in them; empty if all of them count.
         overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
             profiled.
+        costs: the costs of a step by the ranks that have them in common; empty if a rank counted none.
     """
 
     recorded_at: UtcTime
@@ -185,6 +187,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     overlap_problem: Annotated[str, Meta(max_length=1000)] = ""
     kernels: Kernels = field(default_factory=dict)
     collectives: dict[CollectiveKind, CollectiveFacts] = field(default_factory=dict)
+    costs: list[CostsOfRanks] = field(default_factory=list)
     command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -264,6 +267,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         overlap_problem=result.overlap_problem,
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
+        costs=distinct(result.costs),
         command=measured.command,
     )
 

@@ -34,6 +34,7 @@ from pytest_aorta.plan.accelerators import Capability, Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.provenance import Provenance
+from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
 
 # Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
@@ -284,6 +285,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
             same on every rank.
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
         profile: the profiled steps; empty if no step was profiled.
+        costs: the costs of a step; None if none was counted.
     """
 
     passed: bool
@@ -306,6 +308,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     tensor_hashes: dict[TensorKind, TensorHashes] = field(default_factory=dict)
     boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
+    costs: Costs | None = None
 
     def with_profile(self, profile: Profile) -> RankResult:
         """Return the result with profiled steps and their metrics."""
@@ -408,6 +411,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         kernels: ``kernels[rank][family]``; empty if no step was profiled.
         collectives: ``collectives[rank]``: the calls in the profiled steps; empty if there were none.
         overlap_problem: the reason why steps were profiled without a result; empty if there is none.
+        costs: ``costs[rank]`` of a step; None for a rank that counted none.
     """
 
     schema_version: Literal[4]
@@ -453,6 +457,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     kernels = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.kernels for rank in ranks]))
     collectives = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.collectives for rank in ranks]))
     overlap_problem = _OfRanks(lambda ranks: ranks[0].profile.problem)
+    costs = _OfRanks(lambda ranks: [rank.costs for rank in ranks])
 
     @property
     def executed_iterations(self) -> int:
