@@ -62,7 +62,9 @@ def collect_result(
     # Only rank 0 has step times if only rank 0 logs.
     folders = folders[:1] if adapter and adapter.ranks == FIRST else folders
     ranks = [_read_rank(folder / RESULT_FILE) for folder in folders]
-    _refuse(plan.run_dir, _disagreement(ranks, adapted=adapter is not None) or _impossible(ranks, len(plan.world.ranks)))
+    _refuse(
+        plan.run_dir, _disagreement(ranks, adapted=adapter is not None) or _impossible(ranks, len(plan.world.ranks))
+    )
     result = WorkloadResult(
         schema_version=SCHEMA_VERSION,
         workload=plan.name,

@@ -9,6 +9,7 @@ import math
 import os
 import runpy
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,7 @@ from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
 from pytest_aorta.worker.recorder import recorder, refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.timing import Progress, run_canary
 from pytest_aorta.worker.workload import Telemetry, Workload
 
@@ -40,6 +42,8 @@ _kept: list[object] = []
 def run_rank(run_dir: Path, folder: Path) -> None:
     """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
     plan = read_plan(run_dir / PLAN_FILE)
+    if is_simulated():
+        simulate_world()
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if program := plan.program():
@@ -52,8 +56,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
         if recorded is not None:
-            refuse_non_finite(recorded)
-            refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
+            _refuse_bad_values(recorded, recorder.named_parameters(), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device)
         _leave_process_groups()
@@ -64,22 +67,35 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     leave_mark(folder, IMPORTED)
     workload = workload_class(plan.own_config)
     _kept.append(workload)
+    before: dict[str, float] = {}
     workload.setup()
     leave_mark(folder, SET_UP)
     device = own_device()
-    before = run_canary(device)
+    if not is_simulated():
+        before = run_canary(device)
     result: object = workload.run()
+    restore_data()
     if not isinstance(result, RankResult):
         raise TypeError(f"{workload_class.__name__}.run() returned {result!r}; it has to return a RankResult")
     leave_mark(folder, RAN)
     _refuse_leaks(plan.reference)
-    refuse_non_finite(result)
-    refuse_parameters(workload.named_parameters(), int(os.environ["RANK"]), "at the end of the run")
+    _refuse_bad_values(result, workload.named_parameters(), "at the end of the run")
     workload.telemetry().write(folder, result)
     _finish(folder, result.replace(canary_before=before), device)
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
     workload.cleanup()
+
+
+def _refuse_bad_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> None:
+    """Check the numbers of a result and the parameters, unless nothing was exchanged and they mean nothing.
+
+    Raises:
+        NotFinite: A number is NaN or infinite.
+    """
+    if not is_simulated():
+        refuse_non_finite(result)
+        refuse_parameters(named, int(os.environ["RANK"]), when)
 
 
 def _load_workload(spec: WorkloadSpec) -> type[Workload]:
@@ -162,6 +178,8 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device) -> No
     if result is None:
         write_json(folder / RESULT_FILE, {"measured": False}, durable=False)
     else:
+        if is_simulated():
+            result = without_values(result)
         if tracer := python_tracer():
             result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
         _write_result(folder, result)

@@ -30,6 +30,7 @@ from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.timing import StepTimer, run_canary
 from pytest_aorta.worker.weight_hash import hash_parameters
 
@@ -76,7 +77,8 @@ class Recorder:
             raise RuntimeError("recorder.start() was called twice, or after the first recorder.step()")
         self._device = device if device is not None else own_device()
         self._timer, self._warmup_left = StepTimer(self._device), warmup
-        self._canary_before = run_canary(self._device)
+        if not is_simulated():
+            self._canary_before = run_canary(self._device)
 
     @contextmanager
     def step(self, *, tokens: int = 0) -> Iterator[None]:
@@ -146,6 +148,8 @@ class Recorder:
         inner = getattr(model, "_orig_mod", model)
         model = inner.module if isinstance(inner, DistributedDataParallel) else model
         self._model = weakref.ref(model)
+        if is_simulated():
+            return
         # A loss is NaN before the weights are, so the loss shows the first bad step.
         _refuse_series("loss", [float(value) for value in self._loss], rank, steps)
         _refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
@@ -289,7 +293,7 @@ class _Follower:
             self._num_steps += 1
             measured = self._num_steps - self._warmup
             # Hashes at powers of two cost little in a long run, and equal runs have hashes of the same steps.
-            if self._hash_weights and measured > 0 and measured.bit_count() == 1:
+            if self._hash_weights and not is_simulated() and measured > 0 and measured.bit_count() == 1:
                 groups = enumerate(optimizer.param_groups)
                 named = [
                     (f"{number}.{place}", part)
