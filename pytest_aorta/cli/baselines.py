@@ -27,7 +27,7 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
+from pytest_aorta.verdict.metrics import METRICS, Metric, Value, format_value, middle
 from pytest_aorta.verdict.noise import StoredCase, blocks, prior_variance, reference_step_ms
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, Scale, quantile_t
 from pytest_aorta.verdict.statistics.stored import detectable
@@ -209,7 +209,7 @@ def _json(values: Mapping[str, Any], key: str) -> str:
 
 def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[str, ...]:
     before, after = first.estimate(metric), second.estimate(metric)
-    is_exact = metric.direction is Direction.EXACT
+    is_exact = not metric.has_noise
     shown = [format_value(_center(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
     if before is None or after is None:
         there, here = (set(map(metric.measure, file.baseline.center_launches)) for file in (first, second))
@@ -261,7 +261,7 @@ class StoredFile:
             marked={},
             priors=lambda asked: prior_variance(asked, device, self.others),
         )
-        return None if metric.direction is Direction.EXACT else comparison.estimate(metric)
+        return comparison.estimate(metric) if metric.has_noise else None
 
 
 def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:

@@ -139,7 +139,7 @@ class Change:
     def values(self) -> tuple[str, str, str]:
         """Return the value before, the value after, and the change, as text."""
         metric = METRICS[self.metric]
-        is_exact = metric.direction is Direction.EXACT
+        is_exact = not metric.has_noise
         texts = (format_value(value, metric.unit, exact=is_exact) for value in (self.before, self.after))
         return *texts, "-" if self.relative is None else format_change(self.relative)  # type: ignore[return-value]
 
@@ -165,7 +165,7 @@ def find_changes(history: _CaseHistory) -> list[Change]:
 
 def _changes(history: _CaseHistory, metric: str) -> list[Change]:
     points = history.points(metric)
-    if METRICS[metric].direction is Direction.EXACT:
+    if not METRICS[metric].has_noise:
         return [
             Change(history, metric, index, last, before, after)
             for (last, before), (index, after) in pairwise(points)
@@ -262,7 +262,7 @@ def _change_lines(changes: Sequence[Change], histories: Sequence[_CaseHistory], 
     num_series = sum(len(history.metrics) for history in histories)
     total = f"{counted(len(changes), 'new change')} in {num_series} metrics of {counted(len(histories), 'case')}"
     needed = 2 * CONFIRMING_VERSIONS  # fewer versions show no change, however large it is
-    noisy = [(case, name) for case in histories for name in case.metrics if METRICS[name].direction != Direction.EXACT]
+    noisy = [(case, name) for case in histories for name in case.metrics if METRICS[name].has_noise]
     if short := sum(len(case.points(name)) < needed for case, name in noisy):
         total += f"; not searched: {counted(short, 'metric')} with fewer than the {needed} versions that a change needs"
     return [*(table([_COLUMNS, *rows], width) if rows else []), total]

@@ -267,7 +267,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         overlap_problem=result.overlap_problem,
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
-        costs=distinct(result.costs),
+        costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
         command=measured.command,
     )
 

@@ -35,7 +35,7 @@ from pytest_aorta.verdict.learning import (
     objections,
     other_setting,
 )
-from pytest_aorta.verdict.metrics import METRICS, Direction, Tolerance, format_value, middle
+from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
 from pytest_aorta.verdict.noise import blocks, platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts
@@ -282,9 +282,7 @@ def _change_lines(old: Baseline | None, new: Baseline) -> list[str]:
         after, before = middle(metric, new.center_launches), middle(metric, old.center_launches) if old else None
         if after is None and before is None:
             continue
-        shown = (
-            format_value(value, metric.unit, exact=metric.direction is Direction.EXACT) for value in (before, after)
-        )
+        shown = (format_value(value, metric.unit, exact=not metric.has_noise) for value in (before, after))
         text = f"  {metric.name}: {' -> '.join(shown)}"
         if isinstance(before, float) and isinstance(after, float) and before:
             text += f" ({(after - before) / abs(before):+.1%})"

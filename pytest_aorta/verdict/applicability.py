@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
+from pytest_aorta.result.trace.costs import Cost
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
@@ -20,6 +21,9 @@ from pytest_aorta.verdict.verdicts import NotApplicable
 CPU_TIMING_TOLERANCE = {Scale.RELATIVE: 1.0, Scale.POINTS: 0.25, Scale.OF_STEP: 0.5}
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
+# Costs that another version of torch changes, and the libraries whose versions count.
+_OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
+_VERSIONS = ("torch", "cuda", "hip", "cudnn", "triton")
 # What needs data or a clock that a simulated world lacks.
 NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC)
 # The config key of test hooks. A launch with a planted fault is compared with the baseline of the undisturbed workload.
@@ -42,7 +46,8 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are left.
 
     Raises:
-        SpecError: A marker names a metric that needs more steps than the launch under test has.
+        SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
+            simulated world has no cost.
     """
     chosen = dict(marked)
     num_steps = facts[0].num_steps
@@ -54,10 +59,21 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
             )
     for name, metric in METRICS.items():
         has_it = any(metric.measure(launch) is not None or not_profiled(metric, launch) for launch in facts)
+        # Most costs are 0 on both sides.
+        if metric.cost is not None:
+            has_it = any(metric.measure(launch) for launch in facts)
+        # Times of operators on shared CPUs are compared on request only.
+        if metric.by_family and facts[0].device == "cpu":
+            continue
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
     left_out = NOT_SIMULATED if facts[0].simulated else ()
-    return {name: chosen[name] for name, metric in METRICS.items() if name in chosen and metric.kind not in left_out}
+    kept = {name: chosen[name] for name, metric in METRICS.items() if name in chosen and metric.kind not in left_out}
+    if left_out and not kept:
+        raise SpecError(
+            "simulated world: no cost was counted, so there is nothing to compare; record steps on the ranks"
+        )
+    return kept
 
 
 class _Asked(NamedTuple):
@@ -75,6 +91,16 @@ def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: Lau
         for name, given in choose_tolerances(marked, facts, *others).items()
         if not_applicable(METRICS[name], given, facts, facts) is None
     ]
+
+
+def without_costs(tolerances: Mapping[str, Tolerance], marked: Mapping[str, Tolerance]) -> dict[str, Tolerance]:
+    """Return tolerances without those of costs that no marker names."""
+    return {name: tolerance for name, tolerance in tolerances.items() if name in marked or METRICS[name].cost is None}
+
+
+def has_costs(facts: LaunchFacts) -> bool:
+    """Return whether the costs of a step were counted on every rank."""
+    return bool(facts.costs) and not any(group.costs.problem for group in facts.costs)
 
 
 def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:
@@ -138,6 +164,8 @@ def not_applicable(
             return NotApplicable.UNMARKED_CPU_TIMES, detail
         if recorded.block != facts.block or abs(facts.moment_s - recorded.moment_s) > BLOCK_GAP_S["cpu"]:
             return NotApplicable.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
+    if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):
+        return NotApplicable.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
         return None
     if not (_reproducible(facts) and _reproducible(recorded)):
@@ -145,6 +173,15 @@ def not_applicable(
         return NotApplicable.NOT_REPRODUCIBLE, detail
     different = other_machine(facts, recorded, side)
     return None if different is None else (NotApplicable.ENVIRONMENT, different)
+
+
+def other_versions(facts: LaunchFacts, recorded: LaunchFacts, side: str) -> str | None:
+    """Return the first library of another version that chooses operators and kernels, or None."""
+    for name in _VERSIONS:
+        here, there = facts.environment.get(name), recorded.environment.get(name)
+        if here != there:
+            return f"{name} is {here}, the {side}'s {there}"
+    return None
 
 
 def other_machine(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:

@@ -198,7 +198,7 @@ class _Aim:
 
 
 def _is_exact(row: Verdict) -> bool:
-    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or isinstance(row.value, str)
+    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not METRICS[row.metric].has_noise
 
 
 def _aim_of(rows: Sequence[Verdict]) -> _Aim | None:
@@ -285,7 +285,7 @@ class CommitSearch:
             return
         if aim.is_exact:
             row = self._row_of_bits(aim, probe)
-            if row is not None and row.outcome not in (Outcome.PASS, Outcome.REGRESSION, Outcome.MISSING):
+            if row is not None and row.outcome in (Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE):
                 yield probe.commit, f"{aim.row.metric} can't be compared: {row.detail}"
         elif probe.reference is not None:
             metric = aim.metric

@@ -11,14 +11,17 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import (
     choose_tolerances,
+    has_costs,
     other_setup,
     other_steps,
     profiled,
     under_profiler,
     widened,
+    without_costs,
 )
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of, notes_on
+from pytest_aorta.verdict.costs import costs_notes, judge_costs
 from pytest_aorta.verdict.kernel_gate import judged_pairs, judged_stored, verdict_of
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, middle
 from pytest_aorta.verdict.noise import (
@@ -71,7 +74,8 @@ class _Comparison(ABC):
             or self._judge(Row(self.case, METRICS[name], tolerance, reference, launches, others, len(launches)))
             for name, tolerance in tolerances.items()
         ]
-        return Verdicts(self.case, tuple(rows), notes_on(rows, launches, others, str(reference)))
+        notes = notes_on(rows, launches, others, str(reference)) + costs_notes(launches, others, str(reference))
+        return Verdicts(self.case, tuple(rows), notes)
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
@@ -82,6 +86,8 @@ class _Comparison(ABC):
         row = replace(row, launches=launches, others=others)
         if problem := row.incomparable():
             return problem
+        if row.metric.cost is not None:
+            return judge_costs(row, row.metric.cost)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if row.metric.by_family:
@@ -149,6 +155,9 @@ class StoredComparison(_Comparison):
             name: widened(METRICS[name], launches[0], tolerance)
             for name, tolerance in choose_tolerances(self.marked, launches[0], *self._center[-1:]).items()
         }
+        # A baseline that is older than costs stays valid.
+        if self._center and not has_costs(self._center[-1]):
+            tolerances = without_costs(tolerances, self.marked)
         is_stored = self.kind is ReferenceKind.BASELINE
         revision = self.baseline.revision if self.baseline is not None and is_stored else None
         reference = VerdictReference(self.kind, self.file, revision)
@@ -273,6 +282,9 @@ class PairedComparison(_Comparison):
                 :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        # Variants of a test have different costs on purpose.
+        if self.only is None and (not self.version or not has_costs(references[0])):
+            tolerances = without_costs(tolerances, self.marked)
         if self.only is not None:
             check_compared(self.only, METRICS)
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}

@@ -26,7 +26,7 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, 
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.kernel_gate import detectable_of_step, is_within, noisy_parts
-from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
+from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance
 from pytest_aorta.verdict.noise import (
     Priors,
     allowed_tolerance,
@@ -51,7 +51,9 @@ _IDLE = 0.05
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
     """Return ``wanted`` if any compared metric has noise, else 1: exact metrics need no second launch."""
-    return wanted if any(not given.is_exact for _, given, _ in applicable(marked, facts)) else 1
+    return (
+        wanted if any(metric.has_noise and not given.is_exact for metric, given, _ in applicable(marked, facts)) else 1
+    )
 
 
 class NewLaunches(Model, frozen=True):
@@ -143,7 +145,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
 
 def _is_settled(row: Verdict) -> bool:
     """Return True if no further launch can show that the metric is unchanged."""
-    return METRICS[row.metric].direction is Direction.EXACT or row.outcome is Outcome.NOT_APPLICABLE
+    return not METRICS[row.metric].has_noise or row.outcome is Outcome.NOT_APPLICABLE
 
 
 def _is_unchanged(row: Verdict, launches: Sequence[LaunchFacts], old: Baseline) -> bool:
@@ -175,7 +177,7 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
     """Return why launches make a bad baseline: noise, a late host, outliers, growth or throttling."""
     found, times_count, times_vary = [], False, False
     for metric, given, tolerance in applicable(marked, launches[0]):
-        if tolerance.value is None:
+        if tolerance.value is None or not metric.has_noise:
             continue
         name = metric.name
         times_count = times_count or metric.kind is MetricKind.TIMING
@@ -269,7 +271,7 @@ def detection_lines(
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     center, lines, few = baseline.center_launches, [], []
     for metric, given, tolerance in applicable(marked, center[-1]):
-        stored = comparison.estimate(metric)
+        stored = comparison.estimate(metric) if metric.has_noise else None
         if given.value is None or stored is None:
             continue
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):

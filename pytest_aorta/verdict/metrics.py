@@ -14,6 +14,7 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
+from pytest_aorta.result.trace.costs import Cost, by_rank
 from pytest_aorta.result.trace.families import is_compute
 from pytest_aorta.verdict.statistics.decision import Scale
 
@@ -93,6 +94,7 @@ class Metric:
         by_step: Returns step -> value after the step; ``measure`` returns the last of these values. None for a metric
             of the whole launch.
         by_family: Whether kernel families are compared one by one, and ``measure`` returns their sum.
+        cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
     """
 
     name: str
@@ -106,6 +108,12 @@ class Metric:
     scale: Scale = Scale.RELATIVE
     by_step: Callable[[LaunchFacts], dict[int, str]] | None = None
     by_family: bool = False
+    cost: Cost | None = None
+
+    @property
+    def has_noise(self) -> bool:
+        """Return False if equal code has equal values, so that one launch decides."""
+        return self.direction is not Direction.EXACT and self.cost is None
 
     @property
     def worse(self) -> int:
@@ -170,6 +178,17 @@ def _recorded(
     return Metric(name, unit, kind, direction, default, lambda facts: facts.metrics.get(name), text, scale=scale)
 
 
+def _cost(cost: Cost, unit: str, percent: float | None, text: str) -> Metric:
+    """Return the row of a cost of a step; ``percent`` is its default tolerance, None allows no increase."""
+
+    def measure(facts: LaunchFacts) -> Value:
+        ranks = by_rank(facts.costs, cost)
+        return None if ranks is None else float(max(sum(parts.values()) for parts in ranks.values()))
+
+    default = Tolerance(None if percent is None else percent / 100, origin=Origin.DEFAULT)
+    return Metric(cost.value, unit, MetricKind.COUNT, Direction.LOWER, default, measure, text, cost=cost)
+
+
 def _kernel_ms(facts: LaunchFacts) -> Value:
     times = [ms for family, ms in facts.kernel_ms.items() if is_compute(family)]
     return math.fsum(times) if times else None
@@ -208,7 +227,7 @@ _ROWS = (
         "time of a step without a head start of the host in which no stream of a rank is busy", _OF_STEP,
     ),
     Metric(
-        "kernel_ms", "ms", _TIME, _LOWER, None, _kernel_ms,
+        "kernel_ms", "ms", _TIME, _LOWER, _default(5, _LOWER), _kernel_ms,
         "time of each kernel family in a profiled step, mean over ranks; operators on CPU ranks", by_family=True,
     ),
     _recorded(
@@ -226,14 +245,18 @@ _ROWS = (
         "`model_tflops` as a fraction of the device's peak for bfloat16, where the peak is known", _POINTS,
     ),
     _recorded("peak_memory_bytes", "B", _MEMORY, _LOWER, 2, "largest peak of device memory over ranks"),
-    _recorded(
-        "all_gather_bytes_per_step", "B", _COUNT, _EXACT, None,
-        "bytes that the all-gathers of one step write on a rank",
+    _cost(Cost.COLLECTIVES, "", None, "calls of collectives in a step, by kind, size of the group and type"),
+    _cost(Cost.COLLECTIVE_BYTES, "B", None, "bytes of the larger of input and output, over the collectives of a step"),
+    _cost(Cost.FLOPS, "", 0.1, "floating-point operations of a step, by operator"),
+    _cost(Cost.OPERATORS, "", 1, "calls of operators in a step"),
+    _cost(Cost.KERNELS, "", 1, "kernels of a step on a GPU, by family"),
+    _cost(Cost.HOST_SYNCS, "", None, "runtime calls of a step in which the host waits for the GPU"),
+    _cost(
+        Cost.HOST_COPIES, "", None,
+        "copies of a step from the GPU to the host; on CPU ranks values that Python reads from tensors",
     ),
-    _recorded(
-        "reduce_scatter_bytes_per_step", "B", _COUNT, _EXACT, None,
-        "bytes that the reduce-scatters of one step read on a rank",
-    ),
+    _cost(Cost.RECOMPILATIONS, "", None, "compilations of torch.compile in the measured steps"),
+    _cost(Cost.GRAPH_BREAKS, "", None, "graph breaks of torch.compile"),
     _recorded("num_parameters", "", _COUNT, _EXACT, None, "parameters of the whole model"),
     Metric(
         "weight_hash", "", _NUMERIC, _EXACT, _default(None, _EXACT), _weight_hash,

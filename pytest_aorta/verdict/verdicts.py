@@ -67,6 +67,7 @@ class NotApplicable(StrEnum):
     LAUNCHER = "the baseline's ranks were started by another launcher"
     UNMARKED_CPU_TIMES = "times of CPU ranks need a tolerance marker"
     OLD_CPU_TIMES = "times of CPU ranks need a baseline of this hour and machine"
+    VERSIONS = "operators and kernels need a baseline of the same torch"
     NOT_REPRODUCIBLE = "bitwise comparison needs deterministic mode"
     ENVIRONMENT = "bitwise comparison needs the same versions and device"
 

@@ -13,7 +13,6 @@ import functools
 import gzip
 import json
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +34,7 @@ from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.kineto_capture import LearnedStep, learn_step, overlap_of_cpu, overlap_of_device
 from pytest_aorta.result.trace.kineto_events import (
     BOUNDARY,
@@ -42,7 +42,6 @@ from pytest_aorta.result.trace.kineto_events import (
     TraceTooLarge,
     excess,
     find_blocking_call,
-    read_trace,
     steps_alone,
 )
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
@@ -56,6 +55,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     waits_ms,
 )
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
+from pytest_aorta.worker.costs import costs_of, exported, with_compilations
 from pytest_aorta.worker.simulation import is_simulated
 
 # Steps of a trace that the launch asks for if the config asks for none.
@@ -101,17 +101,31 @@ def capture_overlap(
         RuntimeError: The step or its caller runs ``torch.profiler``.
         ValueError: ``num_steps`` is below 1, or the trace contains no steps or no device.
     """
+    return _captured(step, num_steps, device, trace_path, timed_ms)[0]
+
+
+def _captured(
+    step: Callable[[], object],
+    num_steps: int,
+    device: torch.device,
+    trace_path: Path | None = None,
+    timed_ms: float | None = None,
+) -> tuple[Profile, Costs]:
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
     if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
         problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
-        return Profile(problem=problem)
+        return Profile(problem=problem), Costs(problem=problem)
     asked, schedule = _asked_trace_path(), os.environ.get(variables.PROFILER_SCHEDULE)
     if trace_path is not None or asked is None or not schedule:
         return _capture(step, num_steps, device, trace_path or asked, timed_ms)
-    capture = _capture(step, num_steps, device, None, timed_ms)
+    found = _capture(step, num_steps, device, None, timed_ms)
     _keep_by_schedule(ProfilerSchedule.parse(schedule), step, num_steps, device, asked.parent)
-    return capture
+    return found
+
+
+class _OwnProfilerError(RuntimeError):
+    """A step that runs torch's profiler itself."""
 
 
 class _TooLargeError(Exception):
@@ -125,9 +139,10 @@ class _TooLargeError(Exception):
 
 def _capture(
     step: Callable[[], object], num_steps: int, device: torch.device, kept: Path | None, timed_ms: float | None
-) -> Profile:
+) -> tuple[Profile, Costs]:
+    """Return the overlap of some steps, and the costs of one step before them."""
     try:
-        first = _trace_of(_profile(step, 1, device)[0], 1, device)
+        first, costs = _counted(step, device)
         if on_accelerator(device):
             capture = _capture_ahead(step, num_steps, device, first, timed_ms)
         else:
@@ -137,12 +152,37 @@ def _capture(
         remedy = "lower profile_steps, or set it to 0" if error.num_steps > 1 else "set profile_steps: 0"
         problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
         warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
-        return Profile(problem=problem)
+        return Profile(problem=problem), Costs(problem=problem)
     if kept is not None and on_accelerator(device):
         _keep_profiled(_profile(step, num_steps, device)[0], num_steps, device, kept)
     elif kept is not None:
         _keep(steps_alone(trace, on_device=False), kept)
-    return capture
+    return capture, costs
+
+
+def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str, Any], Costs]:
+    """Profile one step with shapes; return its trace and its costs; collective.
+
+    Raises:
+        _TooLargeError: The trace of any rank is too large.
+    """
+    compiled = with_compilations(Costs())
+    profiler, passed = _profile(step, 1, device, shapes=True)
+    trace = _trace_of(profiler, 1, device)
+    found = costs_of(trace, device, passed.began_ns, passed.ended_ns)
+    return trace, found.replace(recompilations=compiled.recompilations, graph_breaks=compiled.graph_breaks)
+
+
+def count_step(step: Callable[[], object], device: torch.device) -> Costs:
+    """Run ``step`` once and return its costs on this rank, or why they can't be counted; collective."""
+    if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
+        return Costs(problem=f"{profiler} profiles the ranks, and a device serves one profiler at a time")
+    if _profiler_enabled():
+        return Costs(problem="torch.profiler runs during the steps, and torch has one profiler per thread")
+    try:
+        return _counted(step, device)[1]
+    except (_TooLargeError, _OwnProfilerError) as error:
+        return Costs(problem=str(error))
 
 
 def _capture_ahead(
@@ -216,27 +256,28 @@ def _keep_by_schedule(
 
 
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:
-    """Return ``result`` with the overlap of ``num_steps`` further steps from :func:`capture_overlap`; 0 captures none.
+    """Return ``result`` with the costs of a further step, and the overlap of ``num_steps`` more of them.
 
-    Collective. Call this last, since ``step`` continues the training. With ``num_steps`` 0, a launch that asks for
-    traces still gets traces of some steps, and its result stays the same.
+    Collective. Call this last, since ``step`` continues the training. ``num_steps`` 0 measures no overlap; a launch
+    that asks for traces then still gets traces of some steps.
 
     Args:
         result: Result of this rank, whose step times are those of the timed steps.
         step: Runs one training step.
-        num_steps: Number of steps to capture.
+        num_steps: Number of steps to capture as in :func:`capture_overlap`.
         device: The device that the steps run on.
 
     Raises:
-        RuntimeError, ValueError: As in :func:`capture_overlap`.
+        RuntimeError, ValueError: As in :func:`capture_overlap`, unless ``num_steps`` is 0.
     """
     if is_simulated():  # nothing is exchanged that could be hidden
-        return result
+        return result.replace(costs=count_step(step, device))
     if num_steps:
-        return result.with_profile(capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)))
+        capture, costs = _captured(step, num_steps, device, timed_ms=median(result.step_times_ms))
+        return result.with_profile(capture).replace(costs=costs)
     if _asked_trace_path() is not None:
-        capture_overlap(step, TRACED_STEPS, device)
-    return result
+        return result.replace(costs=_captured(step, TRACED_STEPS, device)[1])
+    return result.replace(costs=count_step(step, device))
 
 
 def _profile(
@@ -280,17 +321,20 @@ def _profile(
             spin(lead_ms, device)
         for _ in range(warmup):
             step()
-        first_boundary_s = time.perf_counter()
+        first_boundary_s, first_boundary_ns = time.perf_counter(), time.time_ns()
         for _ in range(num_steps):
             _leave_boundary(mark)
             step()
         _leave_boundary(mark)
-        ended_s = time.perf_counter()
+        ended_s, ended_ns = time.perf_counter(), time.time_ns()
         synchronize(device)
         # Without this check, the export of the profiler's trace would crash the process.
         if not _profiler_enabled():
-            raise RuntimeError("the step runs torch.profiler itself, which ends the capture; capture steps without it")
-    return profiler, _Pass((first_boundary_s - began_s) * 1e3, (ended_s - began_s) * 1e3)
+            raise _OwnProfilerError(
+                "the step runs torch.profiler itself, which ends the capture; capture steps without it"
+            )
+    before_ms, host_ms = (1e3 * (moment_s - began_s) for moment_s in (first_boundary_s, ended_s))
+    return profiler, _Pass(before_ms, host_ms, first_boundary_ns, ended_ns)
 
 
 def _trace_of(profiler: profile, num_steps: int, device: torch.device) -> dict[str, Any]:
@@ -300,13 +344,10 @@ def _trace_of(profiler: profile, num_steps: int, device: torch.device) -> dict[s
         _TooLargeError: The trace of any rank is too large.
     """
     trace, size = {}, (0, 0)
-    with tempfile.TemporaryDirectory(prefix="aorta-trace-") as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        try:
-            trace = read_trace(path)
-        except TraceTooLarge as error:
-            size = error.num_bytes, error.num_values
+    try:
+        trace = exported(profiler)
+    except TraceTooLarge as error:
+        size = error.num_bytes, error.num_values
     num_bytes, num_values = map(int, _largest_over_ranks(size, device))
     if num_bytes or num_values:
         raise _TooLargeError(num_steps, excess(num_bytes, num_values, " on the largest rank"))
@@ -370,10 +411,13 @@ class _Pass:
     Attributes:
         first_boundary_ms: Time at which the host had enqueued the step before the first boundary.
         host_ms: Time at which the host had enqueued the last boundary.
+        began_ns, ended_ns: The time between the first and the last boundary on the host, by ``time.time_ns``.
     """
 
     first_boundary_ms: float
     host_ms: float
+    began_ns: int = 0
+    ended_ns: int = 0
 
 
 def _leads_ms(host_ms: float) -> Iterator[float]:
@@ -412,7 +456,7 @@ def _judge(
 
 def _largest_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
     """Return each value's maximum over ranks."""
-    if not dist.is_initialized():
+    if not dist.is_initialized() or is_simulated():
         return list(values)
     tensor = torch.tensor(values, dtype=torch.float64, device=group_device(device))
     dist.all_reduce(tensor, dist.ReduceOp.MAX)

@@ -26,13 +26,22 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
+from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
+from pytest_aorta.worker.costs import StepCounter
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.layout import local_part
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.timing import StepTimer, run_canary
 from pytest_aorta.worker.weight_hash import hash_parameters
+
+# The warm-up steps that costs need: one that is counted, and one that settles after it.
+_STEPS_TO_COUNT = 2
+_NOT_COUNTED = (
+    f"costs are counted in a warm-up step, and there are fewer than {_STEPS_TO_COUNT}: call "
+    f"recorder.start(warmup={_STEPS_TO_COUNT}) before the first step, and run as many steps more"
+)
 
 
 class Recorder:
@@ -60,6 +69,7 @@ class Recorder:
         self._failures: list[FailureDetail] = []
         self._canary_before: dict[str, float] = {}
         self._capture: Profile | None = None
+        self._counter: StepCounter | None = None
 
     def start(self, device: torch.device | None = None, *, warmup: int = 0) -> None:
         """Set the device of the steps and the number of warm-up steps; collective.
@@ -103,13 +113,24 @@ class Recorder:
             self._began_s = self._began_s or time.perf_counter()
         self._is_in_step = True
         try:
-            with nullcontext() if self._is_warming_up else self._timer.step():
+            with self._watched():
                 yield
         finally:
             self._is_in_step = False
             self._warmup_left -= self._is_warming_up
         if not self._is_warming_up:
             self._tokens += tokens
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """Return the context of the step that begins: one warm-up step is counted, and the steps after it are timed."""
+        assert self._timer is not None
+        if not self._is_warming_up:
+            return self._timer.step()
+        # The last warm-up step follows the counted one, so that the timed steps begin without the profiler's end.
+        if self._warmup_left != _STEPS_TO_COUNT:
+            return nullcontext()
+        self._counter = StepCounter(self._device)
+        return self._counter.step()
 
     def loss(self, value: float | torch.Tensor) -> None:
         """Record the loss of the last step; a tensor must have one element and is read only at the end.
@@ -237,6 +258,7 @@ class Recorder:
             memory_bytes=self._timer.memory_bytes(),
             canary_before=self._canary_before,
             tensor_hashes=self._tensor_hashes,
+            costs=Costs(problem=_NOT_COUNTED) if self._counter is None else self._counter.costs(),
         )
         return result if self._capture is None else result.with_profile(self._capture)
 

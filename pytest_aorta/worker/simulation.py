@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,12 +24,24 @@ from torch.utils._pytree import tree_leaves
 from pytest_aorta.common import variables
 from pytest_aorta.plan.device_kind import Backend
 from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace.kineto_costs import RecordedCall
 
 # CUDA's allocator rounds the size of each tensor up to a multiple of this many bytes.
 _ROUNDED_BYTES = 512
 # The tracker of this rank's memory, on tensors without data.
 _memory: list[_Memory] = []
 _without_data = ExitStack()
+# The methods of process groups that request a collective, whose groups a trace does not name. Torch 2.13 has added
+# those with `single`; the names with `base` and `tensor` go with torch 2.12.
+_REQUESTS = {
+    "allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "barrier",
+    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base",
+    "all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "all_to_all_single",
+}  # fmt: skip
+# The time of each request on this rank, in nanoseconds, with its group.
+_requested: list[tuple[int, RecordedCall]] = []
 
 
 class NotSimulated(RuntimeError):
@@ -65,8 +78,35 @@ def simulate_world() -> None:
         original(Backend.FAKE, store=FakeStore(), rank=rank, world_size=size, **kept)
 
     _replace(original, init_process_group)
+    for name in _REQUESTS & vars(dist.ProcessGroup).keys():
+        setattr(dist.ProcessGroup, name, _noted(getattr(dist.ProcessGroup, name)))
     # Only gloo has this barrier, which names the ranks that are missing.
     _replace(dist.monitored_barrier, lambda *_args, **_given: None)
+
+
+def _noted(request: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of process groups that notes each of its calls."""
+
+    @wraps(request)
+    def noted(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        _note(group, (args, kwargs))
+        return request(group, *args, **kwargs)
+
+    return noted
+
+
+def _note(group: dist.ProcessGroup, args: Any) -> None:
+    dtype = next((str(leaf.dtype) for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)), "")
+    call = RecordedCall(group.group_name, group.size(), dtype.removeprefix("torch."))
+    _requested.append((time.time_ns(), call))
+
+
+def requested_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
+    """Return the collectives of a simulated rank between two times of ``time.time_ns``, in order.
+
+    Calls by code in C++, such as DDP's, are missing.
+    """
+    return [call for moment_ns, call in _requested if began_ns <= moment_ns <= ended_ns]
 
 
 def _fake_backend(_class: type[dist.Backend], _name: str) -> str:
@@ -154,6 +194,8 @@ class _Memory(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator, and count the storages that are new among its results."""
+        if func.namespace == "_c10d_functional" and isinstance(args[-1], str):
+            _note(dist.distributed_c10d._resolve_process_group(args[-1]), args)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":

@@ -8,10 +8,8 @@ The canary is a fixed GEMM and a fixed all-reduce beside the timed steps, to dis
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +37,7 @@ from pytest_aorta.worker.accelerator import (
     spin,
     synchronize,
 )
+from pytest_aorta.worker.costs import begin_measured_steps, flight_records
 from pytest_aorta.worker.simulation import reset_peak_memory
 
 # A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
@@ -89,6 +88,8 @@ class StepTimer:
     def step(self) -> Iterator[None]:
         """Time the body as one step; a body that raises adds no time."""
         self._progress.advance()
+        if not self._began_ns:
+            begin_measured_steps()
         memory_bytes = [memory_in_use(self._device)] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
         began_ns = time.time_ns()
         begin = now(self._device)
@@ -162,7 +163,7 @@ def _waits_of_steps_ms(
 def _leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
     """Write this rank's steps and its arrivals at collectives into the rank's folder, if the launch names one."""
     folder = os.environ.get(variables.RANK_FOLDER)
-    entries = _flight_records("_dump_fr_trace_json")
+    entries = flight_records("_dump_fr_trace_json")
     if not folder or entries is None:
         return
     # The record is a ring: its first entry has the number 0 until a later entry replaces the first entry.
@@ -182,16 +183,10 @@ def _name(entry: dict[str, Any]) -> str:
     return f"{' '.join(entry['process_group'])}/{entry['collective_seq_id']}/{entry['profiling_name']}"
 
 
-def _flight_records(dump: str) -> list[dict[str, Any]] | None:
-    """Return the entries of a flight recorder of torch; None where this rank has not loaded the recorder."""
-    found = getattr(sys.modules.get("torch._C._distributed_c10d"), dump, None)
-    return None if found is None else json.loads(found(includeCollectives=True, onlyActive=False)).get("entries", [])
-
-
 def _recorded_collectives() -> list[dict[str, Any]]:
     """Return NCCL's record of this rank once the watchdog has retired every collective; empty if torch has no NCCL."""
     deadline_s = time.monotonic() + _RETIRED_WITHIN_S
-    while entries := _flight_records("_dump_nccl_trace_json"):
+    while entries := flight_records("_dump_nccl_trace_json"):
         if all(entry.get("retired") for entry in _without_parts(entries)) or time.monotonic() > deadline_s:
             return entries
         time.sleep(0.02)

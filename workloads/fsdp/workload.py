@@ -31,7 +31,6 @@ from .settings import Settings
 from .verification import Verification
 
 _GEMMS_PER_LAYER = 3
-_GATHERS_PER_LAYER = 2
 
 
 class FsdpWorkload(Workload):
@@ -115,14 +114,11 @@ class FsdpWorkload(Workload):
         return measure(run_step, self._settings.steps, self._device)
 
     def _metrics(self, device_time_s: float) -> dict[str, float]:
-        """Return this rank's metrics; the bytes of a collective are those of its full buffer, over all ranks."""
+        """Return this rank's metrics."""
         settings = self._settings
         gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
-        layer_bytes = settings.gradient_size * settings.dtype.itemsize
         metrics = {
             "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
-            "all_gather_bytes_per_step": float(_GATHERS_PER_LAYER * settings.layers * layer_bytes),
-            "reduce_scatter_bytes_per_step": float(settings.layers * layer_bytes),
             "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
         }
         return metrics | peak_memory_metrics(self._device)

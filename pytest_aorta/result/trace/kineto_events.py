@@ -146,7 +146,7 @@ def boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]
     Raises:
         ValueError: The trace has no device activity for a boundary.
     """
-    launches = [event for event in events if _is_runtime_call(event)]
+    launches = [event for event in events if is_runtime_call(event)]
     activity = {event["args"].get("correlation"): event for event in events if is_on_device(event)}
     # A call without a correlation does not belong to activity without one, such as kernels of a graph.
     activity.pop(None, None)
@@ -189,9 +189,14 @@ def is_annotation(event: Event) -> bool:
     return event.get("cat") == "user_annotation"
 
 
-def _is_runtime_call(event: Event) -> bool:
+def is_runtime_call(event: Event) -> bool:
     """Return True for a call of the device's runtime or driver."""
     return str(event.get("cat", "")).endswith(("_runtime", "_driver"))
+
+
+def is_blocking_call(event: Event) -> bool:
+    """Return True for a call of the runtime that returns only after the device has done earlier work."""
+    return bool(_BLOCKING.search(event["name"]))
 
 
 def is_on_device(event: Event) -> bool:
@@ -247,10 +252,18 @@ _KINDS = {
 _MAX_GROUP_TEXT = 160
 _MAX_GROUP_SIZE = 10_000_000
 _MAX_ELEMENTS = 1 << 56
-# Bytes of an element by the name of its dtype in torch's records of collectives.
+# The names of types of elements in torch's records of collectives and in Kineto's arguments -> torch's own names.
+DTYPES = {
+    "float": "float32", "Float": "float32", "double": "float64", "Double": "float64", "c10::BFloat16": "bfloat16",
+    "BFloat16": "bfloat16", "c10::Half": "float16", "Half": "float16", "long": "int64", "long int": "int64",
+    "Long": "int64", "int": "int32", "Int": "int32", "short": "int16", "Short": "int16", "unsigned char": "uint8",
+    "Byte": "uint8", "signed char": "int8", "Char": "int8", "bool": "bool", "Bool": "bool",
+    "ComplexFloat": "complex64", "c10::complex<float>": "complex64", "ComplexDouble": "complex128",
+    "c10::complex<double>": "complex128",
+}  # fmt: skip
 _ELEMENT_BYTES = {
-    "Byte": 1, "Char": 1, "Bool": 1, "Half": 2, "BFloat16": 2, "Short": 2, "Int": 4, "Float": 4, "Long": 8,
-    "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
+    "uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int32": 4, "float32": 4, "int64": 8,
+    "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 # Collectives on lists of tensors, by torch's names. The tensors may have unequal sizes, and torch records only the size
 # of the rank's own.
@@ -277,16 +290,20 @@ def call_of(kernel: Event) -> Call:
     args = kernel["args"]
     parts = [str(args[key]) for key in ("Process Group Name", "Process Group Ranks") if args.get(key) is not None]
     counts = [args[key] for key in ("In msg nelems", "Out msg nelems") if _is_count(args.get(key), 0)]
-    dtype = str(args.get("dtype", ""))
-    element_bytes = 1 if dtype.startswith("Float8") else _ELEMENT_BYTES.get(dtype)
-    is_known = counts and element_bytes and args.get("Collective name") not in _ON_LISTS
+    num_bytes = element_bytes(str(args.get("dtype", "")))
+    is_known = counts and args.get("Collective name") not in _ON_LISTS
     size = args.get("Group size")
     return Call(
         kind_of(kernel),
         " ".join(parts)[:_MAX_GROUP_TEXT],
         size if _is_count(size, 1) and size <= _MAX_GROUP_SIZE else None,
-        max(counts) * element_bytes if is_known and element_bytes else None,
+        max(counts) * num_bytes if is_known and num_bytes else None,
     )
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Return the bytes of an element of a type by any name in :data:`DTYPES`; None if the type is not known."""
+    return 1 if "float8" in dtype.lower() else _ELEMENT_BYTES.get(DTYPES.get(dtype, dtype))
 
 
 def _is_count(value: object, least: int) -> bool:
@@ -304,13 +321,13 @@ def find_blocking_call(trace: Mapping[str, Any]) -> str | None:
     The longest such call is named. Calls of threads that launch nothing, such as NCCL's watchdog, don't count.
     """
     events, marks = events_and_boundaries(trace)
-    calls = [event for event in events if _is_runtime_call(event)]
+    calls = [event for event in events if is_runtime_call(event)]
     threads = {event["tid"] for event in calls if "aunchKernel" in event["name"]}
     begin, end = begin_of(marks[0]), begin_of(marks[-1])
     waits = [
         event
         for event in calls
-        if event["tid"] in threads and _BLOCKING.search(event["name"]) and begin <= begin_of(event) < end
+        if event["tid"] in threads and is_blocking_call(event) and begin <= begin_of(event) < end
     ]
     if not waits:
         return None

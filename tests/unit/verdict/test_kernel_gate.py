@@ -179,10 +179,11 @@ def test_metric_that_one_side_lacks_is_missing():
     assert check([make_facts()] * 3).missing is Missing.CANDIDATE_VALUE
 
 
-def test_metric_is_compared_only_if_a_marker_names_it():
+def test_kernels_are_compared_by_default_and_operators_of_cpu_ranks_only_if_a_marker_names_them():
     comparison = StoredComparison("case", BASELINE.config, BASELINE, {}, default_priors, 3)
+    assert comparison.judge(launches())["kernel_ms"].outcome is Outcome.PASS
     with pytest.raises(KeyError, match="kernel_ms was not compared"):
-        comparison.judge(launches())["kernel_ms"]
+        comparison.judge(launches(build=on_cpu))["kernel_ms"]
 
 
 def test_tolerance_of_step_is_refused():

@@ -1,0 +1,204 @@
+"""Counts the costs of one step in a Kineto trace that has host events with shapes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_aorta.result.trace.costs import CollectiveCost, Costs
+from pytest_aorta.result.trace.families import family_of, is_copy
+from pytest_aorta.result.trace.kineto_events import (
+    DTYPES,
+    Event,
+    begin_of,
+    collective_of,
+    element_bytes,
+    end_of,
+    events_and_boundaries,
+    holds,
+    is_annotation,
+    is_blocking_call,
+    is_on_device,
+    is_runtime_call,
+)
+from pytest_aorta.result.trace.profiled_steps import Collective
+
+# The operator through which each collective of a process group passes, whichever backend serves it.
+_COLLECTIVES = "c10d::"
+# Namespaces of operators that do not compute, so that they need no formula of operations.
+_WITHOUT_COMPUTE = (
+    "aten", "prim", "prims", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "fsdp",
+    "autograd", "profiler", "inductor", "_dtensor", "symm_mem",
+)  # fmt: skip
+_NO_TENSOR = ("", "Scalar", "ScalarList")
+_LIST = "TensorList"
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A call of a collective as a flight recorder knows it.
+
+    Attributes:
+        group: Name of the process group.
+        group_size: Number of ranks in the group; None if unknown.
+        dtype: Type of the elements, by torch's name in the recorder; empty if unknown.
+    """
+
+    group: str = ""
+    group_size: int | None = None
+    dtype: str = ""
+
+
+# Operations of an operator, given its name and the arguments of its event; None if there is no formula for it.
+FlopsOf = Callable[[str, Mapping[str, Any]], "int | None"]
+
+
+def costs_of_step(
+    trace: Mapping[str, Any], flops_of: FlopsOf, *, on_device: bool, recorded: Sequence[RecordedCall] = ()
+) -> Costs:
+    """Return the costs of the first step of a trace, which lies between two boundaries.
+
+    ``recorded`` are the calls of collectives that a flight recorder has of this step. They complete the trace if they
+    are as many as the trace has.
+
+    Raises:
+        ValueError: The trace has fewer than two boundaries.
+    """
+    events, marks = events_and_boundaries(trace)
+    begin, end = end_of(marks[0]), begin_of(marks[1])
+    inside = [event for event in events if begin <= begin_of(event) < end and not is_on_device(event)]
+    operators = _operators(inside)
+    calls = Counter(event["name"][:_MAX_NAME] for event in operators)
+    flops, without = _flops(operators, flops_of)
+    counted = Costs(
+        collectives=_collectives(inside, operators, recorded),
+        flops=_sorted(flops),
+        operators=_sorted(calls),
+        host_copies={name: calls[name] for name in ("aten::_local_scalar_dense",) if calls[name]},
+        without_flops=_sorted(without),
+    )
+    return _with_device(counted, events, inside) if on_device else counted
+
+
+def _with_device(costs: Costs, events: Iterable[Event], inside: Sequence[Event]) -> Costs:
+    """Return costs with the kernels, copies and waits that the host's calls in the step caused on the device."""
+    runtime = [event for event in inside if is_runtime_call(event)]
+    launched = {event["args"].get("correlation") for event in runtime} - {None}
+    families = Counter(
+        family_of(event["name"])
+        for event in events
+        if is_on_device(event) and event["args"].get("correlation") in launched
+    )
+    threads = {event["tid"] for event in runtime if "aunchKernel" in event["name"]}
+    waits = Counter(event["name"] for event in runtime if event["tid"] in threads and is_blocking_call(event))
+    to_host = {name: count for name, count in families.items() if is_copy(name) and _is_to_host(name)}
+    return costs.replace(kernels=_sorted(families), host_syncs=_sorted(waits), host_copies=_sorted(to_host))
+
+
+def _is_to_host(name: str) -> bool:
+    return "DtoH" in name or "DeviceToHost" in name
+
+
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
+
+
+def _operators(events: Iterable[Event]) -> list[Event]:
+    """Return the operators by thread, each before those that it calls, without those on threads of gloo."""
+    named = [event for event in events if event.get("cat") == "cpu_op" and "::" in event["name"]]
+    requesting = {event["tid"] for event in named if event["name"].startswith(_COLLECTIVES)}
+    # What a thread of gloo copies depends on how far it got; the request is counted on the thread that made it.
+    serving = {event["tid"] for event in events if event["name"].startswith("gloo:") and is_annotation(event)}
+    kept = [event for event in named if event["tid"] not in serving - requesting]
+    kept = [event for event in kept if not event["name"].startswith("autograd::engine")]
+    return sorted(kept, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
+
+
+def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str], Counter[str]]:
+    """Return operations by operator, and the calls of operators without a formula.
+
+    An operator within another one that has a formula is a part of it.
+    """
+    found: Counter[str] = Counter()
+    without: Counter[str] = Counter()
+    counted: Event | None = None
+    for event in operators:
+        if counted is not None and event["tid"] == counted["tid"] and holds(counted, event):
+            continue
+        name = event["name"][:_MAX_NAME]
+        number = flops_of(event["name"], event["args"])
+        if number is not None:
+            found[name] += number
+            counted = event
+        elif name.split("::")[0] not in _WITHOUT_COMPUTE:
+            without[name] += 1
+    return found, without
+
+
+def _collectives(
+    events: Sequence[Event], operators: Sequence[Event], recorded: Sequence[RecordedCall]
+) -> list[CollectiveCost]:
+    requests: list[Event] = []
+    for event in sorted((one for one in operators if one["name"].startswith(_COLLECTIVES)), key=begin_of):
+        # A mode of dispatch, such as that of tensors without data, passes an operator on to the same operator.
+        if not (requests and requests[-1]["tid"] == event["tid"] and holds(requests[-1], event)):
+            requests.append(event)
+    # A flight recorder of gloo has no entry for a message from one rank to another.
+    collective = [event for event in requests if collective_of(event["name"]) is not Collective.SEND_RECV]
+    known = {id(event): call for event, call in zip(collective, recorded, strict=False)}
+    known = known if len(recorded) == len(collective) else {}
+    records = [event for event in events if event["name"] == "record_param_comms"]
+    rows: dict[tuple[str, int | None, str], list[_Request]] = defaultdict(list)
+    for event in requests:
+        served: Mapping[str, Any] = next(
+            (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
+        )
+        request = _request_of(event["args"], served, known.get(id(event), RecordedCall()))
+        rows[str(collective_of(event["name"])), request.call.group_size, request.call.dtype].append(request)
+    found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
+    return [_cost_of(kind, requests) for (kind, _, _), requests in found]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One call of a collective; ``num_bytes`` is None if its type or its tensors are not known."""
+
+    call: RecordedCall
+    num_bytes: int | None
+
+
+def _request_of(args: Mapping[str, Any], served: Mapping[str, Any], call: RecordedCall) -> _Request:
+    """Return a call by the arguments of its operator, NCCL's record of it, and a flight recorder's."""
+    elements, dtype = _tensors(args)
+    dtype = dtype or call.dtype or str(served.get("dtype", ""))
+    each = element_bytes(dtype)
+    size = served.get("Group size")
+    known = RecordedCall(
+        call.group or str(served.get("Process Group Name", "")),
+        call.group_size or (size if type(size) is int and size > 0 else None),
+        DTYPES.get(dtype, dtype)[:40],
+    )
+    return _Request(known, None if each is None or elements is None else elements * each)
+
+
+def _cost_of(kind: str, requests: Sequence[_Request]) -> CollectiveCost:
+    sizes = [request.num_bytes for request in requests if request.num_bytes is not None]
+    call = requests[0].call
+    groups = ", ".join(sorted({request.call.group for request in requests if request.call.group}))
+    num_bytes = sum(sizes) if len(sizes) == len(requests) else None
+    return CollectiveCost(kind, len(requests), call.group_size, call.dtype, num_bytes, groups[:400])
+
+
+def _tensors(args: Mapping[str, Any]) -> tuple[int | None, str]:
+    """Return the elements of the largest tensor argument, or list of tensors, and the type; empty if unknown."""
+    given = [
+        (kind, dims)
+        for kind, dims in zip(args.get("Input type", ()), args.get("Input Dims", ()), strict=False)
+        if kind not in _NO_TENSOR
+    ]
+    elements = [sum(map(math.prod, dims)) if kind == _LIST else math.prod(dims) for kind, dims in given]
+    return max(elements, default=None), next((str(kind) for kind, _ in given if kind != _LIST), "")

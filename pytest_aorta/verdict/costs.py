@@ -1,0 +1,157 @@
+"""Comparison of a step's costs, which repeat to the last unit, so that one launch decides. Pure.
+
+Each rank is compared with the same rank of the other side, and the worst rank decides. What differs between launches
+of the other side, e.g. operators that depend on the data, is left out by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_aorta.common.text import brief, counted
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.trace.costs import Cost, by_rank
+from pytest_aorta.verdict.applicability import has_costs, other_versions
+from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.noise import RESET
+from pytest_aorta.verdict.rows import STALE, Row
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
+
+_MOST_NAMED = 6
+# The order of outcomes, the one that decides first.
+_ORDER = (Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A cost of one rank on both sides, part by part.
+
+    Attributes:
+        rank: The rank.
+        before, after: Part -> number in a step.
+    """
+
+    rank: int
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Return the sum of all parts before and after."""
+        return sum(self.before.values()), sum(self.after.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the change of each part that changed, the largest first."""
+        names = sorted(self.before.keys() | self.after.keys())
+        changes = {name: self.after.get(name, 0) - self.before.get(name, 0) for name in names}
+        return {name: changes[name] for name in sorted(names, key=lambda name: -abs(changes[name])) if changes[name]}
+
+    def outcome(self, tolerance: Tolerance) -> Outcome:
+        """Return the outcome of this rank. Other parts of the same sum are no pass if the cost has to be exact."""
+        before, after = self.totals
+        allowed = (tolerance.value or 0.0) * before
+        if after - before > allowed or (tolerance.is_exact and after == before and self.parts):
+            return Outcome.REGRESSION
+        return Outcome.IMPROVED if before - after > allowed else Outcome.PASS
+
+
+def judge_costs(row: Row, cost: Cost) -> Verdict:
+    """Return the verdict on a cost: a regression if any rank of any launch costs more than allowed."""
+    varying = _varying(row.others, cost)
+    changes = [change for launch in row.launches for change in _changes(launch, row.others[-1], cost, varying)]
+    outcome = min((change.outcome(row.tolerance) for change in changes), key=_ORDER.index)
+    deciding = [change for change in changes if change.outcome(row.tolerance) is outcome]
+    worst = max(deciding, key=lambda change: _excess(change, outcome))
+    before, after = worst.totals
+    details = [_text(row, cost, worst, changes)] if worst.parts else []
+    if worst.parts and (other := other_versions(row.launches[0], row.others[-1], str(row.reference))):
+        details.append(f"{other}, which can be the cause")
+    if varying:
+        named = ", ".join(sorted(varying)[:_MOST_NAMED]) + (", ..." if len(varying) > _MOST_NAMED else "")
+        details.append(f"left out, since it differs between launches of the {row.reference}: {named}")
+    if outcome is Outcome.IMPROVED:
+        details.append(STALE)
+    return row.verdict(
+        outcome,
+        value=float(after),
+        baseline=float(before),
+        delta=after / before - 1 if before else None,
+        detail="; ".join(details),
+    )
+
+
+def _excess(change: _Change, outcome: Outcome) -> float:
+    before, after = change.totals
+    if outcome is Outcome.PASS:
+        return after
+    return abs(after - before) / max(before, 1)
+
+
+def _varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
+    """Return the parts that differ between launches of unchanged code on any rank."""
+    known = [by_rank(launch.costs, cost) or {} for launch in launches]
+    first = known[0]
+    return {
+        name
+        for other in known[1:]
+        for rank in first.keys() & other.keys()
+        for name in first[rank].keys() | other[rank].keys()
+        if first[rank].get(name) != other[rank].get(name)
+    }
+
+
+def _changes(launch: LaunchFacts, other: LaunchFacts, cost: Cost, varying: set[str]) -> list[_Change]:
+    here, there = by_rank(launch.costs, cost) or {}, by_rank(other.costs, cost) or {}
+    return [
+        _Change(rank, *({name: side[rank][name] for name in side[rank].keys() - varying} for side in (there, here)))
+        for rank in sorted(here.keys() & there.keys())
+    ]
+
+
+def _text(row: Row, cost: Cost, worst: _Change, changes: Sequence[_Change]) -> str:
+    """Return what came and what went on the worst rank, and the ranks on which it did unless it did on all of them."""
+    parts = worst.parts
+    texts = [_part(row, cost, worst, name) for name in list(parts)[:_MOST_NAMED]]
+    more = [f"{len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
+    same = sorted({change.rank for change in changes if change.parts == parts})
+    ranks = sorted({change.rank for change in changes})
+    where = "" if same == ranks else f" on {'rank' if len(same) == 1 else 'ranks'} {', '.join(map(str, same[:8]))} only"
+    return ", ".join(texts + more) + where
+
+
+def _part(row: Row, cost: Cost, change: _Change, name: str) -> str:
+    more = change.parts[name]
+    sign = "+" if more > 0 else "-"
+    match cost:
+        case Cost.COLLECTIVES:
+            sizes = [
+                (by_rank(side[-1].costs, Cost.COLLECTIVE_BYTES) or {}).get(change.rank, {})
+                for side in (row.others, row.launches)
+            ]
+            num_bytes = sizes[1].get(name, 0) - sizes[0].get(name, 0)
+            moved = f", {num_bytes / 1e6:+.4g} MB" if num_bytes else ""
+            return f"{name} {change.before.get(name, 0)} -> {change.after.get(name, 0)} a step{moved}"
+        case Cost.COLLECTIVE_BYTES:
+            return f"{name} {more / 1e6:+.4g} MB"
+        case Cost.FLOPS:
+            return f"{name} {more:+,}"
+        case Cost.RECOMPILATIONS:
+            steps = counted(row.launches[-1].num_steps, "measured step")
+            return f"{change.after.get(name, 0)} in {steps}, {change.before.get(name, 0)} before"
+        case _:
+            return f"{sign} {name} x {abs(more)}"
+
+
+def costs_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:
+    """Return one line on costs that are not compared, since one side did not count them, or on incomplete FLOPs."""
+    here = launches[0].costs
+    if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
+        return (f"costs of a step are not compared: {problem}",)
+    if here and others and not has_costs(others[-1]):
+        again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
+        return (f"costs of a step are not in the {side}{again}",)
+    unknown = sorted({name for group in here for name in group.costs.without_flops})
+    return (f"flops: no formula is known for {brief(', '.join(unknown))}, which counts as 0",) if unknown else ()

@@ -1,0 +1,207 @@
+"""The costs of a step on a rank: operations by torch's formulas, groups of collectives, and compilations."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
+
+# The classes of torch.profiler import inductor when they start, which takes seconds; these take milliseconds.
+from torch.autograd.profiler import profile, record_function
+
+from pytest_aorta.common import variables
+from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.result.trace.costs import Costs
+from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
+from pytest_aorta.result.trace.kineto_events import BOUNDARY, TraceTooLarge, excess, read_trace
+from pytest_aorta.worker.accelerator import on_accelerator
+from pytest_aorta.worker.simulation import is_simulated, requested_calls
+
+# Operators of convolutions, whose formulas need the shape of the result, and their arguments by position.
+_CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::convolution_overrideable")
+_CONVOLUTION_BACKWARD = "aten::convolution_backward"
+
+
+def flops_of(name: str, args: Mapping[str, Any]) -> int | None:
+    """Return the operations of one operator of a trace by torch's registry of formulas; None if it has no formula.
+
+    Args:
+        name: The operator's name in the trace, such as ``aten::mm``.
+        args: The arguments of the trace's event, with shapes and concrete values.
+    """
+    if (found := _formula(name)) is None:
+        return None
+    formula, num_positional = found
+    given: list[Any] = [
+        torch.Size(dims) if kind not in ("", "Scalar", "ScalarList", "TensorList") else _literal(value)
+        for kind, dims, value in zip(
+            args.get("Input type", ()), args.get("Input Dims", ()), args.get("Concrete Inputs", ()), strict=False
+        )
+    ][:num_positional]
+    try:
+        if name in _CONVOLUTIONS:
+            left, weight, _, stride, padding, dilation, transposed, *_ = given
+            shape = None if transposed else _convolved(left, weight, stride, padding, dilation)
+            return int(formula(*given, out_val=shape))
+        if name == _CONVOLUTION_BACKWARD:
+            return int(formula(*given, out_val=(given[1], given[2], None)))
+        return int(formula(*given))
+    # Registered formulas refuse arguments that they were not written for with errors of any kind.
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _convolved(
+    left: torch.Size, weight: torch.Size, stride: list[int], padding: list[int], dilation: list[int]
+) -> torch.Size:
+    sizes = zip(left[2:], weight[2:], stride, padding, dilation, strict=True)
+    inner = [(size + 2 * pad - step * (width - 1) - 1) // by + 1 for size, width, by, pad, step in sizes]
+    return torch.Size([left[0], weight[0], *inner])
+
+
+@functools.cache
+def _formula(name: str) -> tuple[Callable[..., Any], int] | None:
+    """Return the formula of an operator, and the number of its positional arguments."""
+    from torch.utils.flop_counter import flop_registry
+
+    namespace, _, own = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), own, None)
+    if packet is None or (formula := flop_registry.get(packet)) is None:
+        return None
+    arguments = getattr(packet, packet.overloads()[0])._schema.arguments
+    return formula, sum(not argument.kwarg_only for argument in arguments)
+
+
+def flight_records(dump: str) -> list[dict[str, Any]] | None:
+    """Return the entries of a flight recorder of torch; None where this rank has not loaded the recorder."""
+    found = getattr(sys.modules.get("torch._C._distributed_c10d"), dump, None)
+    return None if found is None else json.loads(found(includeCollectives=True, onlyActive=False)).get("entries", [])
+
+
+def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
+    """Return the collectives that this rank began in a stretch of time, in order, by the recorder of CPU backends."""
+    if is_simulated():
+        return requested_calls(began_ns, ended_ns)
+    names = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
+    sizes = {str(name): group.size() for group, name in names.items()}
+    return [
+        RecordedCall(
+            group := str(entry["process_group"][0]),
+            sizes.get(group),
+            str(next(iter(entry["input_dtypes"] or entry["output_dtypes"]), "")),
+        )
+        for entry in flight_records("_dump_fr_trace_json") or ()
+        if not entry["is_p2p"] and began_ns <= entry["time_created_ns"] <= ended_ns
+    ]
+
+
+def costs_of(trace: Mapping[str, Any], device: torch.device, began_ns: int, ended_ns: int) -> Costs:
+    """Return the costs of the first step of a trace with shapes, which began and ended at these ``time.time_ns``."""
+    on_device = on_accelerator(device)
+    # NCCL's record of a collective is a part of the trace.
+    recorded = [] if on_device else recorded_calls(began_ns, ended_ns)
+    return costs_of_step(trace, flops_of, on_device=on_device, recorded=recorded)
+
+
+def exported(profiler: profile) -> dict[str, Any]:
+    """Return the trace of a profiler that has ended.
+
+    Raises:
+        TraceTooLarge: The trace is too large to be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="aorta-trace-") as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return read_trace(path)
+
+
+class StepCounter:
+    """Counter of the costs of one step of a script, whose number of steps is not known.
+
+    The trace is read when the script has ended, so that no rank waits for another one's reading.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._problem = ""
+        self._profiler: profile | None = None
+        self._recorded: list[RecordedCall] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Count the body as the step."""
+        if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
+            self._problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
+        elif _profiler_enabled():
+            self._problem = "the script runs torch.profiler in its warm-up steps, and torch has one profiler per thread"
+        if self._problem:
+            yield
+            return
+        on_device = on_accelerator(self._device)
+        own = profile(use_kineto=True, use_device=self._device.type if on_device else None, record_shapes=True)
+        with own:
+            self._boundary()
+            began_ns = time.time_ns()
+            yield
+            self._boundary()
+            if not _profiler_enabled():
+                self._problem = "the script runs torch.profiler in its warm-up steps, which ended the count of costs"
+        self._recorded = [] if on_device else recorded_calls(began_ns, time.time_ns())
+        self._profiler = own
+
+    def _boundary(self) -> None:
+        with record_function(BOUNDARY):
+            pass
+
+    def costs(self) -> Costs:
+        """Return the costs of the step and the compilations since the measured steps began."""
+        if self._problem or self._profiler is None:
+            return Costs(problem=self._problem or "no step was counted, since the step was not completed")
+        try:
+            trace = exported(self._profiler)
+        except TraceTooLarge as error:
+            return Costs(problem=f"the trace of one step has {excess(error.num_bytes, error.num_values)}")
+        on_device = on_accelerator(self._device)
+        return with_compilations(costs_of_step(trace, flops_of, on_device=on_device, recorded=self._recorded))
+
+
+# Compiled frames when the measured steps began; None before, or where nothing was compiled until then.
+_compiled_before: int | None = None
+
+
+def begin_measured_steps() -> None:
+    """Remember what torch.compile has compiled so far; the steps from here on should compile nothing."""
+    global _compiled_before
+    _compiled_before = _counters()[0]
+
+
+def with_compilations(costs: Costs) -> Costs:
+    """Return costs with the compilations since :func:`begin_measured_steps`, and all graph breaks."""
+    compiled, breaks = _counters()
+    return costs.replace(recompilations=compiled - (_compiled_before or 0), graph_breaks=breaks)
+
+
+def _counters() -> tuple[int, int]:
+    """Return the frames that dynamo compiled and its graph breaks; dynamo is not imported for this."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    frames, breaks = counters.get("frames", {}), counters.get("graph_break", {})
+    return int(frames.get("total", 0)), sum(breaks.values())

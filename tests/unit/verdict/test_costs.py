@@ -1,0 +1,121 @@
+"""Costs of a step against a baseline: one launch decides, and the verdict says what came and went on which ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.result.trace.costs import CollectiveCost, Costs, distinct
+from pytest_aorta.verdict.learning import launches_to_learn
+from pytest_aorta.verdict.metrics import parse_tolerances
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable
+from tests.unit.builders import make_baseline, on_cpu, stored
+from tests.unit.verdict.compared import check, outcomes
+
+GATHERS = CollectiveCost("all_gather", 4, 2, "bfloat16", 4_000_000)
+COSTS = Costs(
+    collectives=[GATHERS],
+    flops={"aten::mm": 1_000_000},
+    operators={"aten::mm": 100, "aten::add": 900},
+    recompilations=0,
+    graph_breaks=0,
+)
+
+
+def launch(*ranks: Costs, **changes):
+    """Return a launch with these costs of its ranks; with none, both ranks have the costs of the baseline."""
+    return on_cpu(costs=distinct(ranks or [COSTS, COSTS], range(2)), **changes)
+
+
+def judged(*ranks: Costs, before=(), marked=None, **changes):
+    """Return the verdicts of one launch against a baseline of unchanged launches, which the first of ``before`` is."""
+    baseline = make_baseline(launches=stored(*(before or [launch()])))
+    return check(launch(*ranks, **changes), baseline=baseline, marked=parse_tolerances(marked or {}, "test"))
+
+
+def changed(**changes):
+    return COSTS.replace(**changes)
+
+
+MORE_GATHERS = changed(collectives=[GATHERS.replace(calls=5, bytes=5_050_000)])
+IN_FLOAT32 = changed(collectives=[GATHERS.replace(dtype="float32", bytes=8_000_000)])
+ONE_MORE = changed(operators={"aten::mm": 100, "aten::add": 900, "aten::neg": 1})
+OTHERS = changed(operators={"aten::mm": 100, "aten::sub": 900})
+REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("cost", "metric", "marker", "outcome", "detail"),
+    [
+        (MORE_GATHERS, "collectives", None, REGRESSION, "all_gather over 2 ranks, bfloat16 4 -> 5 a step, +1.05 MB"),
+        (MORE_GATHERS, "collectives", "30%", PASS, "all_gather over 2 ranks, bfloat16 4 -> 5 a step, +1.05 MB"),
+        (
+            IN_FLOAT32,
+            "collective_bytes",
+            None,
+            REGRESSION,
+            "all_gather over 2 ranks, float32 +8 MB, all_gather over 2 ranks, bfloat16 -4 MB",
+        ),
+        (changed(flops={"aten::mm": 1_001_000}), "flops", None, PASS, "aten::mm +1,000"),
+        (changed(flops={"aten::mm": 1_001_001}), "flops", None, REGRESSION, "aten::mm +1,001"),
+        (ONE_MORE, "operators", None, PASS, "+ aten::neg x 1"),
+        (ONE_MORE, "operators", "exact", REGRESSION, "+ aten::neg x 1"),
+        (OTHERS, "operators", "exact", REGRESSION, "- aten::add x 900, + aten::sub x 900"),
+        (changed(operators={"aten::mm": 90}), "operators", None, IMPROVED, "- aten::add x 900, - aten::mm x 10"),
+        (changed(host_copies={"aten::_local_scalar_dense": 1}), "host_copies", None, REGRESSION, "+ aten::_local"),
+        (changed(recompilations=8), "recompilations", None, REGRESSION, "8 in 20 measured steps, 0 before"),
+        (changed(graph_breaks=1), "graph_breaks", None, REGRESSION, "+ graph_breaks x 1"),
+        (changed(kernels={"gemm": 3}), "kernels", None, Outcome.MISSING, "the baseline has no kernels"),
+    ],
+)
+def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, outcome, detail):
+    row = judged(cost, cost, marked={metric: marker} if marker else {})[metric]
+    assert (row.outcome, row.is_open) == (outcome, False)
+    assert row.detail.startswith(detail)
+
+
+def test_unchanged_costs_pass_and_those_that_are_0_have_no_row():
+    assert outcomes(judged()) | {"weight_hash": PASS} == {
+        **dict.fromkeys(("collectives", "collective_bytes", "flops", "operators", "weight_hash"), PASS),
+        "step_time_p50": Outcome.NOT_APPLICABLE,
+    }
+
+
+def test_ranks_that_differ_are_named_and_the_worst_decides():
+    row = judged(COSTS, MORE_GATHERS)["collectives"]
+    assert (row.outcome, row.value, row.baseline) == (REGRESSION, 5, 4)
+    assert row.detail.endswith("on rank 1 only")
+
+
+def test_what_differs_between_launches_of_the_baseline_is_left_out_by_name():
+    routed = [launch(*[changed(operators={"aten::mm": 100 + number, "aten::add": 900})] * 2) for number in range(3)]
+    row = judged(changed(operators={"aten::mm": 500, "aten::add": 900}), COSTS, before=routed)["operators"]
+    assert (row.outcome, row.value) == (PASS, 900)
+    assert "differs between launches of the baseline: aten::mm" in row.detail
+
+
+def test_a_baseline_without_costs_stays_valid_and_says_so_once():
+    verdicts = judged(COSTS, COSTS, before=[on_cpu()])
+    assert not {row.metric for row in verdicts.rows} & {"collectives", "operators"}
+    assert verdicts.notes[-1].startswith("costs of a step are not in the baseline; record it again with")
+    marked = judged(COSTS, COSTS, before=[on_cpu()], marked={"collectives": "exact"})["collectives"]
+    assert marked.missing is Missing.BASELINE_VALUE
+
+
+def test_costs_that_a_launch_could_not_count_are_missing_with_the_reason():
+    problem = Costs(problem="torch.profiler runs")
+    verdicts = judged(problem, problem)
+    assert verdicts["collectives"].missing is Missing.CANDIDATE_VALUE
+    assert "costs of a step are not compared: torch.profiler runs" in verdicts.notes
+
+
+def test_another_torch_keeps_operators_from_being_compared_but_not_collectives():
+    verdicts = judged(MORE_GATHERS, MORE_GATHERS, environment={"torch": "2.13.0", "device": "cpu"})
+    assert verdicts["operators"].not_applicable is NotApplicable.VERSIONS
+    row = verdicts["collectives"]
+    assert row.outcome is REGRESSION
+    assert "torch is 2.13.0, the baseline's 2.11.0, which can be the cause" in row.detail
+
+
+def test_costs_alone_need_one_launch_for_a_baseline():
+    assert launches_to_learn({}, launch(), 10) == 1
