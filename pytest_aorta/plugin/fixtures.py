@@ -138,10 +138,7 @@ class LaunchingTests:
             world = resolve_world(spec.world, options, devices)
         except DevicesUnavailable as error:
             test.lacks(str(error))
-        if world.simulated and spec.measures_overlap:
-            test.lacks("measures overlap, which a simulated world does not have")
-        if world.simulated and spec.measures_overlap:
-            test.lacks("measures overlap, which a simulated world does not have")
+        timed = timed and not world.simulated
         with session.launcher(world, spec, test, base / slug(test.nodeid), timed=timed) as launcher:
             yield DistributedWorld(launcher)
 

@@ -190,6 +190,8 @@ MIN_STEPS_P99 = 100
 _PEAK = "peak_"
 # The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
 PYTHON_TRACER = "python_tracer"
+# The fact about a simulated rank whose parameters are padded: the names of those with fewer rows than ranks.
+PADDED = "padded_parameters"
 T = TypeVar("T")
 TensorKind: TypeAlias = Annotated[str, Meta(pattern="^(weights|gradients|optimizer)$")]
 BoundaryKind: TypeAlias = Annotated[str, Meta(pattern="^(forward|backward)$")]

@@ -70,9 +70,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     left_out = NOT_SIMULATED if facts[0].simulated else ()
     kept = {name: chosen[name] for name, metric in METRICS.items() if name in chosen and metric.kind not in left_out}
     if left_out and not kept:
-        raise SpecError(
-            "simulated world: no cost was counted, so there is nothing to compare; record steps on the ranks"
-        )
+        raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
     return kept
 
 

@@ -56,7 +56,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
         if recorded is not None:
-            _refuse_bad_values(recorded, recorder.named_parameters(), "at the end of the script")
+            recorded = _checked(recorded, recorder.named_parameters(), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device)
         _leave_process_groups()
@@ -79,7 +79,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         raise TypeError(f"{workload_class.__name__}.run() returned {result!r}; it has to return a RankResult")
     leave_mark(folder, RAN)
     _refuse_leaks(plan.reference)
-    _refuse_bad_values(result, workload.named_parameters(), "at the end of the run")
+    result = _checked(result, workload.named_parameters(), "at the end of the run")
     workload.telemetry().write(folder, result)
     _finish(folder, result.replace(canary_before=before), device)
     # The workload may drop models and other objects here that hold process groups.
@@ -87,15 +87,17 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     workload.cleanup()
 
 
-def _refuse_bad_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> None:
-    """Check the numbers of a result and the parameters, unless nothing was exchanged and they mean nothing.
+def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> RankResult:
+    """Return a result whose numbers and parameters are finite; without its numbers if nothing was exchanged.
 
     Raises:
         NotFinite: A number is NaN or infinite.
     """
-    if not is_simulated():
-        refuse_non_finite(result)
-        refuse_parameters(named, int(os.environ["RANK"]), when)
+    if is_simulated():
+        return without_values(result, named)
+    refuse_non_finite(result)
+    refuse_parameters(named, int(os.environ["RANK"]), when)
+    return result
 
 
 def _load_workload(spec: WorkloadSpec) -> type[Workload]:
@@ -178,8 +180,6 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device) -> No
     if result is None:
         write_json(folder / RESULT_FILE, {"measured": False}, durable=False)
     else:
-        if is_simulated():
-            result = without_values(result)
         if tracer := python_tracer():
             result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
         _write_result(folder, result)

@@ -11,23 +11,27 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from pytest_aorta.common import variables
 from pytest_aorta.plan.device_kind import Backend
-from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.measurements import PADDED, RankResult
 from pytest_aorta.result.trace.kineto_costs import RecordedCall
 
 # CUDA's allocator rounds the size of each tensor up to a multiple of this many bytes.
 _ROUNDED_BYTES = 512
+c10d: Any = dist.distributed_c10d
+# Names of padded parameters that a result keeps.
+_NAMED = 4
 # The tracker of this rank's memory, on tensors without data.
 _memory: list[_Memory] = []
 _without_data = ExitStack()
@@ -68,7 +72,7 @@ def simulate_world() -> None:
     if not hasattr(dist.Backend, "register_backend") or "__new__" not in vars(dist.Backend):
         raise _lacking("Backend.__new__ of torch.distributed", "the class has changed")
     # The class is a string that every way to a group makes from the name that it is given.
-    dist.Backend.__new__ = _fake_backend  # type: ignore[method-assign]
+    dist.Backend.__new__ = _fake_backend  # type: ignore[assignment,method-assign]
     original = dist.init_process_group
 
     @wraps(original)
@@ -165,8 +169,27 @@ def peak_memory() -> int | None:
     return _memory[-1].peak if _memory else None
 
 
-def without_values(result: RankResult) -> RankResult:
-    """Return a result without what needs exchanged data: losses, norms, hashes and waits; times stay."""
+def _padded(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return the names of parameters that have fewer rows than ranks that share them, so that rows are added."""
+    names = [
+        name
+        for name, parameter in named
+        if isinstance(parameter, DTensor)
+        and any(
+            isinstance(placement, Shard) and parameter.shape[placement.dim] < parameter.device_mesh.size(axis)
+            for axis, placement in enumerate(parameter.placements)
+        )
+    ]
+    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+
+
+def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]) -> RankResult:
+    """Return a result without what needs exchanged data: losses, norms, hashes and waits; times stay.
+
+    The result names those of the parameters ``named`` that are padded.
+    """
+    if padded := _padded(named):
+        result = result.replace(environment=result.environment | {PADDED: padded})
     # A metric that a rank computed from values may be NaN.
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     return result.replace(
@@ -194,11 +217,13 @@ class _Memory(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator, and count the storages that are new among its results."""
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # such as a DTensor, whose own operators on local tensors come here next
         if func.namespace == "_c10d_functional" and isinstance(args[-1], str):
-            _note(dist.distributed_c10d._resolve_process_group(args[-1]), args)
+            _note(c10d._resolve_process_group(args[-1]), args)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+            if type(leaf) is not DTensor and isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
                 self._see(leaf.untyped_storage())
         return result
 
