@@ -245,7 +245,7 @@ _SHOWN = ("step_time_p50", "step_time_p99")
 def summary_lines(result: WorkloadResult) -> list[str]:
     """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
     facts = launch_facts(result)
-    lines = [_step_times(result, facts), *_ranks(result), *_metrics(result)]
+    lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
     if facts.late_steps:
         lines.append(f"overlap: {facts.late_steps}")
     if result.weight_hashes:
@@ -287,6 +287,12 @@ def _metrics(result: WorkloadResult) -> list[str]:
         is_count = metric.direction is Direction.EXACT if metric else value.is_integer()
         shown.append(f"{name}: {format_value(value, metric.unit if metric else '', exact=is_count)}")
     return shown
+
+
+def _costs(facts: LaunchFacts) -> list[str]:
+    costs = {name: value for name, row in METRICS.items() if row.cost is not None and (value := row.measure(facts))}
+    shown = [f"{name} {format_value(value, METRICS[name].unit, exact=True)}" for name, value in costs.items()]
+    return [f"costs of a step: {', '.join(shown)}"] if shown else []
 
 
 def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:

@@ -50,10 +50,14 @@ _IDLE = 0.05
 
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
-    """Return ``wanted`` if any compared metric has noise, else 1: exact metrics need no second launch."""
-    return (
-        wanted if any(metric.has_noise and not given.is_exact for metric, given, _ in applicable(marked, facts)) else 1
-    )
+    """Return the number of launches to record, at most ``wanted``: all of them if any compared metric has noise.
+
+    Costs need a second launch, which shows the parts that depend on the data. Other exact metrics need one.
+    """
+    asked = applicable(marked, facts)
+    if any(one.metric.has_noise and not one.given.is_exact for one in asked):
+        return wanted
+    return min(wanted, 2) if any(one.metric.cost is not None for one in asked) else 1
 
 
 class NewLaunches(Model, frozen=True):

@@ -41,7 +41,7 @@ def flops_of(name: str, args: Mapping[str, Any]) -> int | None:
         name: The operator's name in the trace, such as ``aten::mm``.
         args: The arguments of the trace's event, with shapes and concrete values.
     """
-    if (found := _formula(name)) is None:
+    if (found := _formulas().get(name)) is None:
         return None
     formula, num_positional = found
     given: list[Any] = [
@@ -79,16 +79,17 @@ def _convolved(
 
 
 @functools.cache
-def _formula(name: str) -> tuple[Callable[..., Any], int] | None:
-    """Return the formula of an operator, and the number of its positional arguments."""
+def _formulas() -> dict[str, tuple[Callable[..., Any], int]]:
+    """Return the name of each operator that has a formula -> the formula, and the number of positional arguments."""
     from torch.utils.flop_counter import flop_registry
 
-    namespace, _, own = name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), own, None)
-    if packet is None or (formula := flop_registry.get(packet)) is None:
-        return None
-    arguments = getattr(packet, packet.overloads()[0])._schema.arguments
-    return formula, sum(not argument.kwarg_only for argument in arguments)
+    found = {}
+    # The registry also has formulas of higher-order operators and of kernels of Triton.
+    for packet in (key for key in flop_registry if isinstance(key, torch._ops.OpOverloadPacket)):
+        arguments = getattr(packet, packet.overloads()[0])._schema.arguments
+        name = str(packet).replace(".", "::", 1)
+        found[name] = flop_registry[packet], sum(not argument.kwarg_only for argument in arguments)
+    return found
 
 
 def flight_records(dump: str) -> list[dict[str, Any]] | None:

@@ -33,7 +33,7 @@ _FUNCTIONAL = "_c10d_functional::"
 # Namespaces of operators that do not compute, so that they need no formula of operations.
 _WITHOUT_COMPUTE = (
     "aten", "prim", "prims", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "fsdp",
-    "autograd", "profiler", "inductor", "_dtensor", "symm_mem",
+    "autograd", "torch", "profiler", "inductor", "_dtensor", "symm_mem",
 )  # fmt: skip
 _NO_TENSOR = ("", "Scalar", "ScalarList")
 _LIST = "TensorList"
