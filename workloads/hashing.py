@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
-from pytest_aorta.worker import OperatorCapture, TensorHashes, WeightHash, hash_local, hash_parameters
+from pytest_aorta.worker import OperatorCapture, TensorHashes, WeightHash, hash_local, hash_parameters, is_simulated
 
 from .common.training import is_hashed
 from .config import HashSettings
@@ -137,10 +137,10 @@ class StepHashes:
         ]
 
     def _is_hashed(self, step: int) -> bool:
-        return is_hashed(step, self._num_steps, self._settings.hash_every)
+        return not is_simulated() and is_hashed(step, self._num_steps, self._settings.hash_every)
 
     def _tensor_steps(self) -> list[int]:
-        if not self._kinds:
+        if not self._kinds or is_simulated():
             return []
         if (only := self._settings.hash_tensors_step) is not None:
             return [only]

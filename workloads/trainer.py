@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import torch
 
-from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry, Workload, measure, profiled
+from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry, Workload, drop_data, measure, profiled
 
 from . import checkpoint as saved_state
 from .common.determinism import use_deterministic_algorithms
@@ -138,10 +138,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         if (folder := settings.checkpoint.save_checkpoint) is not None:
             saved_state.save(folder, self._model, self._optimizer)
         result = measured.result(settings.steps, self._device, any_cpu=self.is_same_on_any_cpu)
-        assert result.grad_norm is not None
         result = result.replace(
             environment=result.environment | {"attention": settings.model.attention} | self._chosen(),
-            metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm[-1]),
+            metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm),
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
@@ -175,6 +174,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         checkpoint_blocks(model, self._checkpointing)
         for part in self._parts:
             self.shard(part, self._mesh)
+        drop_data()
         model.to_empty(device=self._device)
         initialize(model, config.n_layers, self._settings.seed)
         for part in self._parts:
@@ -340,13 +340,13 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def _total_norm(self) -> torch.Tensor:
         return self._stages.norm(total_norm(self._model))
 
-    def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
+    def _metrics(self, step_time_s: float, grad_norms: list[float]) -> dict[str, float]:
         settings = self._settings
         tokens_per_s = settings.tokens_per_step * settings.steps / self._degrees.ranks_per_sequence / step_time_s
         metrics = {
             "tokens_per_s": tokens_per_s,
             "num_parameters": float(self._num_parameters),
-            "grad_norm_last": grad_norm_last,
+            **({"grad_norm_last": grad_norms[-1]} if grad_norms else {}),
         } | peak_memory_metrics(self._device)
         metrics |= throughput_metrics(
             settings.model, settings.seq_len, settings.param_dtype, tokens_per_s, self._device

@@ -100,6 +100,7 @@ COMMANDS = (
         "launch a workload or a training script and keep each trial's result",
         hints=_AORTA_OPTIONS,
     ),
+    Command("scale", "show how the costs of a step grow with the number of ranks, without devices"),
     Command("bisect", "find the commit that changed a metric of a test"),
     Command("workloads", "list workloads, or the config keys of one workload"),
     Command("agent", "run this node's part of launches over several nodes", _add_agent),

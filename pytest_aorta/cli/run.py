@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     trials = arguments.trials
     options, tolerances = _options(arguments), parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance")
     check_profiler(options.profiler, "--profiler")
-    launch = _checked(arguments, options)
+    launch = given_launch(arguments, options)
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc), tolerances)
     test = RunningTest(OWNER)
     with closing(Session(options)) as session, terminable():
@@ -140,7 +140,12 @@ class _Launch:
         return world.launch(self.name, **self.config)
 
 
-def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
+def given_launch(arguments: argparse.Namespace, options: Options) -> _Launch:
+    """Return the workload or script that a command line names.
+
+    Raises:
+        UsageError, SpecError: The command line or the config is wrong.
+    """
     if arguments.workload is None:
         unfit = {"--steps": arguments.steps, "--config": arguments.config, "--set": arguments.assignments}
         if given := [flag for flag, value in unfit.items() if value]:

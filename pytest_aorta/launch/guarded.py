@@ -126,6 +126,9 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept |= plan.config.get(ENVIRONMENT_KEY, {})
     show_devices(plan.world.devices, kept)
     kept[variables.DEVICE] = plan.world.device
+    kept.pop(variables.SIMULATED, None)
+    if plan.world.simulated:
+        kept[variables.SIMULATED] = f"{plan.world.size}:{','.join(map(str, plan.world.simulated))}"
     kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
     given = {variables.PROFILER: plan.profiler, variables.PROFILER_SCHEDULE: plan.profiler_schedule}
     kept = {name: value for name, value in kept.items() if name not in given}
@@ -331,7 +334,7 @@ def prepare_folder(plan: LaunchPlan) -> None:
         if plan.world.nodes > 1:
             _prepare_nodes(plan)
         else:
-            for folder in rank_folders(plan.run_dir, plan.world.size):
+            for folder in rank_folders(plan.run_dir, plan.world.ranks):
                 folder.mkdir()
     write_json(plan.run_dir / PLAN_FILE, to_builtins(plan), durable=False)
 
@@ -361,7 +364,7 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
     return {
         "argv": agent_command(plan),
         "run_dir": str(plan.run_dir),
-        "world_size": plan.world.size,
+        "num_ranks": len(plan.world.ranks),
         "num_local_ranks": plan.world.ranks_per_node,
         "time_limit_s": plan.timeout_s,
         **to_builtins(plan.limits),
@@ -404,7 +407,7 @@ def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
     except UnreadableFile as error:
         return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error) if verdict else "")
     began_s = outcome.began_ns / 1e9
-    phases = phases_s(rank_folders(plan.run_dir, plan.world.size), began_s, began_s + outcome.wall_s)
+    phases = phases_s(rank_folders(plan.run_dir, plan.world.ranks), began_s, began_s + outcome.wall_s)
     return outcome.replace(phases_s=phases)
 
 

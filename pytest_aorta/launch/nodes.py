@@ -231,7 +231,7 @@ class Coordinator:
 
     def keep_failures(self) -> None:
         """Merge the nodes' exit codes and logs into the files that a launch on one node writes."""
-        for folder in rank_folders(self.plan.run_dir, self.plan.world.size):
+        for folder in rank_folders(self.plan.run_dir, self.plan.world.ranks):
             # pytest reads the ranks' files next; see node_agent.read.
             with suppress(OSError):
                 list(folder.iterdir())

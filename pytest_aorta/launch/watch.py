@@ -144,10 +144,10 @@ class LaunchWatch:
 
 def _launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
     """Return the progress that the ranks' files show."""
-    folders = rank_folders(plan.run_dir, plan.world.size)
+    folders = rank_folders(plan.run_dir, plan.world.ranks)
     return LaunchState(
         name=plan.title,
-        num_ranks=plan.world.size,
+        num_ranks=len(plan.world.ranks),
         started=sum((folder / PID_FILE).exists() for folder in folders),
         steps=min(steps_entered(folder) for folder in folders),
         total_steps=_total_steps(plan),

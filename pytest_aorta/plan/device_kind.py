@@ -18,6 +18,8 @@ class Backend(StrEnum):
 
     NCCL = "nccl"
     GLOO = "gloo"
+    FAKE = "fake"
+    """Exchanges nothing: the backend of simulated worlds."""
 
 
 BACKENDS = {DeviceKind.CUDA: Backend.NCCL, DeviceKind.CPU: Backend.GLOO}

@@ -252,6 +252,9 @@ class Options:
         shown="all visible GPUs")
     require_gpus: bool = _option(
         "require_gpus", "fail tests that lack GPUs instead of skipping them", False, bool, "bool")
+    simulate: bool = _option(
+        "simulate", "run tests that lack GPUs as one rank of a simulated world: only costs are compared", False, bool,
+        "bool")
     update_baselines: bool = _option(
         "update_baselines", "write this run's values as the new baselines, and print what changed", False, bool,
         None, own_flag="--update-baselines", writes=True)
@@ -365,6 +368,8 @@ def _nearest(folder: Path) -> Path:
 def _refuse_contradictions(options: Options) -> None:
     if options.require_gpus and options.gpus == 0:
         raise SpecError("--aorta-require-gpus and --aorta-gpus=0 contradict each other; drop one of them")
+    if options.require_gpus and options.simulate:
+        raise SpecError("--aorta-require-gpus and --aorta-simulate contradict each other; drop one of them")
     if options.update_baselines and options.profiling is not None:
         raise SpecError(
             f"--update-baselines and --aorta-profiler={options.profiling} contradict each other: "

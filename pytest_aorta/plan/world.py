@@ -24,6 +24,9 @@ ANY_DEVICE = "any"
 DEVICES = (ANY_DEVICE, *DeviceKind)
 # Value of the world marker's size that asks for all devices of the run.
 ALL_DEVICES = "all"
+# Begin of the platform of simulated worlds.
+SIMULATED = "simulated"
+MAX_SIMULATED_RANKS = 64
 
 
 @dataclass(frozen=True)
@@ -35,29 +38,39 @@ class World:
         device: Kind of device that ranks compute on.
         devices: The GPU of each rank of this node; empty on ``cpu``.
         nodes: Number of nodes, which share the ranks evenly.
+        simulated: The ranks that are simulated, on CPU: only these are started, and nothing is exchanged; empty if all
+            ranks are started.
     """
 
     size: int
     device: DeviceKind
     devices: tuple[Device, ...] = ()
     nodes: int = 1
+    simulated: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that are started, in order."""
+        return self.simulated or range(self.size)
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks on each node."""
-        return self.size // self.nodes
+        """The number of ranks that are started on each node."""
+        return len(self.ranks) // self.nodes
 
     @property
     def backend(self) -> Backend:
         """The backend of the process group."""
-        return BACKENDS[self.device]
+        return Backend.FAKE if self.simulated else BACKENDS[self.device]
 
     @property
     def platform(self) -> str:
         """The key of baselines: GPU model, number of ranks, number of nodes if there are several, and backend.
 
-        For example ``nvidia-h200-x4-nccl`` or ``cpu-x2-gloo``.
+        For example ``nvidia-h200-x4-nccl`` or ``cpu-x2-gloo``; ``simulated-x1024`` for a simulated world.
         """
+        if self.simulated:
+            return f"{SIMULATED}-x{self.size}"
         models = sorted({device.model for device in self.devices}) or [str(DeviceKind.CPU)]
         model = "+".join(re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") for model in models)
         nodes = f"-n{self.nodes}" if self.nodes > 1 else ""
@@ -73,20 +86,33 @@ class WorldSpec:
         device: ``any``, ``cuda`` or ``cpu``.
         warm: True asks for the fork server, False for torchrun; None leaves the choice to ``--aorta-launcher``.
         nodes: Number of nodes, which share the ranks evenly.
+        simulated: The ranks to simulate; empty: all ranks are started.
     """
 
     size: int | str = 2
     device: str = ANY_DEVICE
     warm: bool | None = None
     nodes: int = 1
+    simulated: tuple[int, ...] = ()
 
 
 def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
-    """Return the world of a test.
+    """Return the world of a test; under ``--aorta-simulate``, a simulated one in place of missing devices.
 
     Raises:
         DevicesUnavailable: The test asks for devices that this run may not use or does not have.
     """
+    if spec.simulated:
+        return World(int(spec.size), DeviceKind.CPU, simulated=spec.simulated)
+    try:
+        return _real_world(spec, options, devices)
+    except DevicesUnavailable:
+        if not options.simulate or spec.size == ALL_DEVICES:
+            raise
+        return World(int(spec.size), DeviceKind.CPU, simulated=(0,))
+
+
+def _real_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
     wanted = {spec.device} & ACCELERATED
     devices = [device for device in devices if wanted <= {device.kind}]
     budget = num_usable_gpus(options, devices)

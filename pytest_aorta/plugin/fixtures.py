@@ -140,6 +140,7 @@ class LaunchingTests:
             world = resolve_world(spec.world, options, devices)
         except DevicesUnavailable as error:
             test.lacks(str(error))
+        timed = timed and not world.simulated
         with session.launcher(world, spec, test, base / slug(test.nodeid), timed=timed) as launcher:
             yield DistributedWorld(launcher)
 

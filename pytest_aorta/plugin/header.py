@@ -18,6 +18,8 @@ def header(options: Options, devices: Sequence[Device]) -> str:
     where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
     used = tuple(devices[:usable])
     world = World(usable, used[0].kind, used) if used else World(CPU_WORLD_SIZE, DeviceKind.CPU)
+    if options.simulate:
+        where += ", missing GPUs simulated (--aorta-simulate)"
     if options.nnodes > 1:
         where += f" on each of {options.nnodes} nodes"
     folder = _relative(options.baselines_dir, options.rootdir)

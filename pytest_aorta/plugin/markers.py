@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.world import ALL_DEVICES, ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
+from pytest_aorta.plan.world import (
+    ALL_DEVICES,
+    ANY_DEVICE,
+    DEVICES,
+    MAX_NODES,
+    MAX_SIMULATED_RANKS,
+    MAX_WORLD_SIZE,
+    WorldSpec,
+)
 
 if TYPE_CHECKING:
     from pytest_aorta.session.launcher import TestSpec
@@ -71,7 +79,9 @@ def _is_count(given: object, most: int) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= most
 
 
-def _world(size: Any = 2, device: Any = ANY_DEVICE, nodes: Any = 1, warm: Any = None) -> WorldSpec:
+def _world(
+    size: Any = 2, device: Any = ANY_DEVICE, nodes: Any = 1, warm: Any = None, simulated: Any = False
+) -> WorldSpec:
     if not _is_count(size, MAX_WORLD_SIZE) and size != ALL_DEVICES:
         raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")
     if device not in DEVICES:
@@ -86,7 +96,26 @@ def _world(size: Any = 2, device: Any = ANY_DEVICE, nodes: Any = 1, warm: Any = 
         raise SpecError(
             f"marker world: warm=True and nodes={nodes} contradict each other: a fork server starts ranks of one host"
         )
-    return WorldSpec(size, device, warm, nodes)
+    return WorldSpec(size, device, warm, nodes, _simulated(simulated, size, nodes))
+
+
+def _simulated(given: Any, size: int | str, nodes: int) -> tuple[int, ...]:
+    """Return the ranks to simulate: rank 0 for True, none for False."""
+    if given is False:
+        return ()
+    if size == ALL_DEVICES or nodes > 1:
+        raise SpecError(
+            f"marker world: size={size!r}, nodes={nodes} and simulated={given!r} contradict each other; a simulated "
+            f"world is one host with a number of ranks"
+        )
+    ranks = (0,) if given is True else tuple(given) if isinstance(given, list | tuple) else ()
+    is_fit = all(isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < int(size) for rank in ranks)
+    if not is_fit or not 1 <= len(ranks) <= MAX_SIMULATED_RANKS or len(set(ranks)) < len(ranks):
+        raise SpecError(
+            f"marker world: simulated={given!r}, allowed is True, False, or up to {MAX_SIMULATED_RANKS} different "
+            f"ranks from 0 to {int(size) - 1}, such as simulated=(0, {int(size) - 1})"
+        )
+    return ranks
 
 
 def _tolerances(**metrics: Any) -> dict[str, Any]:
@@ -118,10 +147,11 @@ MARKERS = {
     ),
     "numerics": _Marker("numerics", "the test compares weights, losses or gradients bit for bit", _nothing),
     "world": _Marker(
-        "world(size=2, device='any', nodes=1, warm=None)",
+        "world(size=2, device='any', nodes=1, warm=None, simulated=False)",
         "ranks to launch, one per device; size is an integer, or 'all' for all devices of this run; device is 'any', "
         "'cuda' or 'cpu'; nodes=2 distributes the ranks evenly over several nodes; warm=True starts ranks from the "
-        "fork server, False by torchrun",
+        "fork server, False by torchrun; simulated=True runs rank 0 alone, without devices, and simulated=(0, 512) "
+        "these ranks: nothing is exchanged, and only costs are compared",
         _world,
         "world",
         lambda values: values[0] if values else WorldSpec(),

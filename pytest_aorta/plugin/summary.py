@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pytest_aorta.common.text import aligned, brief, counted
+from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord, finding_cells, finding_groups, totals
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, format_value
@@ -39,7 +40,7 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
         for note in (*record.traces, *(record.notes if is_verbose else _needed_notes(record)))
     ]
     hint = "" if is_verbose else _hint(records)
-    return [*table, *notes, *_warnings(records), f"aorta: {totals(records)}{hint}"]
+    return [*table, *notes, *_simulated(records), *_warnings(records), f"aorta: {totals(records)}{hint}"]
 
 
 def _hint(records: Sequence[TestRecord]) -> str:
@@ -102,6 +103,18 @@ def _measured_rows(record: TestRecord) -> list[_Row]:
         for one in record.comparisons
         for name, value in one.measured.items()
         if (one.case, name) not in compared
+    ]
+
+
+def _simulated(records: Sequence[TestRecord]) -> list[str]:
+    """Return what the tests in simulated worlds did not compare, once for all of them."""
+    found = [record for record in records if record.verdicts and record.platform.startswith(f"{SIMULATED}-")]
+    if not found:
+        return []
+    platforms = ", ".join(sorted({record.platform for record in found}))
+    return [
+        f"simulated: {counted(len(found), 'test')} on {platforms}: costs are compared; weights, losses and times are "
+        f"not simulated"
     ]
 
 

@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum, auto
 from pytest_aorta.common.text import counted, is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.evidence import (
     FlightVerdict,
     RankEvidence,
@@ -160,7 +161,8 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     found = _classify(plan, outcome, ranks) if has_folder else _deleted(plan, outcome)
     nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
     headline = found.headline if found.kind in _NAMED_BY_HEADLINE else f"{found.kind}: {found.headline}"
-    ranks_named = counted(plan.world.size, f"{plan.world.device} rank")
+    world = plan.world
+    ranks_named = counted(world.size, f"{SIMULATED if world.simulated else world.device} rank")
     damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:_RANKS_SHOWN]
     lines = [*found.details, *damaged]
     if outcome.survivors:

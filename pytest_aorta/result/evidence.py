@@ -183,8 +183,8 @@ def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankE
         running |= {rank for rank, pid in names.rank_pids(plan.run_dir).items() if pid in stopped}
     # The torchrun agent's file describes all ranks, so the first rank's evidence reports damage to the file.
     return [
-        _read_rank(plan, rank, exit_codes.get(rank), rank in running, [] if rank else damaged)
-        for rank in range(plan.world.size)
+        _read_rank(plan, rank, exit_codes.get(rank), rank in running, damaged if rank == plan.world.ranks[0] else [])
+        for rank in plan.world.ranks
     ]
 
 

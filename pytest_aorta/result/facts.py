@@ -120,6 +120,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         recorded_at: UTC time at which the launch had ended, ISO 8601, to the second.
         block: the session block, i.e. the host since its last boot; launches of one block share its noise.
         launcher: the program that started the ranks, torchrun or forkserver.
+        simulated: whether nothing was exchanged, so that weights, losses and times mean nothing.
         num_steps: measured steps.
         step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
         step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
@@ -157,6 +158,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     recorded_at: UtcTime
     block: Block
     launcher: Launcher
+    simulated: bool = False
     num_steps: Positive
     step_time_ms: Annotated[dict[StepTime, Milliseconds], Meta(min_length=5)]
     step_time_sample_ms: Annotated[list[Milliseconds], Meta(min_length=1, max_length=SAMPLE_SIZE)]
@@ -236,6 +238,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         recorded_at=measured.measured_at,
         block=measured.block,
         launcher=result.launcher,
+        simulated=bool(result.simulated),
         num_steps=len(steps),
         step_time_ms=_short(quantities),
         step_time_sample_ms=_short(steps[::stride].tolist()),
@@ -264,7 +267,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         overlap_problem=result.overlap_problem,
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
-        costs=distinct(result.costs),
+        costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
         command=measured.command,
     )
 

@@ -6,6 +6,7 @@ Programs that have to start quickly import this module, so it imports only small
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -58,9 +59,9 @@ def rank_folder(run_dir: Path, rank: int | str) -> Path:
     return run_dir / RANKS_FOLDER / str(rank)
 
 
-def rank_folders(run_dir: Path, num_ranks: int) -> list[Path]:
-    """Return one folder per rank, in order of rank."""
-    return [rank_folder(run_dir, rank) for rank in range(num_ranks)]
+def rank_folders(run_dir: Path, ranks: Iterable[int]) -> list[Path]:
+    """Return the folders of ``ranks``, in the same order."""
+    return [rank_folder(run_dir, rank) for rank in ranks]
 
 
 def node_folder(run_dir: Path, node: int) -> Path:

@@ -190,6 +190,8 @@ MIN_STEPS_P99 = 100
 _PEAK = "peak_"
 # The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
 PYTHON_TRACER = "python_tracer"
+# The fact about a simulated rank whose parameters are padded: the names of those with fewer rows than ranks.
+PADDED = "padded_parameters"
 T = TypeVar("T")
 TensorKind: TypeAlias = Annotated[str, Meta(pattern="^(weights|gradients|optimizer)$")]
 BoundaryKind: TypeAlias = Annotated[str, Meta(pattern="^(forward|backward)$")]
@@ -374,6 +376,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         workload: name of the workload or script.
         config: value of every config key; for a script, its arguments and environment variables.
         world_size: number of ranks.
+        simulated: the ranks that were started if the world was simulated, in the order of ``ranks``; else empty.
         device: ``cuda`` or ``cpu``.
         backend: backend of the process group.
         platform: the platform's name, which is part of the key of baselines.
@@ -417,6 +420,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     workload: Text
     config: dict[str, Any]
     world_size: Positive
+    simulated: list[Count] = field(default_factory=list)
     device: DeviceKind
     backend: Backend
     platform: Platform

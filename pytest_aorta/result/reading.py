@@ -58,16 +58,19 @@ def collect_result(
         ResultError: A file is missing, is unreadable or doesn't fit the schema; the ranks contradict each other; or the
             result can't be written.
     """
-    folders, adapter = rank_folders(plan.run_dir, plan.world.size), plan.adapter(0)
+    folders, adapter = rank_folders(plan.run_dir, plan.world.ranks), plan.adapter(0)
     # Only rank 0 has step times if only rank 0 logs.
     folders = folders[:1] if adapter and adapter.ranks == FIRST else folders
     ranks = [_read_rank(folder / RESULT_FILE) for folder in folders]
-    _refuse(plan.run_dir, _disagreement(ranks, adapted=adapter is not None) or _impossible(ranks, plan.world.size))
+    _refuse(
+        plan.run_dir, _disagreement(ranks, adapted=adapter is not None) or _impossible(ranks, len(plan.world.ranks))
+    )
     result = WorkloadResult(
         schema_version=SCHEMA_VERSION,
         workload=plan.name,
         config=plan.config,
         world_size=plan.world.size,
+        simulated=list(plan.world.simulated),
         device=plan.world.device,
         backend=plan.world.backend,
         platform=plan.world.platform,
@@ -103,7 +106,7 @@ def read_result(path: Path) -> WorkloadResult:
     lengths = sorted(set(map(len, result.collective_ms)))
     if problem is None and len(lengths) > 1:
         problem = f"$.collective_ms: has times of {lengths} steps; every rank needs the same steps"
-    _refuse(path, problem or _impossible(result.ranks, result.world_size))
+    _refuse(path, problem or _impossible(result.ranks, len(result.simulated) or result.world_size))
     return result
 
 
@@ -135,10 +138,10 @@ def _disagreement(ranks: Sequence[RankResult], *, adapted: bool = False) -> str 
     return None
 
 
-def _impossible(ranks: Sequence[RankResult], world_size: int) -> str | None:
+def _impossible(ranks: Sequence[RankResult], num_ranks: int) -> str | None:
     # There is one entry if an adapter reads a log that only rank 0 writes.
-    if len(ranks) not in (1, world_size):
-        return f"got {len(ranks)} ranks, allowed is {world_size}, the world_size, or 1"
+    if len(ranks) not in (1, num_ranks):
+        return f"got {len(ranks)} ranks, allowed is {num_ranks}, the number of started ranks, or 1"
     if median(map(max, zip(*(rank.step_times_ms for rank in ranks), strict=True))) <= 0:
         return "step_times_ms: got a median of 0 ms, allowed is a time above 0; the clock of the steps is too coarse"
     return None
@@ -148,7 +151,7 @@ def _waits_ms(plan: LaunchPlan, folders: Sequence[Path], ranks: Sequence[RankRes
     """Return the waits that the ranks measured, or those that follow from the ranks' arrivals at collectives."""
     measured = [rank.collective_ms for rank in ranks]
     # Clocks of several nodes differ by more than a wait.
-    if any(measured) or plan.world.nodes > 1:
+    if any(measured) or plan.world.nodes > 1 or plan.world.simulated:
         count = min(map(len, measured))
         return [waits[len(waits) - count :] for waits in measured]
     arrivals = [read_arrivals(folder / ARRIVALS_FILE) for folder in folders]

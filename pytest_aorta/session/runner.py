@@ -195,6 +195,8 @@ class WorkloadRunner:
         chosen = None if metrics is None else _names(metrics)
         if steps is None and chosen is not None:
             check_compared(chosen, METRICS)
+        if steps is not None and self._launcher.world.simulated:
+            self._test.lacks("compares values step by step, which a simulated world does not have")
         by_step, by_launch = split(chosen) if steps is not None else ([], chosen)
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)

@@ -20,6 +20,8 @@ _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "ker
 # Costs that another version of torch changes, and the libraries whose versions count.
 _OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
 _VERSIONS = ("torch", "cuda", "hip", "cudnn", "triton")
+# What needs data or a clock that a simulated world lacks.
+NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC)
 # The config key of test hooks. A launch with a planted fault is compared with the baseline of the undisturbed workload.
 TEST_HOOK_KEY = "fault"
 # Facts that can be None because of the host rather than the code under test.
@@ -37,10 +39,11 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     """Return the tolerances of the metrics to compare.
 
     These are the metrics that a marker names, and the metrics with a default tolerance that any launch has. The launch
-    under test is the first of ``facts``.
+    under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are left.
 
     Raises:
-        SpecError: A marker names a metric that needs more steps than the launch under test has.
+        SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
+            simulated world has no cost.
     """
     chosen = dict(marked)
     num_steps = facts[0].num_steps
@@ -60,7 +63,11 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
             continue
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
-    return {name: chosen[name] for name in METRICS if name in chosen}
+    left_out = NOT_SIMULATED if facts[0].simulated else ()
+    kept = {name: chosen[name] for name, metric in METRICS.items() if name in chosen and metric.kind not in left_out}
+    if left_out and not kept:
+        raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
+    return kept
 
 
 def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: LaunchFacts) -> dict[str, Tolerance]:

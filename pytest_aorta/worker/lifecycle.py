@@ -9,7 +9,7 @@ import math
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,7 @@ from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.recorder import recorder
+from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.timing import Progress, run_canary
 from pytest_aorta.worker.workload import Telemetry, Workload
 
@@ -46,6 +47,8 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     called before any collective of the harness.
     """
     plan = read_plan(run_dir / PLAN_FILE)
+    if is_simulated():
+        simulate_world()
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if program := plan.program():
@@ -59,10 +62,12 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         _refuse_leaks(plan.reference)
         adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
-        recorder.refuse_non_finite()
-        refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
-        if recorded is not None:
-            refuse_non_finite(recorded)
+        if not is_simulated():
+            recorder.refuse_non_finite()
+        if recorded is None:
+            refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
+        else:
+            recorded = _checked(recorded, recorder.named_parameters(), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device)
         _leave_process_groups()
@@ -73,22 +78,37 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     leave_mark(folder, IMPORTED)
     workload = workload_class(plan.own_config)
     _kept.append(workload)
+    before: dict[str, float] = {}
     workload.setup()
     leave_mark(folder, SET_UP)
     device = own_device()
-    before = run_canary(device)
+    if not is_simulated():
+        before = run_canary(device)
     result: object = workload.run()
+    restore_data()
     if not isinstance(result, RankResult):
         raise TypeError(f"{workload_class.__name__}.run() returned {result!r}; it has to return a RankResult")
     leave_mark(folder, RAN)
     _refuse_leaks(plan.reference)
-    refuse_non_finite(result)
-    refuse_parameters(workload.named_parameters(), int(os.environ["RANK"]), "at the end of the run")
+    result = _checked(result, workload.named_parameters(), "at the end of the run")
     workload.telemetry().write(folder, result)
     _finish(folder, result.replace(canary_before=before), device)
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
     workload.cleanup()
+
+
+def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> RankResult:
+    """Return a result whose numbers and parameters are finite; without its numbers if nothing was exchanged.
+
+    Raises:
+        NotFinite: A number is NaN or infinite.
+    """
+    if is_simulated():
+        return without_values(result, named)
+    refuse_non_finite(result)
+    refuse_parameters(named, int(os.environ["RANK"]), when)
+    return result
 
 
 def _load_workload(spec: WorkloadSpec) -> type[Workload]:

@@ -30,6 +30,7 @@ from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.costs import StepCounter
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
+from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.timing import StepTimer, run_canary
 from pytest_aorta.worker.weight_hash import hash_parameters, logical_name
 
@@ -89,7 +90,8 @@ class Recorder:
         self._device = device if device is not None else own_device()
         self._timer, self._warmup_left = StepTimer(self._device), warmup
         self.watch_optimizers()
-        self._canary_before = run_canary(self._device)
+        if not is_simulated():
+            self._canary_before = run_canary(self._device)
 
     def watch_optimizers(self) -> None:
         """Check the parameters of the optimizers that step from now on; see :meth:`refuse_non_finite`."""
@@ -175,6 +177,8 @@ class Recorder:
         inner = getattr(model, "_orig_mod", model)
         model = inner.module if isinstance(inner, DistributedDataParallel) else model
         self._model = weakref.ref(model)
+        if is_simulated():
+            return
         self.refuse_non_finite()
         refuse_parameters(model.named_parameters(), rank, f"after measured step {steps}")
         self.hash_weights(steps, model.named_parameters())
@@ -349,7 +353,7 @@ class _Follower:
             self._num_steps += 1
             measured = self._num_steps - self._warmup
             # Hashes at powers of two cost little in a long run, and equal runs have hashes of the same steps.
-            if self._hash_weights and measured > 0 and measured.bit_count() == 1:
+            if self._hash_weights and not is_simulated() and measured > 0 and measured.bit_count() == 1:
                 groups = enumerate(optimizer.param_groups)
                 named = [
                     (f"{number}.{place}", part)

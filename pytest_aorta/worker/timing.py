@@ -38,6 +38,7 @@ from pytest_aorta.worker.accelerator import (
     synchronize,
 )
 from pytest_aorta.worker.costs import begin_measured_steps, flight_records
+from pytest_aorta.worker.simulation import reset_peak_memory
 
 # A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
 MEMORY_EVERY_STEPS = 10
@@ -223,6 +224,7 @@ def measure(
     dist.barrier()
     if on_accelerator(device):
         torch.accelerator.reset_peak_memory_stats(device)
+    reset_peak_memory()
     began_s = time.perf_counter()
     for number in range(num_steps):
         run_step(number, timer)

@@ -70,7 +70,7 @@ def fake_launch(plan, rootpath):
         raise KeyboardInterrupt
     if config.get("full_disk"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for rank in range(plan.world.size):
+    for rank in plan.world.ranks:
         folder = plan.run_dir / "ranks" / str(rank)
         if config.get("raises") == rank:
             message = config.get("message", "boom")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker import RankResult, StepTimer, Workload, environment_facts
+from pytest_aorta.worker import RankResult, StepTimer, Workload, environment_facts, is_simulated, peak_memory
 
 from .gradients import whole_norm
 
@@ -45,8 +45,8 @@ class MeasuredSteps:
             total_iterations=len(step_times_ms),
             step_times_ms=step_times_ms,
             elapsed_sec=self.elapsed_sec,
-            loss=_sum_over_ranks(self.losses),
-            grad_norm=[float(whole_norm(norm)) for norm in self.grad_norms],
+            loss=[] if is_simulated() else _sum_over_ranks(self.losses),
+            grad_norm=[] if is_simulated() else [float(whole_norm(norm)) for norm in self.grad_norms],
             environment=environment_facts(device, any_cpu=any_cpu),
             collective_ms=collective_ms,
             memory_bytes=self.timer.memory_bytes(),
@@ -62,7 +62,12 @@ def is_hashed(step: int, steps: int, hash_every: int) -> bool:
 
 
 def peak_memory_metrics(device: torch.device) -> dict[str, float]:
-    """Return the metric ``peak_memory_bytes`` of an accelerator since the measured loop began; empty on CPU."""
+    """Return the metric ``peak_memory_bytes`` of an accelerator since the measured loop began; empty on CPU.
+
+    Of tensors without data, the peak is an estimate of an accelerator's.
+    """
+    if (estimated := peak_memory()) is not None:
+        return {"peak_memory_bytes": float(estimated)}
     if device.type == "cpu":
         return {}
     return {"peak_memory_bytes": float(torch.accelerator.max_memory_allocated(device))}

@@ -31,7 +31,7 @@ from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_ag
 from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.sweep import mark_this_process
 from pytest_aorta.launch.watch import is_readable
-from pytest_aorta.result.folder import AGENT_FILE
+from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 
 TERM_S = 2.0
 # Only ranks of this host find each other through this address.
@@ -74,7 +74,10 @@ class _WarmAgent:
         if not self.failures:
             return 0
         # The failures, in the format of torchrun.py, are only those of ranks that failed on their own.
-        failures = [self.failures[rank] for rank in sorted(self.failures)]
+        named = {pid: rank for rank, pid in rank_pids(self.run_dir).items()}
+        failures = [
+            failure | {"rank": named.get(failure["pid"], rank)} for rank, failure in sorted(self.failures.items())
+        ]
         write_json(self.run_dir / AGENT_FILE, {"failures": failures, "running": sorted(self.running.values())})
         self.stop()
         return 1
@@ -293,7 +296,7 @@ class ForkServer:
             prepare_agent(os.getppid())
             # pytest reads the end of the verdict pipe as the guard's exit.
             close_all([lifeline_fd, verdict_fd])
-            return _WarmAgent(Path(spec["run_dir"]), spec["world_size"]).main()
+            return _WarmAgent(Path(spec["run_dir"]), spec["num_ranks"]).main()
 
         guard_launch(spec, lambda: fork(run_agent))
         return 0

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import dropwhile
@@ -59,6 +59,7 @@ _kept: list[BaseException] = []
 
 def main(run_dir: Path) -> None:
     """Run this rank's part of the plan, and leave as Python does up to the point at which it would free objects."""
+    take_simulated_rank(os.environ)
     folder = rank_folder(run_dir, os.environ["RANK"])
     prepare(folder)
     pid = os.getpid()
@@ -118,6 +119,18 @@ def _give_up(folder: Path | None) -> None:
     text = f"not ended within {LEAVE_S:g} s after the script returned: {'; '.join(places)}"
     _write_error(folder, TimeoutError(text))
     os._exit(1)
+
+
+def take_simulated_rank(environ: MutableMapping[str, str]) -> None:
+    """Replace the number of this process, which its agent has set, by the rank of a simulated world; else do nothing.
+
+    The simulated world is one host.
+    """
+    if text := environ.get(variables.SIMULATED):
+        size, _, ranks = text.partition(":")
+        own = ranks.split(",")[int(environ["RANK"])]
+        environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), own))
+        environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size))
 
 
 def _exit_code(error: BaseException) -> int:

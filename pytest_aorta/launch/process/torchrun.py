@@ -77,8 +77,10 @@ def main(argv: list[str]) -> int:
         run(arguments)
     except ChildFailedError as error:
         # Besides ranks that failed, the error contains ranks that torchrun has stopped.
+        # In a simulated world, torchrun's numbers of ranks are not ours.
+        named = {pid: rank for rank, pid in rank_pids(stopped.run_dir).items()}
         failures = [
-            {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
+            {"rank": named.get(failure.pid, rank), "pid": failure.pid, "exit_code": failure.exitcode}
             for rank, failure in sorted(error.failures.items())
             if failure.exitcode != -stopped.signals.get(failure.pid, 0)
         ]

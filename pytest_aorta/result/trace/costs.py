@@ -110,19 +110,22 @@ class CostsOfRanks(Model, frozen=True):
     costs: Costs
 
 
-def distinct(costs: Sequence[Costs | None]) -> list[CostsOfRanks]:
-    """Return the distinct costs among those of all ranks, without names of groups; empty if a rank has none."""
+def distinct(costs: Sequence[Costs | None], numbers: Sequence[int]) -> list[CostsOfRanks]:
+    """Return the distinct costs among those of ranks, without names of groups; empty if a rank has none.
+
+    ``numbers`` are the ranks that ``costs`` belong to.
+    """
     ranks: list[tuple[Costs, list[int]]] = []
-    for rank, own in enumerate(costs):
+    for rank, own in zip(numbers, costs, strict=True):
         if own is None:
             return []
         own = own.replace(collectives=[row.replace(group="") for row in own.collectives])
-        same = next((numbers for found, numbers in ranks if found == own), None)
+        same = next((others for found, others in ranks if found == own), None)
         if same is None:
             ranks.append((own, [rank]))
         else:
             same.append(rank)
-    return [CostsOfRanks(numbers, found) for found, numbers in ranks]
+    return [CostsOfRanks(others, found) for found, others in ranks]
 
 
 def by_rank(groups: Sequence[CostsOfRanks], cost: Cost) -> dict[int, dict[str, int]] | None:

@@ -28,6 +28,8 @@ from pytest_aorta.result.trace.profiled_steps import Collective
 
 # The operator through which each collective of a process group passes, whichever backend serves it.
 _COLLECTIVES = "c10d::"
+# A functional collective, which requests one of a process group.
+_FUNCTIONAL = "_c10d_functional::"
 # Namespaces of operators that do not compute, so that they need no formula of operations.
 _WITHOUT_COMPUTE = (
     "aten", "prim", "prims", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "fsdp",
@@ -143,7 +145,7 @@ def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str],
 def _collectives(
     events: Sequence[Event], operators: Sequence[Event], recorded: Sequence[RecordedCall]
 ) -> list[CollectiveCost]:
-    requests = sorted((event for event in operators if event["name"].startswith(_COLLECTIVES)), key=begin_of)
+    requests = _requests(operators)
     # A flight recorder of gloo has no entry for a message from one rank to another.
     collective = [event for event in requests if collective_of(event["name"]) is not Collective.SEND_RECV]
     known = {id(event): call for event, call in zip(collective, recorded, strict=False)}
@@ -155,9 +157,30 @@ def _collectives(
             (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
         )
         request = _request_of(event["args"], served, known.get(id(event), RecordedCall()))
+        if event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.ALL_GATHER:
+            request = request.gathered()  # the operator has no argument for its result
         rows[str(collective_of(event["name"])), request.call.group_size, request.call.dtype].append(request)
     found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
     return [_cost_of(kind, requests) for (kind, _, _), requests in found]
+
+
+def _requests(operators: Iterable[Event]) -> list[Event]:
+    """Return the outermost operators of process groups, and functional collectives that reach no process group.
+
+    A mode of dispatch passes an operator on to the same operator, which is one request. Of tensors without data, a
+    functional collective computes shapes alone.
+    """
+    named = (event for event in operators if event["name"].startswith((_COLLECTIVES, _FUNCTIONAL)))
+    found: list[Event] = []
+    for event in sorted(named, key=lambda event: (begin_of(event), -end_of(event))):
+        if event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.OTHER:
+            continue  # such as the wait for a collective's end
+        is_inner = bool(found) and found[-1]["tid"] == event["tid"] and holds(found[-1], event)
+        if not is_inner:
+            found.append(event)
+        elif found[-1]["name"].startswith(_FUNCTIONAL) and event["name"].startswith(_COLLECTIVES):
+            found[-1] = event
+    return found
 
 
 @dataclass(frozen=True)
@@ -166,6 +189,11 @@ class _Request:
 
     call: RecordedCall
     num_bytes: int | None
+
+    def gathered(self) -> _Request:
+        """Return the request with the bytes of all ranks' parts."""
+        size = self.call.group_size
+        return _Request(self.call, None if self.num_bytes is None or size is None else self.num_bytes * size)
 
 
 def _request_of(args: Mapping[str, Any], served: Mapping[str, Any], call: RecordedCall) -> _Request:

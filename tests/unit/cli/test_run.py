@@ -55,7 +55,7 @@ class Toy:
         self.plans.append(plan)
         self.before_launch()
         prepare_folder(plan)
-        for rank, folder in enumerate(rank_folders(plan.run_dir, plan.world.size)):
+        for rank, folder in enumerate(rank_folders(plan.run_dir, plan.world.ranks)):
             document = rank_values(environment={"torch": "2.11.0", "device": "cpu"}) | self.ranks.get(rank, {})
             if document.get("passed") is not None:
                 (folder / "result.json").write_text(json.dumps(document))

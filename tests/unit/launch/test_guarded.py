@@ -24,7 +24,7 @@ def test_launch_that_can_not_begin_names_the_folder(tmp_path):
 
 def test_guard_receives_the_plans_time_limit_and_world(tmp_path):
     spec = guard_spec(make_plan(tmp_path, timeout_s=7.0), 3, 4)
-    assert (spec["time_limit_s"], spec["world_size"], spec["lifeline_fd"], spec["verdict_fd"]) == (7.0, 2, 3, 4)
+    assert (spec["time_limit_s"], spec["num_ranks"], spec["lifeline_fd"], spec["verdict_fd"]) == (7.0, 2, 3, 4)
     assert json.loads(json.dumps(spec)) == spec
 
 

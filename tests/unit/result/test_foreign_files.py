@@ -33,7 +33,7 @@ def read_everything(run_dir: Path) -> None:
     write_plan_file(run_dir)
     plan = make_plan(run_dir)
     read_evidence(plan)
-    phases_s(names.rank_folders(run_dir, 2), 0.0, 1.0)
+    phases_s(names.rank_folders(run_dir, range(2)), 0.0, 1.0)
     assert launch_failure(plan, LaunchOutcome(EndReason.TIME_LIMIT, None, (), (), 1.0)) is not None
 
 

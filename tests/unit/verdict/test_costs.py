@@ -24,7 +24,7 @@ COSTS = Costs(
 
 def launch(*ranks: Costs, **changes):
     """Return a launch with these costs of its ranks; with none, both ranks have the costs of the baseline."""
-    return on_cpu(costs=distinct(ranks or [COSTS, COSTS]), **changes)
+    return on_cpu(costs=distinct(ranks or [COSTS, COSTS], range(2)), **changes)
 
 
 def judged(*ranks: Costs, before=(), marked=None, **changes):

@@ -1,0 +1,192 @@
+"""``aorta scale``: shows how the costs of a step on one rank grow with the number of ranks, in simulated worlds."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.cli import ExitCode, add_folder
+from pytest_aorta.cli.run import given_launch
+from pytest_aorta.common.errors import ResultError, UsageError
+from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.text import aligned, emit
+from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.plan.options import OPTIONS, make_options
+from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.result.measurements import PADDED, WorkloadResult
+from pytest_aorta.result.trace.costs import CollectiveCost, Cost
+from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
+from pytest_aorta.session.record import RunningTest
+from pytest_aorta.verdict.metrics import format_value
+
+OWNER = "aorta scale"
+MAX_SIZES = 16
+SHARED = ("timeout", "workloads")
+_COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory", "")
+_BAR = 24
+# A change of less than this is no growth.
+_LEAST_GROWTH = 0.01
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand; those of ``aorta run`` have the same names."""
+    parser.add_argument("target", metavar="WORKLOAD_OR_SCRIPT", help="a workload's name, or a training script (.py)")
+    parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script, after --")
+    parser.add_argument(
+        "--sizes", metavar="N,N,...", type=_sizes, default=(2, 8, 64, 1024),
+        help="numbers of ranks (default: 2,8,64,1024)",
+    )  # fmt: skip
+    parser.add_argument("--rank", metavar="N", type=int, default=0, help="the rank to simulate (default: 0)")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
+        help="value of a config key; may be repeated; wins over --config",
+    )  # fmt: skip
+    add_folder(parser, "results", "folder of results")
+    for option in OPTIONS:
+        if option.name in SHARED:
+            flags = [f"--{option.name.replace('_', '-')}"] + ([] if option.ini_only else [option.flag])
+            parser.add_argument(*flags, default=option.default, **option.argparse_keywords())
+    parser.set_defaults(run=run)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words) or len(words) > MAX_SIZES:
+        raise ArgumentTypeError(f"got {text!r}, allowed are up to {MAX_SIZES} integers, such as 2,8,64,1024")
+    sizes = tuple(sorted({int(word) for word in words}))
+    if not 1 <= sizes[0] <= sizes[-1] <= MAX_WORLD_SIZE:
+        raise ArgumentTypeError(f"got {text!r}, allowed are integers from 1 to {MAX_WORLD_SIZE}")
+    return sizes
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Launch one rank at each size, then print the table and what explains it.
+
+    Raises:
+        UsageError: The command line is wrong; nothing was launched.
+        ResultError: A launch counted no costs.
+        AortaError: A launch failed.
+    """
+    if not 0 <= arguments.rank < arguments.sizes[0]:
+        raise UsageError(
+            f"--rank: got {arguments.rank}, allowed is a rank of every world, from 0 to {arguments.sizes[0] - 1}"
+        )
+    values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS}
+    options = make_options(values, Path.cwd(), command=arguments.command_line)
+    is_script = arguments.target.endswith(".py")
+    arguments.script, arguments.workload = (arguments.target, None) if is_script else (None, arguments.target)
+    arguments.steps = None
+    launch = given_launch(arguments, options)
+    require_torch()
+    points = []
+    with closing(Session(options)) as session, terminable():
+        for size in arguments.sizes:
+            spec = TestSpec(WorldSpec(size, simulated=(arguments.rank,)))
+            world, base = resolve_world(spec.world, options, []), arguments.results / launch.folder / f"x{size}"
+            with session.launcher(world, spec, RunningTest(OWNER), base, timed=False) as launcher:
+                points.append(point_of(launch.start(DistributedWorld(launcher))))
+    emit([*table(points), *explanations(points)])
+    return ExitCode.OK
+
+
+@dataclass(frozen=True)
+class Point:
+    """The costs of a step on one rank of a world.
+
+    Attributes:
+        size: Number of ranks.
+        collectives: Rows by kind, size of group and type.
+        operators, flops: Numbers per step.
+        memory_bytes: Estimate of the peak; None if tensors had data.
+        padded: Names of parameters with fewer rows than ranks that share them.
+    """
+
+    size: int
+    collectives: Sequence[CollectiveCost]
+    operators: int
+    flops: int
+    memory_bytes: float | None
+    padded: str
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all collectives."""
+        return sum(row.bytes or 0 for row in self.collectives)
+
+    @property
+    def bytes_by_kind(self) -> Mapping[str, int]:
+        """The bytes of each kind of collective."""
+        kinds = sorted({str(row.kind) for row in self.collectives})
+        return {kind: sum(row.bytes or 0 for row in self.collectives if row.kind == kind) for kind in kinds}
+
+
+def point_of(result: WorkloadResult) -> Point:
+    """Return the costs of the one simulated rank of a result.
+
+    Raises:
+        ResultError: They were not counted.
+    """
+    costs = result.costs[0]
+    if costs is None or costs.problem:
+        problem = costs.problem if costs else "no step was recorded"
+        raise ResultError(f"{result.workload}: no costs were counted: {problem}")
+    counts: dict[Cost, Mapping[str, Any]] = {cost: costs.counts(cost) or {} for cost in (Cost.OPERATORS, Cost.FLOPS)}
+    return Point(
+        size=result.world_size,
+        collectives=costs.collectives,
+        operators=sum(counts[Cost.OPERATORS].values()),
+        flops=sum(counts[Cost.FLOPS].values()),
+        memory_bytes=result.metrics.get("peak_memory_bytes"),
+        padded=str(result.environment.get(PADDED, "")),
+    )
+
+
+def table(points: Sequence[Point]) -> list[str]:
+    """Return a line for each size, with a bar for the bytes of its collectives."""
+    most = max(point.num_bytes for point in points) or 1
+    rows = [
+        (
+            f"{point.size:,}",
+            f"{sum(row.calls for row in point.collectives):,}",
+            format_value(float(point.num_bytes), "B"),
+            f"{point.operators:,}",
+            f"{point.flops:,}",
+            "-" if point.memory_bytes is None else format_value(point.memory_bytes, "B"),
+            "#" * math.ceil(_BAR * point.num_bytes / most),
+        )
+        for point in points
+    ]
+    return aligned([_COLUMNS, *rows], [""] * (len(rows) + 1))
+
+
+def explanations(points: Sequence[Point]) -> list[str]:
+    """Return what grows from one size to the next although the work of a rank does not, and why."""
+    lines = []
+    for before, after in pairwise(points):
+        for kind, now in after.bytes_by_kind.items():
+            former = before.bytes_by_kind.get(kind, 0)
+            if former and now > former * (1 + _LEAST_GROWTH):
+                why = f": padding of parameters with fewer rows than ranks: {after.padded}" if after.padded else ""
+                lines.append(f"{before.size:,} -> {after.size:,} ranks: bytes of {kind} +{now / former - 1:.0%}{why}")
+        replicated = [row for row in after.collectives if row.kind == "all_reduce" and (row.bytes or 0) > 1 << 16]
+        lines += [
+            f"{after.size:,} ranks: {row} moves {format_value(float(row.bytes or 0), 'B')} at any number of ranks, as "
+            f"gradients of replicas do"
+            for row in replicated
+        ]
+        if (
+            before.memory_bytes
+            and after.memory_bytes
+            and after.memory_bytes > before.memory_bytes * (1 - _LEAST_GROWTH)
+        ):
+            lines.append(f"{before.size:,} -> {after.size:,} ranks: peak memory stops falling")
+    groups = sorted({f"{row.kind} over {row.group_size}" for row in points[-1].collectives if row.group_size})
+    return [*lines, f"groups at {points[-1].size:,} ranks: {', '.join(groups)}" if groups else "no groups are known"]

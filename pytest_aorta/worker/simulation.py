@@ -1,0 +1,261 @@
+"""One rank of a simulated world: a process group without peers, tensors without data, and an estimate of memory.
+
+This is the only module that uses the private parts of torch which simulated worlds need: ``FakeStore`` of torch's
+process group ``fake``, the table of backends, and ``FakeTensorMode``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._pytree import tree_leaves
+
+from pytest_aorta.common import variables
+from pytest_aorta.plan.device_kind import Backend
+from pytest_aorta.result.measurements import PADDED, RankResult
+from pytest_aorta.result.trace.kineto_costs import RecordedCall
+
+# CUDA's allocator rounds the size of each tensor up to a multiple of this many bytes.
+_ROUNDED_BYTES = 512
+c10d: Any = dist.distributed_c10d
+# Names of padded parameters that a result keeps.
+_NAMED = 4
+# The tracker of this rank's memory, on tensors without data.
+_memory: list[_Memory] = []
+_without_data = ExitStack()
+# The methods of process groups that request a collective, whose groups a trace does not name. Torch 2.13 has added
+# those with `single`; the names with `base` and `tensor` go with torch 2.12.
+_REQUESTS = {
+    "allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "barrier",
+    "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base",
+    "all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "all_to_all_single",
+}  # fmt: skip
+# The time of each request on this rank, in nanoseconds, with its group.
+_requested: list[tuple[int, RecordedCall]] = []
+
+
+class NotSimulated(RuntimeError):
+    """This version of torch lacks a part that a simulated world needs."""
+
+
+def is_simulated(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this rank is part of a simulated world, in which nothing is exchanged."""
+    return variables.SIMULATED in environ
+
+
+def simulate_world() -> None:
+    """Let every process group that is created from now on, of any backend, be one that exchanges nothing.
+
+    ``init_process_group`` takes the rank and the size of the world from the environment.
+
+    Raises:
+        NotSimulated: This version of torch lacks the process group ``fake``.
+    """
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as error:
+        raise _lacking("FakeStore of torch.testing._internal.distributed.fake_pg", error) from None
+    if not hasattr(dist.Backend, "register_backend") or "__new__" not in vars(dist.Backend):
+        raise _lacking("Backend.__new__ of torch.distributed", "the class has changed")
+    # The class is a string that every way to a group makes from the name that it is given.
+    dist.Backend.__new__ = _fake_backend  # type: ignore[assignment,method-assign]
+    original = dist.init_process_group
+
+    @wraps(original)
+    def init_process_group(*_args: Any, **given: Any) -> None:
+        kept = {name: given[name] for name in ("timeout", "group_name") if given.get(name)}
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        original(Backend.FAKE, store=FakeStore(), rank=rank, world_size=size, **kept)
+
+    _replace(original, init_process_group)
+    for name in _REQUESTS & vars(dist.ProcessGroup).keys():
+        setattr(dist.ProcessGroup, name, _noted(getattr(dist.ProcessGroup, name)))
+    # Only gloo has this barrier, which names the ranks that are missing.
+    _replace(dist.monitored_barrier, lambda *_args, **_given: None)
+
+
+def _noted(request: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of process groups that notes each of its calls."""
+
+    @wraps(request)
+    def noted(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        _note(group, (args, kwargs))
+        return request(group, *args, **kwargs)
+
+    return noted
+
+
+def _note(group: dist.ProcessGroup, args: Any) -> None:
+    dtype = next((str(leaf.dtype) for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)), "")
+    call = RecordedCall(group.group_name, group.size(), dtype.removeprefix("torch."))
+    _requested.append((time.time_ns(), call))
+
+
+def requested_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
+    """Return the collectives of a simulated rank between two times of ``time.time_ns``, in order.
+
+    Calls by code in C++, such as DDP's, are missing.
+    """
+    return [call for moment_ns, call in _requested if began_ns <= moment_ns <= ended_ns]
+
+
+def _fake_backend(_class: type[dist.Backend], _name: str) -> str:
+    return str(dist.Backend.FAKE)
+
+
+def _lacking(what: str, reason: object) -> NotSimulated:
+    return NotSimulated(
+        f"simulated world: torch {torch.__version__} lacks {what} ({reason}); use a version of torch that pytest-aorta "
+        f"supports, or start real ranks"
+    )
+
+
+def _replace(original: object, replacement: Callable[..., Any]) -> None:
+    """Replace a function of torch under every name by which modules of torch have imported it."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("torch")]:
+        for name, value in list(vars(module).items()):
+            if value is original:
+                setattr(module, name, replacement)
+
+
+def drop_data() -> None:
+    """In a simulated world, give tensors that this rank makes from now on no data, so that any model fits.
+
+    Code that runs afterwards must not read a value, as ``.item()`` does. :func:`peak_memory` estimates the memory that
+    the data would need. Meshes are made before, since they are tensors that are read.
+
+    Raises:
+        NotSimulated: This version of torch lacks fake tensors.
+    """
+    if not is_simulated():
+        return
+    try:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+    except ImportError as error:
+        raise _lacking("FakeTensorMode of torch._subclasses.fake_tensor", error) from None
+    memory = _Memory()
+    _memory.append(memory)
+    for entered in (memory.follows_resizing(), FakeTensorMode(allow_non_fake_inputs=True), memory):
+        _without_data.enter_context(entered)
+
+
+def restore_data() -> None:
+    """End the effect of :func:`drop_data`."""
+    _without_data.close()
+
+
+def reset_peak_memory() -> None:
+    """Begin to look for the peak of the memory that tensors without data would need; else do nothing."""
+    for memory in _memory:
+        memory.peak = memory.current
+
+
+def peak_memory() -> int | None:
+    """Return the largest number of bytes that tensors would have needed at one time; None if they have data."""
+    return _memory[-1].peak if _memory else None
+
+
+def _padded(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return the names of parameters that have fewer rows than ranks that share them, so that rows are added."""
+    names = [
+        name
+        for name, parameter in named
+        if isinstance(parameter, DTensor)
+        and any(
+            isinstance(placement, Shard) and parameter.shape[placement.dim] < parameter.device_mesh.size(axis)
+            for axis, placement in enumerate(parameter.placements)
+        )
+    ]
+    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+
+
+def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]) -> RankResult:
+    """Return a result without what needs exchanged data: losses, norms, hashes and waits; times stay.
+
+    The result names those of the parameters ``named`` that are padded.
+    """
+    if padded := _padded(named):
+        result = result.replace(environment=result.environment | {PADDED: padded})
+    # A metric that a rank computed from values may be NaN.
+    metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
+    return result.replace(
+        loss=[],
+        grad_norm=[],
+        weight_hashes={},
+        tensor_hashes={},
+        boundary_hashes={},
+        wait_ms=[],
+        canary_before={},
+        metrics=metrics,
+    )
+
+
+class _Memory(TorchDispatchMode):
+    """Sum of the storages of all tensors that operators return, while the storages live; in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.current = self.peak = 0
+        # Address of a storage -> its rounded size.
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator, and count the storages that are new among its results."""
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # such as a DTensor, whose own operators on local tensors come here next
+        if func.namespace == "_c10d_functional" and isinstance(args[-1], str):
+            _note(c10d._resolve_process_group(args[-1]), args)
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if type(leaf) is not DTensor and isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+                self._see(leaf.untyped_storage())
+        return result
+
+    @contextmanager
+    def follows_resizing(self) -> Iterator[None]:
+        """Count storages that the body resizes, as FSDP does with those of gathered parameters."""
+        original = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            if storage._cdata in self._known:
+                self._count(storage._cdata, size)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = 0
+            self._count(key, storage.nbytes())
+            weakref.finalize(storage, self._forget, key)
+
+    def _count(self, key: int, size: int) -> None:
+        rounded = -(-size // _ROUNDED_BYTES) * _ROUNDED_BYTES
+        self.current += rounded - self._known[key]
+        self._known[key] = rounded
+        self.peak = max(self.peak, self.current)
+
+    def _forget(self, key: int) -> None:
+        self.current -= self._known.pop(key)

@@ -1,0 +1,55 @@
+"""A rank of a simulated world against real ranks: the same costs, without peers."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.common.errors import LaunchError
+
+STEPS = {"steps": 1, "warmup": 1, "profile_steps": 0}
+_real: dict[str, object] = {}
+
+
+def compared(result):
+    """Return what a simulated rank has in common with a real one, for each rank."""
+    return [
+        ([(row.kind, row.calls, row.group_size, row.dtype, row.bytes) for row in costs.collectives], costs.flops)
+        for costs in result.costs
+    ]
+
+
+@pytest.mark.world(size=2, device="cpu", warm=True)
+def test_real_ranks_of_the_llama_have_costs(workload):
+    real = compared(workload.run("llama_fsdp2", **STEPS))
+    assert len(real) == 2
+    assert all(collectives and flops for collectives, flops in real)
+    _real["llama_fsdp2"] = real
+
+
+@pytest.mark.world(size=2, simulated=(0, 1), warm=True)
+def test_simulated_ranks_have_the_collectives_bytes_and_operations_of_real_ones(workload):
+    simulated = workload.run("llama_fsdp2", **STEPS)
+    assert compared(simulated) == _real["llama_fsdp2"]
+    assert (simulated.platform, simulated.loss, simulated.weight_hashes) == ("simulated-x2", [], {})
+    assert simulated.metrics["peak_memory_bytes"] > 0
+
+
+@pytest.mark.world(size=1024, simulated=(0, 512), warm=True)
+def test_parameters_with_fewer_rows_than_ranks_are_padded_at_1024_ranks(workload):
+    result = workload.run("llama_fsdp2", **STEPS)
+    first, other = result.costs
+    assert first.collectives == other.collectives
+    two = {(kind, dtype): num_bytes for kind, _, _, dtype, num_bytes in _real["llama_fsdp2"][0][0]}
+    for row in first.collectives:
+        assert row.group_size == 1024
+        if row.kind != "all_reduce":  # of the gradients' norm
+            assert row.bytes > 3 * two[str(row.kind), row.dtype]
+    assert "layers.0.attention.wq.weight" in str(result.environment["padded_parameters"])
+
+
+@pytest.mark.world(size=16, simulated=(15,), warm=True)
+def test_a_rank_that_fails_is_named_by_its_number(workload):
+    with pytest.raises(LaunchError) as caught:
+        workload.run("llama_fsdp2", tensor_parallel_degree=3, **STEPS)
+    assert "rank 15" in str(caught.value)
+    assert "16 simulated ranks" in str(caught.value)
