@@ -59,8 +59,10 @@ for step in range(8):
 """
 SCRIPTS = {
     "FSDP2 by hand": _BY_HAND,
-    "FSDP2, compiled": _BY_HAND.replace("in model:", "in model:\n    layer.compile(backend='aot_eager')"),
     "DDP, loader": _LOADER,
+    "DDP, compiled": _LOADER.replace(
+        "model = torch.nn.parallel", "model = torch.compile(model, backend='aot_eager')\nmodel = torch.nn.parallel"
+    ),
     "GAN": """
 make = lambda *sizes: torch.nn.parallel.DistributedDataParallel(
     torch.nn.Sequential(torch.nn.Linear(sizes[0], 64), torch.nn.ReLU(), torch.nn.Linear(64, sizes[1]))
