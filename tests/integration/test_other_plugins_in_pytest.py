@@ -104,7 +104,7 @@ def test_time_limit_of_pytest_timeout_ends_the_wait_for_devices(project):
 def test_only_failed_launches_are_retried_on_request(many):
     many.let_in("rerunfailures")
     many.plant(only="test-one-4", by_launch={"1": {"raises": 1}})
-    many.write("test_worse.py", "def test_worse(workload): workload.check(workload.run('toy'))" + TIMED)
+    many.write("test_worse.py", "def test_worse(workload): workload.check(workload.run('toy'))" + TIMED.format(100))
     result = many.run_apart("--reruns=1", "--only-rerun=LaunchError", "--aorta-fail-on=missing")
     # A missing baseline is not a failed launch.
     assert result.parseoutcomes() == {"passed": COUNT, "failed": 1, "rerun": 1}

@@ -7,7 +7,7 @@ import pytest
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import FAKE_LAUNCHER, TIMED
 
-ONE = f"def test_one(workload): workload.check(workload.run('toy')){TIMED}"
+ONE = f"def test_one(workload): workload.check(workload.run('toy')){TIMED.format(100)}"
 
 
 @pytest.fixture

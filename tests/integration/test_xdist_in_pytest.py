@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("xdist")
 
-TIMED = 'pytestmark = pytest.mark.tolerance(step_time_p50="5%")'
+TIMED = 'pytestmark = pytest.mark.tolerance(step_time_p50="100%")'
 TWO_FILES = {
     "test_a.py": "def test_a(workload): workload.check(workload.run('toy'))",
     "test_b.py": "def test_b(workload): workload.check(workload.run('toy', steps=5))",

@@ -478,3 +478,12 @@ def test_exposed_time_is_a_part_of_the_baselines_step():
 def test_change_from_a_value_that_is_nearly_nothing_is_finite():
     difference = Scale.RELATIVE.transform(50.0, 10.0) - Scale.RELATIVE.transform(1e-320, 10.0)
     assert 1e300 < Scale.RELATIVE.change(difference) < math.inf
+
+
+def test_twelve_pairs_decide_what_the_prior_of_a_noisy_machine_leaves_undecided():
+    noise = [-0.035, -0.028, -0.02, -0.012, -0.006, -0.001, 0.003, 0.008, 0.014, 0.02, 0.026, 0.031]
+    pairs = [0.0531 + value for value in noise]
+    prior = Variance(0.15**2, 2)
+    decisions = [decide_pairs(pairs[: count or 12], prior, 0.02, max_pairs=12, worse=1) for count in (8, 12)]
+    assert [decision.outcome for decision in decisions] == [None, Outcome.REGRESSION]
+    assert 0.035 < decisions[1].low < decisions[1].high < 0.07
