@@ -198,7 +198,7 @@ def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]
         weight_hashes={},
         tensor_hashes={},
         boundary_hashes={},
-        wait_ms=[],
+        collective_ms=[],
         canary_before={},
         metrics=metrics,
     )
