@@ -15,7 +15,7 @@ from torch._inductor.fx_passes.bucketing import (
 )
 
 from .annotate import ALL_GATHER, ALL_REDUCE, IS_BACKWARD, POSITION, REDUCE_SCATTER, WAIT, Traced, collectives
-from .reorder import BUCKET, derived, move_behind
+from .reorder import BUCKET, derived, move_behind, needed
 
 _MERGE_REDUCTIONS: dict[Any, Any] = {REDUCE_SCATTER: merge_reduce_scatter_bucket, ALL_REDUCE: merge_all_reduce_bucket}
 
@@ -52,11 +52,17 @@ def _merge(graph: fx.Graph, members: list[fx.Node], bucket: Sequence[int]) -> No
     """Merge collectives of one kind, and write the bucket into the node that starts the merged one."""
     waits = [next(iter(node.users)) for node in members]
     if members[0].target is ALL_GATHER:
+        first = min(members)
+        # Torch sorts the inputs of a merged gather since 2.13.
+        for member in members:
+            for node in needed(member)[:-1]:
+                if first < node:
+                    first.prepend(node)
         new_nodes, _ = merge_all_gather_bucket(
             graph,
             members,
             mode="custom_ops",
-            insert_before=min(members).next,
+            insert_before=first.next,
             wait_insertion_point=min(waits),
         )
     else:

@@ -64,7 +64,7 @@ def _start_gathers_early(
     for start, target in zip(starts, [first_compute, *map(_wait_of, starts)], strict=False):
         if target is None or start in fixed or start < target:
             continue
-        for node in _needed(start):
+        for node in needed(start):
             if target < node:
                 target.prepend(node)
         later[target] = [start]
@@ -82,7 +82,7 @@ def _wait_for_reductions_late(starts: Sequence[fx.Node], fixed: Collection[fx.No
     return later
 
 
-def _needed(node: fx.Node) -> list[fx.Node]:
+def needed(node: fx.Node) -> list[fx.Node]:
     """Return ``node`` and the nodes that it needs, without placeholders, in the graph's order."""
     found, queue = {node}, [node]
     while queue:
