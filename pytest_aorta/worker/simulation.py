@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
@@ -26,6 +25,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.plan.device_kind import Backend
 from pytest_aorta.result.measurements import PADDED, RankResult
 from pytest_aorta.result.trace.kineto_costs import RecordedCall
+from pytest_aorta.worker.layout import is_dtensor
 
 # CUDA's allocator rounds the size of each tensor up to a multiple of this many bytes.
 _ROUNDED_BYTES = 512
@@ -174,10 +174,11 @@ def _padded(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     names = [
         name
         for name, parameter in named
-        if isinstance(parameter, DTensor)
+        if is_dtensor(parameter)
         and any(
-            isinstance(placement, Shard) and parameter.shape[placement.dim] < parameter.device_mesh.size(axis)
+            placement.is_shard(dim) and num_rows < parameter.device_mesh.size(axis)
             for axis, placement in enumerate(parameter.placements)
+            for dim, num_rows in enumerate(parameter.shape)
         )
     ]
     return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
@@ -223,7 +224,7 @@ class _Memory(TorchDispatchMode):
             _note(c10d._resolve_process_group(args[-1]), args)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if type(leaf) is not DTensor and isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+            if isinstance(leaf, torch.Tensor) and not is_dtensor(leaf) and leaf.device.type != "meta":
                 self._see(leaf.untyped_storage())
         return result
 

@@ -39,7 +39,7 @@ def test_tokens_of_a_sequence_are_divided_among_the_ranks_that_share_it(degrees,
     )
     workload._settings, workload._device, workload._degrees = workload.read_settings(), CPU, degrees
     workload._num_parameters, workload._decision = 7, None
-    assert workload._metrics(step_time_s=2.0, grad_norm_last=0.5) == {
+    assert workload._metrics(step_time_s=2.0, grad_norms=[0.25, 0.5]) == {
         "tokens_per_s": tokens_per_s,
         "num_parameters": 7,
         "grad_norm_last": 0.5,

@@ -45,7 +45,7 @@ def test_argument_of_a_world_that_is_not_allowed_is_refused_with_what_is(keyword
             "world",
             (),
             {"sizes": 2},
-            "nodes=1, warm=None): got an unexpected keyword argument 'sizes'",
+            "warm=None, simulated=False): got an unexpected keyword argument 'sizes'",
         ),
         ("world", (2,), {"size": 4}, "multiple values for argument 'size', in (2, size=4)"),
         ("world", (), {"size": 7, "nodes": 2}, "size=7 ranks can't be distributed evenly over nodes=2"),
