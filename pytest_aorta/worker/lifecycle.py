@@ -58,6 +58,8 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
         leave_mark(folder, RAN)
+        # A handler of atexit ends the tracer.
+        tracer = python_tracer()
         leave()
         _refuse_leaks(plan.reference)
         adapter = plan.adapter(int(os.environ["RANK"]))
@@ -69,7 +71,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         else:
             recorded = _checked(recorded, recorder.named_parameters(), "at the end of the script")
             Telemetry().write(folder, recorded)
-        _finish(folder, recorded, recorder.device)
+        _finish(folder, recorded, recorder.device, tracer)
         _leave_process_groups()
         return
     if plan.spec is None:
@@ -92,7 +94,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     _refuse_leaks(plan.reference)
     result = _checked(result, workload.named_parameters(), "at the end of the run")
     workload.telemetry().write(folder, result)
-    _finish(folder, result.replace(canary_before=before), device)
+    _finish(folder, result.replace(canary_before=before), device, python_tracer())
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
     workload.cleanup()
@@ -179,7 +181,7 @@ def _refuse_leaks(reference: AnyReference | None) -> None:
             )
 
 
-def _finish(folder: Path, result: RankResult | None, device: torch.device) -> None:
+def _finish(folder: Path, result: RankResult | None, device: torch.device, tracer: str | None) -> None:
     """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
     This rank's process groups stay alive after the rank leaves them; the process exits without destroying them.
@@ -191,7 +193,7 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device) -> No
     if result is None:
         write_json(folder / RESULT_FILE, {"measured": False}, durable=False)
     else:
-        if tracer := python_tracer():
+        if tracer:
             result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
         _write_result(folder, result)
     if dist.is_initialized():
