@@ -63,7 +63,7 @@ def simulate_world() -> None:
     ``init_process_group`` takes the rank and the size of the world from the environment.
 
     Raises:
-        NotSimulated: This version of torch lacks the process group ``fake``.
+        RuntimeError: This version of torch lacks the process group ``fake``.
     """
     try:
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -139,7 +139,7 @@ def drop_data() -> None:
     the data would need. Meshes are made before, since they are tensors that are read.
 
     Raises:
-        NotSimulated: This version of torch lacks fake tensors.
+        RuntimeError: This version of torch lacks fake tensors.
     """
     if not is_simulated():
         return

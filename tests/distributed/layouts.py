@@ -112,7 +112,7 @@ LAYOUTS = (
     Layout("HSDP 2x2", 4, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
     Layout("FSDP 2, TP 2", 4, _BF16 | _TP, _NOT_RUN),
     Layout("FSDP 2, CP 2", 4, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
-    Layout("PP 2, FSDP 2", 4, _BF16 | _PP, _STAGES, in_ci=True),
+    Layout("PP 2, FSDP 2", 4, _BF16 | _PP, _STAGES),
     Layout("PP 2, TP 2", 4, _BF16 | _PP | _TP, _STAGES),
     Layout("PP 2, CP 2", 4, _BF16 | _PP | {"context_parallel_degree": 2}, _STAGES),
     Layout("PP 2, replicas 2", 4, _BF16 | _PP | {"data_parallel_replicate_degree": 2}, _STAGES),

@@ -95,7 +95,7 @@ RANK = rank_values(
 RESULT = make_result(
     [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]],
     overlap=[[convert(STEP, StepOverlap, "step")]] * 2, kernels=[{"gemm": FamilyTime(6.0, 2.0)}] * 2,
-    collectives=[[CollectiveCalls(**CALLS)]] * 2, wait_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
+    collectives=[[CollectiveCalls(**CALLS)]] * 2, collective_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
     memory_bytes=[[5] * 12] * 2,
     rank_metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
     canary_after={"gemm_ms": [1.0, 1.0]}, provenance=make_provenance(command=["pytest"]),
