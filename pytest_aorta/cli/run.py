@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
         help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
     )  # fmt: skip
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
-        help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
-    )  # fmt: skip
-    add_folder(parser, "results", "folder of results")
+    add_config(parser)
     parser.add_argument("--check", metavar="PATH", type=Path, help="baseline to compare with: a file, or a folder")
     parser.add_argument(
         "--tolerance",
@@ -75,11 +70,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     present = parser.add_mutually_exclusive_group()
     for kind, text in ((APPEND, "add to existing trials"), (OVERWRITE, "replace existing trials")):
         present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
+    add_shared(parser, SHARED)
+    parser.set_defaults(run=run, existing=REFUSE)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that give the config of a workload, and the folder of results."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
+        help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
+    )  # fmt: skip
+    add_folder(parser, "results", "folder of results")
+
+
+def add_shared(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """Declare the options of pytest that have these names."""
     for option in OPTIONS:
-        if option.name in SHARED:
+        if option.name in names:
             flags = [f"--{option.name.replace('_', '-')}"] + ([] if option.ini_only else [option.flag])
             parser.add_argument(*flags, default=option.default, **option.argparse_keywords())
-    parser.set_defaults(run=run, existing=REFUSE)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,7 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch or a comparison failed; earlier trials are kept.
     """
     trials = arguments.trials
-    options, tolerances = _options(arguments), parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance")
+    options, tolerances = (
+        given_options(arguments),
+        parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance"),
+    )
     check_profiler(options.profiler, "--profiler")
     launch = given_launch(arguments, options)
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc), tolerances)
@@ -230,7 +243,12 @@ def _baseline(given: Path, result: WorkloadResult) -> Path:
     )
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def given_options(arguments: argparse.Namespace) -> Options:
+    """Return the options that a command line gives.
+
+    Raises:
+        UsageError: A folder of workloads does not exist.
+    """
     values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS}
     for folder in values["workloads"]:
         require_folder(folder)

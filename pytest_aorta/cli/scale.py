@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from pytest_aorta.cli import ExitCode, add_folder
-from pytest_aorta.cli.run import given_launch
+from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli.run import add_config, add_shared, given_launch, given_options
 from pytest_aorta.common.errors import ResultError, UsageError
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, emit
 from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.plan.options import OPTIONS, make_options
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.trace.costs import CollectiveCost, Cost
@@ -44,16 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of ranks (default: 2,8,64,1024)",
     )  # fmt: skip
     parser.add_argument("--rank", metavar="N", type=int, default=0, help="the rank to simulate (default: 0)")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
-        help="value of a config key; may be repeated; wins over --config",
-    )  # fmt: skip
-    add_folder(parser, "results", "folder of results")
-    for option in OPTIONS:
-        if option.name in SHARED:
-            flags = [f"--{option.name.replace('_', '-')}"] + ([] if option.ini_only else [option.flag])
-            parser.add_argument(*flags, default=option.default, **option.argparse_keywords())
+    add_config(parser)
+    add_shared(parser, SHARED)
     parser.set_defaults(run=run)
 
 
@@ -79,8 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--rank: got {arguments.rank}, allowed is a rank of every world, from 0 to {arguments.sizes[0] - 1}"
         )
-    values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS}
-    options = make_options(values, Path.cwd(), command=arguments.command_line)
+    options = given_options(arguments)
     is_script = arguments.target.endswith(".py")
     arguments.script, arguments.workload = (arguments.target, None) if is_script else (None, arguments.target)
     arguments.steps = None

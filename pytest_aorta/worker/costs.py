@@ -34,6 +34,13 @@ _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::convolution_o
 _CONVOLUTION_BACKWARD = "aten::convolution_backward"
 
 
+def wrapper_problem() -> str:
+    """Return why a step can't be profiled under the profiler that the ranks run under; empty if it can."""
+    profiler = os.environ.get(variables.PROFILER)
+    is_wrapped = profiler in WRAPPERS
+    return f"{profiler} profiles the ranks, and a device serves one profiler at a time" if is_wrapped else ""
+
+
 def flops_of(name: str, args: Mapping[str, Any]) -> int | None:
     """Return the operations of one operator of a trace by torch's registry of formulas; None if it has no formula.
 
@@ -150,9 +157,8 @@ class StepCounter:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Count the body as the step."""
-        if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
-            self._problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
-        elif _profiler_enabled():
+        self._problem = wrapper_problem()
+        if not self._problem and _profiler_enabled():
             self._problem = "the script runs torch.profiler in its warm-up steps, and torch has one profiler per thread"
         if self._problem:
             yield

@@ -64,8 +64,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         _refuse_leaks(plan.reference)
         adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
-        if not is_simulated():
-            recorder.refuse_non_finite()
+        recorder.refuse_non_finite()
         if recorded is None:
             refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
         else:
@@ -80,12 +79,10 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     leave_mark(folder, IMPORTED)
     workload = workload_class(plan.own_config)
     _kept.append(workload)
-    before: dict[str, float] = {}
     workload.setup()
     leave_mark(folder, SET_UP)
     device = own_device()
-    if not is_simulated():
-        before = run_canary(device)
+    before = run_canary(device)
     result: object = workload.run()
     restore_data()
     if not isinstance(result, RankResult):

@@ -31,7 +31,7 @@ from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes
-from pytest_aorta.plan.profiler import TORCH, WRAPPERS, ProfilerSchedule
+from pytest_aorta.plan.profiler import TORCH, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.costs import Costs
@@ -55,7 +55,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     waits_ms,
 )
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
-from pytest_aorta.worker.costs import costs_of, exported, with_compilations
+from pytest_aorta.worker.costs import costs_of, exported, with_compilations, wrapper_problem
 from pytest_aorta.worker.simulation import is_simulated
 
 # Steps of a trace that the launch asks for if the config asks for none.
@@ -113,8 +113,7 @@ def _captured(
 ) -> tuple[Profile, Costs]:
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
-    if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
-        problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
+    if problem := wrapper_problem():
         return Profile(problem=problem), Costs(problem=problem)
     asked, schedule = _asked_trace_path(), os.environ.get(variables.PROFILER_SCHEDULE)
     if trace_path is not None or asked is None or not schedule:
@@ -175,8 +174,8 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
 
 def count_step(step: Callable[[], object], device: torch.device) -> Costs:
     """Run ``step`` once and return its costs on this rank, or why they can't be counted; collective."""
-    if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
-        return Costs(problem=f"{profiler} profiles the ranks, and a device serves one profiler at a time")
+    if problem := wrapper_problem():
+        return Costs(problem=problem)
     if _profiler_enabled():
         return Costs(problem="torch.profiler runs during the steps, and torch has one profiler per thread")
     try:

@@ -29,7 +29,7 @@ from pytest_aorta.worker.layout import is_dtensor
 
 # CUDA's allocator rounds the size of each tensor up to a multiple of this many bytes.
 _ROUNDED_BYTES = 512
-c10d: Any = dist.distributed_c10d
+_c10d: Any = dist.distributed_c10d
 # Names of padded parameters that a result keeps.
 _NAMED = 4
 # The tracker of this rank's memory, on tensors without data.
@@ -46,10 +46,6 @@ _REQUESTS = {
 }  # fmt: skip
 # The time of each request on this rank, in nanoseconds, with its group.
 _requested: list[tuple[int, RecordedCall]] = []
-
-
-class NotSimulated(RuntimeError):
-    """This version of torch lacks a part that a simulated world needs."""
 
 
 def is_simulated(environ: Mapping[str, str] = os.environ) -> bool:
@@ -117,8 +113,8 @@ def _fake_backend(_class: type[dist.Backend], _name: str) -> str:
     return str(dist.Backend.FAKE)
 
 
-def _lacking(what: str, reason: object) -> NotSimulated:
-    return NotSimulated(
+def _lacking(what: str, reason: object) -> RuntimeError:
+    return RuntimeError(
         f"simulated world: torch {torch.__version__} lacks {what} ({reason}); use a version of torch that pytest-aorta "
         f"supports, or start real ranks"
     )
@@ -200,7 +196,6 @@ def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]
         tensor_hashes={},
         boundary_hashes={},
         collective_ms=[],
-        canary_before={},
         metrics=metrics,
     )
 
@@ -221,7 +216,7 @@ class _Memory(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # such as a DTensor, whose own operators on local tensors come here next
         if func.namespace == "_c10d_functional" and isinstance(args[-1], str):
-            _note(c10d._resolve_process_group(args[-1]), args)
+            _note(_c10d._resolve_process_group(args[-1]), args)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and not is_dtensor(leaf) and leaf.device.type != "meta":

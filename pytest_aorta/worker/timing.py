@@ -38,7 +38,7 @@ from pytest_aorta.worker.accelerator import (
     synchronize,
 )
 from pytest_aorta.worker.costs import begin_measured_steps, flight_records
-from pytest_aorta.worker.simulation import reset_peak_memory
+from pytest_aorta.worker.simulation import is_simulated, reset_peak_memory
 
 # A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
 MEMORY_EVERY_STEPS = 10
@@ -241,9 +241,9 @@ _REDUCED_ELEMENTS, _DEVICE_REDUCED_ELEMENTS = 1 << 14, 1 << 25
 def run_canary(device: torch.device) -> dict[str, float]:
     """Return the median milliseconds ``gemm_ms`` and ``all_reduce_ms`` on ``device``; collective.
 
-    The result is empty without a process group.
+    The result is empty without a process group, and in a simulated world, which exchanges nothing.
     """
-    if not dist.is_initialized():
+    if not dist.is_initialized() or is_simulated():
         return {}
     reducing = group_device(device)
     size, dtype = (_DEVICE_GEMM_SIZE, torch.bfloat16) if on_accelerator(device) else (_GEMM_SIZE, torch.float32)

@@ -136,7 +136,7 @@ class GroupedParameters:
 
 @dataclass(frozen=True)
 class Traced:
-    """What the passes over the graphs of one model know.
+    """Facts on one model for the passes over its graphs.
 
     Attributes:
         settings: the config keys of graphs.

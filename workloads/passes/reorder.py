@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -84,21 +84,21 @@ def _wait_for_reductions_late(starts: Sequence[fx.Node], fixed: Collection[fx.No
 
 def needed(node: fx.Node) -> list[fx.Node]:
     """Return ``node`` and the nodes that it needs, without placeholders, in the graph's order."""
-    found, queue = {node}, [node]
-    while queue:
-        inputs = [given for given in queue.pop().all_input_nodes if given not in found and given.op != "placeholder"]
-        found.update(inputs)
-        queue += inputs
-    return sorted(found)
+    return _reached(node, lambda reached: reached.all_input_nodes, "placeholder")
 
 
 def derived(wait: fx.Node) -> list[fx.Node]:
     """Return ``wait`` and the nodes that need its value, without the graph's output, in the graph's order."""
-    found, queue = {wait}, [wait]
+    return _reached(wait, lambda reached: reached.users, "output")
+
+
+def _reached(node: fx.Node, next_of: Callable[[fx.Node], Iterable[fx.Node]], end: str) -> list[fx.Node]:
+    """Return ``node`` and what ``next_of`` leads to, without nodes whose operation is ``end``, in the graph's order."""
+    found, queue = {node}, [node]
     while queue:
-        users = [user for user in queue.pop().users if user not in found and user.op != "output"]
-        found.update(users)
-        queue += users
+        new = [other for other in next_of(queue.pop()) if other not in found and other.op != end]
+        found.update(new)
+        queue += new
     return sorted(found)
 
 
