@@ -219,7 +219,8 @@ def test_hang_of_an_ordinary_script_is_named_by_its_collectives(tmp_path, fault,
     for limit_s in HANG_LIMITS_S:
         plan = ordinary(tmp_path / f"{limit_s:g}", fault, limit_s)
         failure = failed(plan, limit_s + 60)
-        if all((plan.cwd / f"reached.{rank}").exists() for rank in range(2)):
+        # A file that ranks write in step 5 does not tell where they were looked at: they go on until the signal.
+        if part in failure.headline:
             break
     assert (failure.kind, failure.rank) == ("hang in collective", 1), failure.text
     assert part in failure.headline
