@@ -22,6 +22,7 @@ from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, wr
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
 from pytest_aorta.plan.launch_plan import read_plan
+from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.result.folder import OUTPUT_LOG, PLAN_FILE, RESULT_FILE
@@ -30,6 +31,7 @@ from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.timing import Progress, run_canary
@@ -49,6 +51,8 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     plan = read_plan(run_dir / PLAN_FILE)
     if is_simulated():
         simulate_world()
+    if planted := Planted.read(os.environ):
+        plant(planted)
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if program := plan.program():
