@@ -58,6 +58,9 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     if program := plan.program():
         pid = os.getpid()
         recorder.watch_optimizers()
+        adapter = plan.adapter(int(os.environ["RANK"]))
+        if adapter is None:
+            recorder.observe(is_asked=False)
         _run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
@@ -66,7 +69,6 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         tracer = python_tracer()
         leave()
         _refuse_leaks(plan.reference)
-        adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
         recorder.refuse_non_finite()
         if recorded is None:
@@ -75,7 +77,8 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             recorded = _checked(recorded, recorder.named_parameters(), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device, tracer)
-        _leave_process_groups()
+        if not recorder.is_observing:
+            _leave_process_groups()
         return
     if plan.spec is None:
         raise ValueError(f"{run_dir / PLAN_FILE} names neither a script nor a workload")
@@ -197,11 +200,13 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device, trace
         if tracer:
             result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
         _write_result(folder, result)
-    if dist.is_initialized():
+    # Ranks of an unedited script may end at any time, and some may have left the group.
+    if dist.is_initialized() and not recorder.is_observing:
         dist.barrier()
         if result is not None and result.canary_before:
             _write_result(folder, result.replace(canary_after=run_canary(device)))
             dist.barrier()
+    if dist.is_initialized():
         # Only this private table lists every group. Without the table, only the default group is kept.
         _kept.extend(getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None}))
 
