@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import DistributedWorld
 
@@ -87,6 +89,12 @@ CONFIGS = {"fsdp": FSDP, "llama": LLAMA, "ranking": RANKING, "ddp": DDP, "varyin
 def config_of(distributed_world: DistributedWorld) -> Callable[[str], dict[str, Any]]:
     """A function for the config of a kind of workload that takes a second or two of steps on the world's device."""
     return lambda kind: dict(CONFIGS[kind][distributed_world.device])
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest) -> ForkServers:
+    """The fork servers of this run, which serve plans whose working folder is the repository too."""
+    return request.config.stash[RUN].session.forkservers
 
 
 @pytest.fixture

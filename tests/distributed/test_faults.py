@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import holders
-from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import find_workload, resolve_config
@@ -121,13 +120,6 @@ def marks(kind: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.extended] if kind in {*VARIANTS, *WARM, *NIGHTLY} else []
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    servers = ForkServers()
-    yield servers
-    servers.close()
-
-
 @pytest.mark.parametrize(
     ("kind", "launcher"),
     [
@@ -142,7 +134,7 @@ def servers() -> Iterator[ForkServers]:
 def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, servers, kind, launcher):
     expected_kind, rank, part = MATRIX[kind]
     # All share one working directory, since a fork server serves only one.
-    plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=tmp_path.parent)
+    plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=ROOT)
     failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
     assert failure.text.count(part) == 1, failure.text
@@ -183,13 +175,13 @@ model = DistributedDataParallel(torch.nn.Linear(8, 1))
 for step in range(1, 9):
     loss = model(torch.ones(2, 8)).mean()
     if step == 5:
-        Path(f"reached.{rank}").touch()
+        Path(__file__).with_name(f"reached.{rank}").touch()
     if step == 5 and fault == "sleeps" and rank == 1:
         hold()
     if step == 5 and fault == "raises":
         if rank == 0:
             spin()
-        while not Path("reached.0").exists():
+        while not Path(__file__).with_name("reached.0").exists():
             time.sleep(0.01)
         time.sleep(0.5)
         raise ValueError("boom")
@@ -203,7 +195,7 @@ def ordinary(folder: Path, fault: str, timeout_s: float, launcher: LauncherKind 
     folder.mkdir()
     (folder / "train.py").write_text(ORDINARY)
     return builders.make_plan(
-        folder / "run", script=str(folder / "train.py"), args=(fault,), config={}, timeout_s=timeout_s, cwd=folder,
+        folder / "run", script=str(folder / "train.py"), args=(fault,), config={}, timeout_s=timeout_s, cwd=ROOT,
         limits=SHORT, launcher=launcher,
     )  # fmt: skip
 
@@ -227,13 +219,9 @@ def test_hang_of_an_ordinary_script_is_named_by_its_collectives(tmp_path, fault,
 
 
 @pytest.mark.parametrize("launcher", [LauncherKind.TORCHRUN, pytest.param(LauncherKind.FORKSERVER, id="warm")])
-def test_stacks_show_where_ranks_were_before_the_signal_that_ended_them(tmp_path, launcher):
+def test_stacks_show_where_ranks_were_before_the_signal_that_ended_them(tmp_path, servers, launcher):
     plan = ordinary(tmp_path / "raises", "raises", START_S, launcher)
-    servers = ForkServers()
-    try:
-        failure = failed(plan, START_S, servers.launch)
-    finally:
-        servers.close()
+    failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == ("rank exception", 1), failure.text
     assert [frame.function for frame in read_evidence(plan)[0].frames] == ["spin", "<module>"]
 

@@ -138,13 +138,6 @@ if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
 Planner = Callable[..., LaunchPlan]
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    servers = ForkServers()
-    yield servers
-    servers.close()
-
-
 @pytest.fixture
 def own_servers() -> Iterator[Callable[[dict[str, str]], ForkServers]]:
     """Provide fork servers that the test may kill."""
