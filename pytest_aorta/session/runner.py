@@ -98,15 +98,18 @@ class WorkloadRunner:
         args: tuple[str, ...] | list[str] = (),
         *,
         environment: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> WorkloadResult:
         """Launch your own training script and return its result.
 
-        The arguments are those of :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_script`.
+        With ``record``, such as ``record={"hash_weights": True}``, the steps of a script that does not mention
+        pytest-aorta are recorded. The arguments are those of
+        :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_script`.
 
         Raises:
             WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
         """
-        return passed(self._world.launch_script(script, args, environment))
+        return passed(self._world.launch_script(script, args, environment, **settings))
 
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.

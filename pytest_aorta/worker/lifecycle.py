@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import math
 import os
+import random
 import runpy
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,7 +23,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
-from pytest_aorta.plan.launch_plan import read_plan
+from pytest_aorta.plan.launch_plan import StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workloads import WorkloadSpec
@@ -32,7 +34,7 @@ from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.plants import plant
-from pytest_aorta.worker.recorder import recorder
+from pytest_aorta.worker.recorder import record_optimizer_steps, recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.timing import Progress, run_canary
 from pytest_aorta.worker.workload import Telemetry, Workload
@@ -59,7 +61,9 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         pid = os.getpid()
         recorder.watch_optimizers()
         adapter = plan.adapter(int(os.environ["RANK"]))
-        if adapter is None:
+        if plan.record is not None:
+            record_script(plan.record)
+        elif adapter is None:
             recorder.observe(is_asked=False)
         _run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
@@ -135,8 +139,24 @@ def _load_workload(spec: WorkloadSpec) -> type[Workload]:
     return found
 
 
+def record_script(record: StepRecording) -> None:
+    """Record the steps of the script that runs next in this process; set seeds and deterministic algorithms if asked.
+
+    Each rank has a seed of its own, so that ranks that draw their data draw different data.
+    """
+    if record.deterministic:
+        seed = int(os.environ["RANK"])
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        torch.use_deterministic_algorithms(True)
+    record_optimizer_steps(warmup=record.warmup, hash_weights=record.hash_weights)
+
+
 def _run_script(script: str, args: list[str]) -> None:
     """Run a file or a dotted module as ``__main__`` with ``args``, and keep its globals alive.
+
+    A module is looked for in ``src`` too, where a package that is not installed has its own folder.
 
     Raises:
         SystemExit: The script exited with a code other than 0.
@@ -147,6 +167,8 @@ def _run_script(script: str, args: list[str]) -> None:
             sys.path.insert(0, str(Path(script).resolve().parent))
             _kept.append(runpy.run_path(script, run_name="__main__"))
         else:
+            if (Path("src") / script.partition(".")[0]).exists():
+                sys.path.insert(0, str(Path("src").resolve()))
             _kept.append(runpy.run_module(script, run_name="__main__", alter_sys=True))
     except SystemExit as error:
         # The frames of the traceback hold the script's globals.
