@@ -1,4 +1,4 @@
-"""Writes what a run reports: the page, summary.json and Markdown."""
+"""Writes what a run reports: the page, summary.json, timelines and Markdown."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ SUMMARY_FILE = "summary.json"
 # Set by GitHub Actions: the file that a job's step appends its Markdown summary to.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _TITLE = "pytest-aorta"
+_PACKAGES = ("jinja2", "matplotlib", "numpy")
 
 
 def require_packages() -> None:
-    """Check that the package of the extra ``report`` is installed, before anything is launched.
+    """Check that the packages of the extra ``report`` are installed, before anything is launched.
 
     Raises:
-        SpecError: jinja2 is not installed.
+        SpecError: A package is not installed.
     """
-    if find_spec("jinja2") is None:
-        raise SpecError("a report needs jinja2; pip install 'pytest-aorta[report]'")
+    if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise SpecError(f"a report needs {' and '.join(lacking)}; pip install 'pytest-aorta[report]'")
 
 
 def write_session_reports(
@@ -81,21 +82,22 @@ def write_session_reports(
 
 
 def write_report(report: Report, file: Path) -> list[Path]:
-    """Write the page to ``file``, and ``summary.json`` beside it.
+    """Write the page to ``file``, and ``summary.json``, and timelines beside it.
 
     Return the files, the page first.
 
     Raises:
         OSError: A file can't be written.
     """
-    # Sessions without a report do not need jinja2.
+    # Sessions without a report need neither jinja2 nor matplotlib.
     from pytest_aorta.report.page.render import render
+    from pytest_aorta.report.timeline import draw_timelines
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(report))
     table = file.parent / SUMMARY_FILE
     write_json(table, summary(report))
-    return [file, table]
+    return [file, table, *draw_timelines(report, file.parent)]
 
 
 def _append_step_summary(text: str, file: Path) -> list[str]:

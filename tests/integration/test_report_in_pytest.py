@@ -108,13 +108,13 @@ def test_file_that_can_not_be_written_fails_the_run_and_leaves_the_summary(learn
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_report_without_its_package_is_a_usage_error_before_any_test(project, monkeypatch):
+def test_report_without_its_packages_is_a_usage_error_before_any_test(project, monkeypatch):
     from pytest_aorta.report import write
 
-    monkeypatch.setattr(write, "find_spec", lambda _name: None)
+    monkeypatch.setattr(write, "_PACKAGES", ("no_such_package",))
     project.test_file()
     project.ini("aorta_report = report.html")
-    project.refused(shows="ERROR: a report needs jinja2; pip install 'pytest-aorta[[]report[]]'")
+    project.refused(shows="ERROR: a report needs no_such_package; pip install 'pytest-aorta[[]report[]]'")
 
 
 def test_collecting_writes_nothing(project, monkeypatch):

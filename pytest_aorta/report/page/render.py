@@ -14,14 +14,8 @@ from markupsafe import Markup
 
 from pytest_aorta.report.data import Report
 from pytest_aorta.report.page import rows
-from pytest_aorta.report.page.rows import (
-    REACH,
-    case_plots,
-    collective_overlaps,
-    interval_marks,
-    numbers_a_launch,
-    rank_rows,
-)
+from pytest_aorta.report.page.rows import REACH, case_plots, interval_marks, numbers_a_launch
+from pytest_aorta.report.timeline import collective_overlaps, rank_rows
 from pytest_aorta.verdict.metrics import METRICS
 
 MAX_FAILURE_CHARACTERS = 20_000

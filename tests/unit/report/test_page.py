@@ -107,12 +107,13 @@ def test_page_of_nothing_is_a_page():
     assert "Nothing was compared." in render(make_report())
 
 
-def test_run_of_eight_ranks_is_small_and_has_its_summary_beside_it(tmp_path):
+def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(tmp_path):
     report = session_report(make_run(tmp_path, tests=3, ranks=8, steps=300), title="run")
-    page, table = write_report(report, tmp_path / "made" / "page.html")
+    page, table, picture = write_report(report, tmp_path / "made" / "page.html")
     assert page.stat().st_size < 500_000
     assert json.loads(table.read_text())["candidate"] == "candidate"
-    assert table.name == "summary.json"
+    assert (table.name, picture.name) == ("summary.json", "candidate_timeline.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 # The reports of a session

@@ -21,14 +21,12 @@ from pytest_aorta.report.page.rows import (
     UNKNOWN,
     WIDTH,
     case_plots,
-    collective_overlaps,
-    drawn_lanes,
     environment_rows,
     failing_first,
     interval_marks,
     numbers_a_launch,
-    rank_rows,
 )
+from pytest_aorta.report.timeline import collective_overlaps, draw_timelines, drawn_lanes, rank_rows
 from pytest_aorta.report.write import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
@@ -237,6 +235,12 @@ def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_f
     assert (gather.name, gather.total_ms, gather.hidden_ms) == ("all_gather", 60.0, 50.0)
     rows = rank_rows(as_launch(overlap=result.overlap))
     assert [row["overlap"] for row in rows] == pytest.approx([50 / 75, 50 / 80])
+
+
+def test_picture_of_the_profiled_steps_has_a_low_row_per_rank(run, tmp_path):
+    heights = [int.from_bytes(path.read_bytes()[20:24], "big") for path in draw_timelines(run, tmp_path)]
+    assert heights
+    assert max(heights) < 700  # four panels of two ranks
 
 
 def test_rank_without_communication_has_no_ratio_and_unprofiled_rank_has_no_overlap():

@@ -1,0 +1,195 @@
+"""Timelines of a report: what each rank's streams did in a step, and each step of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from pytest_aorta.report.data import Launch, Report
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, union
+from pytest_aorta.result.trace.profiled_steps import Collective, StepOverlap
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NS_PER_MS = 1_000_000
+TABLE_FILE = "overlap.csv"
+# A picture is viewed as a whole and can't be zoomed, so larger timelines are left to the HTML page.
+MAX_PANELS = 4
+MAX_RANKS = 8
+# The times of a step in the telemetry that reports show.
+_ITERATION_TIMES = ("compute_ms", "hidden_comm_ms", "exposed_comm_ms")
+_COLUMNS = ("step", "step_time_ms", *_ITERATION_TIMES, "overlap_ratio", "loss")
+_COLORS: dict[str, str] = {
+    Lane.COMPUTE: "#0072b2",
+    Lane.COPY: "#8c959f",
+    Lane.EXPOSED: "#c4162a",
+    Lane.WAIT: "#d0d7de",
+    Collective.ALL_GATHER: "#d98e00",
+    Collective.REDUCE_SCATTER: "#00875f",
+    Collective.ALL_REDUCE: "#b0578f",
+    Collective.ALL_TO_ALL: "#c25400",
+    Collective.BROADCAST: "#2f8fce",
+    Collective.SEND_RECV: "#7c5a34",
+    Collective.OTHER: "#6e7781",
+}
+# Columns of the table of ranks -> values of a profiled step.
+_OVERLAP_COLUMNS = {
+    "compute ms": "compute_ms",
+    "communication ms": "comm_ms",
+    "exposed ms": "exposed_comm_ms",
+    "exposed wait ms": "exposed_wait_ms",
+    "copy ms": "copy_ms",
+    "idle ms": "idle_ms",
+}
+_LINE_COLORS = dict(zip(_ITERATION_TIMES, ("#0072b2", "#00875f", "#c4162a"), strict=True))
+# Top and height of a lane's bar, as fractions of the rank's row.
+_BARS: dict[str, tuple[float, float]] = {Lane.COMPUTE: (0.0, 0.36), Lane.EXPOSED: (0.38, 0.12), Lane.COPY: (0.86, 0.1)}
+_COMMUNICATION_BAR = (0.5, 0.34)
+_PANEL_INCHES, _RANK_INCHES, _LEGEND_INCHES, _WIDTH_INCHES = 0.85, 0.32, 0.3, 11.0
+_STEPS_PANEL_INCHES = 2.4
+
+
+def draw_timelines(report: Report, folder: Path) -> list[Path]:
+    """Draw ``{label}_timeline.png``, a panel per case, of each side that has a profiled launch."""
+    panels = _panels(report, lambda launch: any(launch.result.timeline) and launch.result.timeline[:MAX_RANKS])
+    return [_draw_lanes(found, folder / f"{label}_timeline.png") for label, found in panels]
+
+
+def _panels(report: Report, drawn: Callable[[Launch], Any]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Yield each side's label with the title and what is drawn of the first fitting launch of each case."""
+    for label, side in ((report.candidate, "candidate"), (report.reference, "reference")):
+        found = [
+            (f"{test.record.nodeid} {case.name}", value)
+            for test in report.tests
+            for case in test.cases
+            if (value := next(filter(None, map(drawn, getattr(case, side))), None))
+        ]
+        if found:
+            yield label, found[:MAX_PANELS]
+
+
+def _draw_lanes(panels: Sequence[tuple[str, Any]], path: Path) -> Path:
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    heights = [_PANEL_INCHES + _RANK_INCHES * len(ranks) for _, ranks in panels]
+    height = top = sum(heights) + _LEGEND_INCHES
+    figure = Figure(figsize=(_WIDTH_INCHES, height))
+    names: dict[str, None] = {}
+    # Axes are placed by hand, because a layout engine draws everything a second time.
+    for (title, ranks), panel in zip(panels, heights, strict=True):
+        axes = figure.add_axes((0.07, (top - panel + 0.45) / height, 0.91, (panel - 0.75) / height))
+        axes.set_title(title, fontsize=9, loc="left")
+        names |= dict.fromkeys(_draw_ranks(axes, ranks))
+        top -= panel
+    handles = [Patch(color=_COLORS[name], label=name.replace("_", " ")) for name in names]
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def _draw_ranks(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) -> list[str]:
+    """Draw two bars per rank, compute above communication with the exposed time between, and return the lanes drawn."""
+    from matplotlib.collections import PolyCollection
+
+    boxes: dict[str, list[list[tuple[float, float]]]] = {}
+    for rank, lanes in enumerate(ranks):
+        for name, intervals in drawn_lanes(dict(lanes)).items():
+            top, height = _BARS.get(name, _COMMUNICATION_BAR)
+            low, high = rank + top, rank + top + height
+            found = [[(begin, low), (begin, high), (end, high), (end, low)] for begin, end in intervals]
+            boxes.setdefault(name, []).extend(found)
+    drawn = [name for name, found in boxes.items() if found]
+    for name in drawn:
+        axes.add_collection(PolyCollection(boxes[name], facecolors=_COLORS[name]))
+    axes.set_yticks([rank + 0.45 for rank in range(len(ranks))], [f"rank {rank}" for rank in range(len(ranks))])
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("ms", fontsize=8)
+    axes.set_ylim(len(ranks), 0)
+    axes.set_xlim(0, max((box[2][0] for name in drawn for box in boxes[name]), default=1.0))
+    return drawn
+
+
+@dataclass(frozen=True)
+class _CollectiveOverlap:
+    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
+
+    name: str
+    total_ms: float
+    hidden_ms: float
+    worst_rank: int
+    worst_exposed_ms: float
+
+    @property
+    def exposed_ms(self) -> float:
+        """Return the time that compute does not hide."""
+        return self.total_ms - self.hidden_ms
+
+
+def rank_rows(launch: Launch) -> list[dict[str, float | None]]:
+    """Return a row per rank: head of a column -> the rank's step times, and the means over its profiled steps.
+
+    The lag is None where waits were not measured. ``device idle ms`` is that of the median step without a head start,
+    None where no such step was profiled.
+    """
+    result, lags = launch.result, launch.facts.rank_lag_ms
+    quantiles = np.quantile(np.asarray(result.rank_step_times_ms), (0.5, 0.99, 1.0), axis=1).T.tolist()
+    rows: list[dict[str, float | None]] = [
+        {"rank": rank, "p50 ms": p50, "p99 ms": p99, "max ms": peak, "lag ms": lags[rank] if lags else None}
+        for rank, (p50, p99, peak) in enumerate(quantiles)
+    ]
+    for row, steps, as_run in zip_longest(rows, result.overlap, result.overlap_as_run, fillvalue=()):
+        if row and steps:
+            means = {head: fmean(getattr(step, name) for step in steps) for head, name in _OVERLAP_COLUMNS.items()}
+            comm_ms, exposed_ms = means["communication ms"], means["exposed ms"]
+            idle_ms = median(step.idle_ms for step in as_run) if as_run else None
+            row |= {**means, "overlap": 1 - exposed_ms / comm_ms if comm_ms else None, "device idle ms": idle_ms}
+    return rows
+
+
+def collective_overlaps(result: WorkloadResult) -> list[_CollectiveOverlap]:
+    """Return one row per kind of collective, the most exposed kind first."""
+    ranks = [(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
+    names = {name for _, steps in ranks for step in steps for name in step.collectives}
+    rows = [_collective(name, ranks) for name in sorted(names)]
+    return sorted(rows, key=lambda row: -row.exposed_ms)
+
+
+def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -> _CollectiveOverlap:
+    by_rank = {}
+    for rank, steps in ranks:
+        times = [step.collectives[name] for step in steps if name in step.collectives]
+        total, hidden = sum(time.total_ms for time in times), sum(time.hidden_ms for time in times)
+        by_rank[rank] = (total / len(steps), hidden / len(steps))
+    worst = max(by_rank, key=lambda rank: by_rank[rank][0] - by_rank[rank][1])
+    return _CollectiveOverlap(
+        name,
+        fmean(total for total, _ in by_rank.values()),
+        fmean(hidden for _, hidden in by_rank.values()),
+        worst,
+        by_rank[worst][0] - by_rank[worst][1],
+    )
+
+
+def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
+    """Return a rank's lanes with the lane ``exposed`` added: communication that compute does not hide.
+
+    Gaps in lanes may be closed, so use lanes for drawing only, not for computing values.
+    """
+    sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
+    others = (Lane.COMPUTE, Lane.COPY, Lane.WAIT)
+    comm = union(*(moments for name, moments in sets.items() if name not in others))
+    sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
+    return {name: cast("list[list[float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
+
+
+def _to_ns(intervals: list[list[float]]) -> Intervals:
+    return union([(round(begin * _NS_PER_MS), round(end * _NS_PER_MS)) for begin, end in intervals])
