@@ -107,6 +107,7 @@ COMMANDS = (
     Command("baselines", "list, compare and move stored baselines"),
     Command("history", "find changes in what --aorta-history has kept over commits, and draw it"),
     Command("devices", "list devices and leases of this host, clear bad marks"),
+    Command("report", "write a page that compares two sets of kept results"),
     Command("doctor", "look for problems that would break a run"),
     Command("completion", "print the completion script of a shell", _add_completion),
 )

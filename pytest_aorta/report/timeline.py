@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -11,10 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from pytest_aorta.report.data import Launch, Report
+from pytest_aorta.common.files import write_text
+from pytest_aorta.report.data import Case, Launch, Report
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, union
-from pytest_aorta.result.trace.profiled_steps import Collective, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime, StepOverlap
+from pytest_aorta.result.trace.rank_files import Iteration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,6 +65,41 @@ def draw_timelines(report: Report, folder: Path) -> list[Path]:
     """Draw ``{label}_timeline.png``, a panel per case, of each side that has a profiled launch."""
     panels = _panels(report, lambda launch: any(launch.result.timeline) and launch.result.timeline[:MAX_RANKS])
     return [_draw_lanes(found, folder / f"{label}_timeline.png") for label, found in panels]
+
+
+def write_iterations(report: Report, folder: Path) -> list[Path]:
+    """Write ``overlap.csv`` and ``{label}_overlap.png``; write nothing if no launch has telemetry with overlap."""
+    steps = list(_steps(report))
+    if not steps:
+        return []
+    kinds = _kinds(step for _, step in steps)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    times = [f"{kind}_{part}_ms" for kind in kinds for part in ("hidden", "exposed")]
+    table.writerow(("test", "case", "label", "launch", *_COLUMNS, *times))
+    for place, step in steps:
+        table.writerow([*place, *(getattr(step, name) for name in _COLUMNS), *_times(step, kinds)])
+    path = folder / TABLE_FILE
+    write_text(path, text.getvalue())
+    panels = _panels(report, lambda launch: launch.iterations)
+    return [path, *(_draw_steps(found, folder / f"{label}_overlap.png") for label, found in panels)]
+
+
+def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
+    """Yield each step with the test, case, label and launch that it belongs to."""
+    for test in report.tests:
+        for case in test.cases:
+            for label, launches in ((report.candidate, case.candidate), (report.reference, case.reference)):
+                for launch in launches:
+                    for step in launch.iterations:
+                        yield (test.record.nodeid, case.name, label, launch.number), step
+
+
+def _times(step: Iteration, kinds: Sequence[str]) -> Iterator[float | None]:
+    """Yield the hidden and the exposed time of each kind, None where the step did not run the kind."""
+    for kind in kinds:
+        time = (step.collectives or {}).get(kind)
+        yield from (None, None) if time is None else (time.hidden_ms, time.exposed_ms)
 
 
 def _panels(report: Report, drawn: Callable[[Launch], Any]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
@@ -116,6 +155,29 @@ def _draw_ranks(axes: Axes, ranks: Sequence[Mapping[str, list[list[float]]]]) ->
     axes.set_ylim(len(ranks), 0)
     axes.set_xlim(0, max((box[2][0] for name in drawn for box in boxes[name]), default=1.0))
     return drawn
+
+
+def _draw_steps(panels: Sequence[tuple[str, Sequence[Iteration]]], path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, _STEPS_PANEL_INCHES * len(panels)), layout="constrained")
+    for number, (title, steps) in enumerate(panels, 1):
+        _draw_times(figure.add_subplot(len(panels), 1, number), title, steps)
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def _draw_times(axes: Axes, title: str, steps: Sequence[Iteration]) -> None:
+    for name, color in _LINE_COLORS.items():
+        values = [getattr(step, name) for step in steps]
+        label = name.removesuffix("_ms").replace("_", " ").replace("comm", "communication")
+        axes.plot([step.step for step in steps], values, color=color, label=label, marker=".", linewidth=1)
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("ms", fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8, frameon=False)
 
 
 @dataclass(frozen=True)
@@ -193,3 +255,48 @@ def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[floa
 
 def _to_ns(intervals: list[list[float]]) -> Intervals:
     return union([(round(begin * _NS_PER_MS), round(end * _NS_PER_MS)) for begin, end in intervals])
+
+
+def compared_iterations(case: Case) -> dict[str, Any] | None:
+    """Return the means of both sides and the difference of their overlap; None where no launch has telemetry."""
+    here, there = (_means(launches) for launches in (case.candidate, case.reference))
+    if here is None and there is None:
+        return None
+    ratios = [side["overlap_ratio"] for side in (here, there) if side and side["overlap_ratio"] is not None]
+    delta = ratios[0] - ratios[1] if len(ratios) == 2 else None
+    return {"candidate": here, "reference": there, "overlap_ratio_delta": delta}
+
+
+def _means(launches: Sequence[Launch]) -> dict[str, Any] | None:
+    steps = [step for launch in launches for step in launch.iterations]
+    if not steps:
+        return None
+    means = {name: fmean(getattr(step, name) for step in steps) for name in _ITERATION_TIMES}
+    losses = [step.loss for step in steps if step.loss is not None]
+    comm_ms = means["hidden_comm_ms"] + means["exposed_comm_ms"]
+    return {
+        "count": len(steps),
+        "mean_loss": fmean(losses) if losses else None,
+        **{f"mean_{name}": value for name, value in means.items()},
+        "overlap_ratio": means["hidden_comm_ms"] / comm_ms if comm_ms else None,
+        "collectives": _mean_times(steps),
+    }
+
+
+def _mean_times(steps: Sequence[Iteration]) -> dict[str, dict[str, float]] | None:
+    """Return the means of each collective; None if a step's are unknown."""
+    known = [step.collectives for step in steps if step.collectives is not None]
+    if len(known) < len(steps):
+        return None
+    absent = CollectiveTime(0.0, 0.0)
+    times = {kind: [step.get(kind, absent) for step in known] for kind in _kinds(steps)}
+    return {
+        kind: {f"mean_{name}": fmean(getattr(time, name) for time in found) for name in ("hidden_ms", "exposed_ms")}
+        for kind, found in times.items()
+    }
+
+
+def _kinds(steps: Iterable[Iteration]) -> list[str]:
+    """Return the kinds of collectives that any of the steps ran, in the order in which reports list them."""
+    found = {kind for step in steps for kind in step.collectives or ()}
+    return [str(kind) for kind in Collective if kind in found]

@@ -1,4 +1,4 @@
-"""Writes what a run reports: the page, summary.json, timelines and Markdown."""
+"""Writes what a run or a comparison of results reports: the page, summary.json, timelines and Markdown."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.plan.options import Options
 from pytest_aorta.report.data import Case, Report, run_pairs, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, markdown
+from pytest_aorta.report.timeline import compared_iterations
 from pytest_aorta.result.provenance import provenance
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.metrics import METRICS, measured_values
@@ -82,7 +83,7 @@ def write_session_reports(
 
 
 def write_report(report: Report, file: Path) -> list[Path]:
-    """Write the page to ``file``, and ``summary.json``, and timelines beside it.
+    """Write the page to ``file``, and ``summary.json``, timelines and overlap step by step beside it.
 
     Return the files, the page first.
 
@@ -91,13 +92,13 @@ def write_report(report: Report, file: Path) -> list[Path]:
     """
     # Sessions without a report need neither jinja2 nor matplotlib.
     from pytest_aorta.report.page.render import render
-    from pytest_aorta.report.timeline import draw_timelines
+    from pytest_aorta.report.timeline import draw_timelines, write_iterations
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(report))
     table = file.parent / SUMMARY_FILE
     write_json(table, summary(report))
-    return [file, table, *draw_timelines(report, file.parent)]
+    return [file, table, *draw_timelines(report, file.parent), *write_iterations(report, file.parent)]
 
 
 def _append_step_summary(text: str, file: Path) -> list[str]:
@@ -149,6 +150,7 @@ def _case(record: TestRecord, case: Case) -> dict[str, Any]:
         "platform": first and first.platform,
         "num_launches": {"candidate": len(case.candidate), "reference": len(case.others)},
         "metrics": _metrics(case),
+        "iterations": compared_iterations(case),
     }
 
 

@@ -109,7 +109,8 @@ class StoredComparison(_Comparison):
         marked: The tolerances set by markers.
         priors: Returns the prior of a metric's variance.
         max_launches: Number of the candidate's launches after which every verdict is final.
-        file: Path of the baseline's file for reports.
+        file: Path of the baseline's file for reports, or the label of other results.
+        kind: ``RESULTS`` if the baseline was built from other results.
         workload: The candidate's workload or script; a baseline of another one is not compared. Empty if it is known to
             be that of the baseline.
     """
@@ -121,6 +122,7 @@ class StoredComparison(_Comparison):
     priors: Priors
     max_launches: int = 1
     file: str = ""
+    kind: ReferenceKind = ReferenceKind.BASELINE
     workload: str = ""
 
     def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
@@ -135,8 +137,9 @@ class StoredComparison(_Comparison):
         # A baseline that is older than costs stays valid.
         if self._center and not has_costs(self._center[-1]):
             tolerances = without_costs(tolerances, self.marked)
-        revision = None if self.baseline is None else self.baseline.revision
-        reference = VerdictReference(ReferenceKind.BASELINE, self.file, revision)
+        is_stored = self.kind is ReferenceKind.BASELINE
+        revision = self.baseline.revision if self.baseline is not None and is_stored else None
+        reference = VerdictReference(self.kind, self.file, revision)
         return self._verdicts(tolerances, launches, self._center, reference, decided)
 
     @property

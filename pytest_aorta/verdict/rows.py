@@ -136,9 +136,10 @@ class Row:
                 Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}", value=None, baseline=known[-1]
             )
         is_ab, is_variant = self.reference.kind is ReferenceKind.AB, self.reference.is_variant
+        is_elsewhere = is_variant or self.reference.kind is ReferenceKind.RESULTS
         # A test may compare a reproducible variant with a variant that is not.
         is_bitwise = metric.kind is MetricKind.NUMERIC and self.tolerance.is_exact and not is_variant
-        device = None if is_variant else _other_device(launches, last, side)
+        device = None if is_elsewhere else _other_device(launches, last, side)
         if lost := device or (lost_reproducibility(launches, last, side) if is_bitwise else None):
             remedy = "" if is_ab else f"; if this is intended, record the baseline again with {RESET}"
             return self.missing(Missing.CANDIDATE_VALUE, lost + remedy, baseline=known[-1])

@@ -102,6 +102,8 @@ def largest_change(test: Test) -> float:
 def compared_with(verdict: Verdict) -> str:
     """Return the name of the other side of a verdict."""
     reference = verdict.reference
+    if reference.kind is ReferenceKind.RESULTS:
+        return f"results {reference.name}"
     if reference.kind is ReferenceKind.AB:
         return f"{AB_REFERENCE} {reference.name}".rstrip()
     if reference.revision is None:

@@ -39,7 +39,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     FamilyTime,
     StepOverlap,
 )
-from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_operators
+from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_iterations, read_operators
 from pytest_aorta.session.history import parse_entry, read_history
 from pytest_aorta.session.search import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
@@ -230,6 +230,21 @@ def _read_operators(data: bytes, folder: Path) -> None:
     (place / "operators.json").write_bytes(data)
     if (calls := read_operators(folder, 0, 1)) is not None:
         locate_operator({0: calls}, {0: [CALL]})
+
+
+TELEMETRY = {
+    "step": 3, "step_time_ms": 10.5, "loss": 2.0, "stream_ms": {"compute": 6.0, "all_gather": 4.0}, "utilisation": 0.6,
+    "hidden_comm_ms": 3.0, "exposed_comm_ms": 1.0, "hidden_ms": {"all_gather": 3.0},
+    "segments": {"compute": [[0.0, 6.0]]},
+}  # fmt: skip
+
+
+def _read_telemetry(data: bytes, folder: Path) -> None:
+    for rank, content in enumerate((json.dumps(TELEMETRY).encode(), data)):
+        place = folder / "ranks" / str(rank)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "telemetry.jsonl").write_bytes(content + b"\n")
+    read_iterations(folder, 2)
 
 
 TRACE = json.dumps(rank_trace()).encode()
@@ -435,6 +450,7 @@ READERS = [
     Reader("rank file", damaged_json(RANK), _read_ranks),
     Reader("files of a failed launch", LEFT, _read_left, ()),
     Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),
+    Reader("telemetry of ranks", damaged_json(TELEMETRY), _read_telemetry),
     Reader("trace", TRACES, _read_trace),
     Reader("operators of a step", damaged_json(OPERATORS), _read_operators),
     Reader("lines of logs", LOGS, _read_log),

@@ -27,6 +27,7 @@ from tests.unit.builders import make_baseline, make_provenance, make_report, mak
         (VerdictReference(ReferenceKind.BASELINE, "file.json"), None, "no stored baseline"),
         (VerdictReference(ReferenceKind.AB, "main"), 1.0, "A/B reference main"),
         (VerdictReference(ReferenceKind.AB), 1.0, "A/B reference"),
+        (VerdictReference(ReferenceKind.RESULTS, "old"), 1.0, "results old"),
     ],
 )
 def test_other_side_of_a_verdict_is_named(reference, baseline, text):

@@ -18,7 +18,7 @@ from pytest_aorta.verdict.noise import default_variance, platform_priors, unreso
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.stored import least_tolerance
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
 from tests.unit.builders import (
     default_priors,
     launches_near,
@@ -177,6 +177,11 @@ def test_launch_that_computes_on_another_device_than_its_baseline_on_the_platfor
 def test_baseline_without_a_device_among_its_facts_is_compared():
     nameless = make_baseline(launches=stored(*[make_facts(environment={})] * 3))
     assert check(make_facts(environment={"device": "cuda"}), baseline=nameless)["step_time_p50"].missing is None
+
+
+def test_times_of_results_of_two_platforms_are_not_applicable():
+    comparison = StoredComparison("case", CONFIG, STABLE, {}, default_priors, kind=ReferenceKind.RESULTS)
+    assert comparison.judge([LOST_GPU])["step_time_p50"].outcome is Outcome.NOT_APPLICABLE
 
 
 LOSSES = {"final_loss": Tolerance(0.05)}
