@@ -200,9 +200,8 @@ def judged_pairs(
         here, there = (_values(part, side, others) for side in (launches, others))
         # A part that the reference does not run has no variance of its own.
         variance = within.times(max(part.fraction, MIN_FRACTION) ** 2)
-        differences = [value - other for value, other in zip(here, there, strict=True)]
         return decide_pairs(
-            differences,
+            list(zip(here, there, strict=True)),
             variance,
             allowed[part.name],
             max_pairs=max_pairs,
