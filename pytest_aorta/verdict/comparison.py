@@ -278,11 +278,11 @@ class PairedComparison(_Comparison):
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric = row.metric
         sides = (transformed_values(metric, side, row.others) for side in (row.launches, row.others))
-        differences = [a - b for a, b in zip(*sides, strict=True) if a is not None and b is not None]
-        if len(differences) < len(row.launches):
+        pairs = [(here, there) for here, there in zip(*sides, strict=True) if here is not None and there is not None]
+        if len(pairs) < len(row.launches):
             return None
         decision = decide_pairs(
-            differences,
+            pairs,
             self.variance(metric).within,
             row.tolerance.value or 0.0,
             max_pairs=self.max_pairs,
