@@ -104,7 +104,7 @@ COMMANDS = (
     Command("bisect", "find the commit that changed a metric of a test"),
     Command("workloads", "list workloads, or the config keys of one workload"),
     Command("agent", "run this node's part of launches over several nodes", _add_agent),
-    Command("baselines", "list, compare and move stored baselines"),
+    Command("baselines", "list and move stored baselines"),
     Command("history", "find changes in what --aorta-history has kept over commits, and draw it"),
     Command("devices", "list devices and leases of this host, clear bad marks"),
     Command("report", "write a page that compares two sets of kept results"),
