@@ -105,7 +105,7 @@ COMMANDS = (
     Command("selftest", "plant faults into the launches of tests, and show which are found"),
     Command("workloads", "list workloads, or the config keys of one workload"),
     Command("agent", "run this node's part of launches over several nodes", _add_agent),
-    Command("baselines", "list, compare and move stored baselines"),
+    Command("baselines", "list and move stored baselines"),
     Command("history", "find changes in what --aorta-history has kept over commits, and draw it"),
     Command("devices", "list devices and leases of this host, clear bad marks"),
     Command("report", "write a page that compares two sets of kept results"),
