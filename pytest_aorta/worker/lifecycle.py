@@ -53,6 +53,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         simulate_world()
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
+    sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
     if program := plan.program():
         pid = os.getpid()
         recorder.watch_optimizers()

@@ -145,6 +145,55 @@ def test_script_that_never_repeats_is_tested_without_its_weights_and_without_pin
     assert fails in shown
 
 
+def resuming(folder: Path, kept: str, *, is_seeded: bool = True) -> Ranks:
+    """Return the ranks of a script that saves a checkpoint, and goes on with it if it is there."""
+
+    def ranks(plan: LaunchPlan, number: int) -> Values:
+        there = plan.folder / kept
+        if there.exists():
+            return {"fails": "nothing left to train"}
+        there.parent.mkdir(exist_ok=True)
+        there.write_text("trained")
+        is_repeated = is_seeded or (plan.record is not None and plan.record.deterministic)
+        return {} if is_repeated else {"weight_hashes": {"3": f"{number:016x}"}}
+
+    return ranks
+
+
+@pytest.mark.parametrize(("kept", "path"), [("snapshot.pt", "snapshot.pt"), ("out/deep/last.pt", "out")])
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_script_that_resumes_is_launched_in_copies_without_its_checkpoint(
+    folder, launches, capsys, kept, path, is_seeded
+):
+    for name, text in (("train.py", PLAIN), ("data/tokens.bin", "1 2 3"), ("results/kept/old", ""), (".git/HEAD", "")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / kept).parent.parent.mkdir(exist_ok=True)
+    seen = []
+
+    def ranks(plan: LaunchPlan, number: int) -> Values:
+        seen.append(sorted(str(each.relative_to(plan.folder)) for each in plan.folder.rglob("*") if each.is_file()))
+        (plan.folder / kept).parent.mkdir(parents=True, exist_ok=True)
+        return resuming(folder, kept, is_seeded=is_seeded)(plan, number)
+
+    launches.ranks = ranks
+    assert main(["init", "train.py"]) == 0
+    settings = call_in(files(folder)["test_train.py"])[1]
+    assert settings["fresh"] == [path]
+    assert settings["record"] == {"hash_weights": True} | ({} if is_seeded else {"deterministic": True})
+    assert f"runs in a copy of this folder without {path}, which the script writes" in capsys.readouterr().out
+    copied = [found for found, plan in zip(seen, launches.plans, strict=True) if plan.copy]
+    assert copied == [["data/tokens.bin", "train.py"]] * (2 if is_seeded else 4)
+    assert not any(plan.copy.exists() for plan in launches.plans if plan.copy)
+
+
+def test_file_that_no_launch_reads_needs_no_copy(folder, launches):
+    (folder / "train.py").write_text(PLAIN)
+    launches.ranks = lambda plan, number: (plan.folder / "train.log").write_text(f"{number}") and {}
+    assert main(["init", "train.py"]) == 0
+    assert "fresh" not in call_in(files(folder)["test_train.py"])[1]
+
+
 def test_script_that_fails_is_reported_and_nothing_is_written(folder, launches, capsys):
     (folder / "train.py").write_text(PLAIN)
     launches.ranks = lambda *_: {"fails": "no such dataset"}
@@ -255,8 +304,8 @@ def test_on_gpus_times_get_a_tolerance_that_launches_can_decide(folder, launches
 @pytest.mark.parametrize(
     ("hashes", "said"),
     [
-        (lambda _: {}, "weights are not compared, because the script does not call recorder.weights(model); add this"),
-        (lambda number: {"3": f"{number:016x}"}, "weights do not repeat: two launches differ in step 3"),
+        (lambda _: {}, "weights are not compared: the launches recorded no weights, as by recorder.weights(model)"),
+        (lambda number: {"3": f"{number:016x}"}, "weights are not compared: two launches differ in step 3"),
         (lambda _: {"3": "ab" * 8}, "weights are compared bit by bit"),
     ],
     ids=["no weights", "other weights", "equal weights"],
