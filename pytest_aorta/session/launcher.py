@@ -177,6 +177,18 @@ class Launcher:
         self._leased = leased
         self._run_base = run_base
 
+    def shared_folder(self) -> Path:
+        """Return the folder of this test's launches, which all nodes share.
+
+        Raises:
+            LaunchError: It can't be made.
+        """
+        try:
+            self._run_base.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self._run_base, error) from None
+        return self._run_base.absolute()
+
     def find(self, result: WorkloadResult) -> Launch | None:
         """Return the launch of a result; None for a result of another test, or a copy."""
         return next((launch for launch in self.launches if launch.result is result), None)

@@ -24,6 +24,7 @@ from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, wr
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
 from pytest_aorta.plan.launch_plan import StepRecording, read_plan
+from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.result.folder import OUTPUT_LOG, PLAN_FILE, RESULT_FILE
@@ -32,6 +33,7 @@ from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import record_optimizer_steps, recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.timing import Progress, run_canary
@@ -51,14 +53,19 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     plan = read_plan(run_dir / PLAN_FILE)
     if is_simulated():
         simulate_world()
+    if planted := Planted.read(os.environ):
+        plant(planted)
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
     if program := plan.program():
         pid = os.getpid()
         recorder.watch_optimizers()
+        adapter = plan.adapter(int(os.environ["RANK"]))
         if plan.record is not None:
             record_script(plan.record)
+        elif adapter is None:
+            recorder.observe(is_asked=False)
         _run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
@@ -67,7 +74,6 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         tracer = python_tracer()
         leave()
         _refuse_leaks(plan.reference)
-        adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
         recorder.refuse_non_finite()
         if recorded is None:
@@ -76,7 +82,8 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             recorded = _checked(recorded, recorder.named_parameters(), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device, tracer)
-        _leave_process_groups()
+        if not recorder.is_observing:
+            _leave_process_groups()
         return
     if plan.spec is None:
         raise ValueError(f"{run_dir / PLAN_FILE} names neither a script nor a workload")
@@ -216,11 +223,13 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device, trace
         if tracer:
             result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
         _write_result(folder, result)
-    if dist.is_initialized():
+    # Ranks of an unedited script may end at any time, and some may have left the group.
+    if dist.is_initialized() and not recorder.is_observing:
         dist.barrier()
         if result is not None and result.canary_before:
             _write_result(folder, result.replace(canary_after=run_canary(device)))
             dist.barrier()
+    if dist.is_initialized():
         # Only this private table lists every group. Without the table, only the default group is kept.
         _kept.extend(getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None}))
 
