@@ -92,7 +92,6 @@ _WORLD_SIZE = 2
 # A tolerance has to be this many times as large as the difference of two launches.
 _TIMES_THE_DIFFERENCE = 3
 _TOLERANCES_PERCENT = (5, 10, 20)
-_USES_RECORDER = r"\brecorder\.step\("
 _WIDTH = 100
 
 
@@ -280,10 +279,7 @@ class _Trial:
 
     def findings(self) -> _Findings:
         """Launch until it is known whether launches repeat, and return what the test should say."""
-        source = Path(self._target.script)
-        is_source = source.suffix == ".py" and source.is_file()
-        uses_recorder = is_source and re.search(_USES_RECORDER, source.read_text(encoding="utf-8", errors="replace"))
-        plain: dict[str, Any] = {} if uses_recorder else {"record": {"hash_weights": True}}
+        plain: dict[str, Any] = {"record": {"hash_weights": True}}
         before = files_of(self._root, [str(_RESULTS)])
         first = self._launch(plain)
         fresh = {"fresh": written(before, files_of(self._root, [str(_RESULTS)]))}
@@ -301,9 +297,6 @@ class _Trial:
         if resumed:
             plain |= fresh
             self._notes.append(f"each launch runs in a copy of this folder {_without(fresh)}")
-        if uses_recorder:
-            self._notes.append(f"weights are not compared: {varies}")
-            return self._fitted(plain, self._launch(plain), second)
         return self._made_deterministic(plain, varies)
 
     def _made_deterministic(self, settings: dict[str, Any], varies: str) -> _Findings:

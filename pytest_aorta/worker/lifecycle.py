@@ -34,7 +34,7 @@ from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.plants import plant
-from pytest_aorta.worker.recorder import record_optimizer_steps, recorder
+from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.timing import Progress, run_canary
 from pytest_aorta.worker.workload import Telemetry, Workload
@@ -151,7 +151,8 @@ def record_script(record: StepRecording) -> None:
         np.random.seed(seed)
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True)
-    record_optimizer_steps(warmup=record.warmup, hash_weights=record.hash_weights)
+    # A script that uses the recorder records its steps itself.
+    recorder.observe(warmup=record.warmup, hash_weights=record.hash_weights, is_asked=False)
 
 
 def _run_script(script: str, args: list[str]) -> None:

@@ -17,7 +17,6 @@ from pytest_aorta.session.launcher import Session
 from tests.unit.builders import rank_values, write_ranks
 
 PLAIN = "import torch\n"
-RECORDED = "from pytest_aorta.worker import recorder\nwith recorder.step():\n    pass\n"
 
 
 Values = Mapping[str, Any]
@@ -224,14 +223,6 @@ def test_gitignore_that_is_a_fifo_or_leads_out_of_the_project_is_refused(folder,
         (folder / ".gitignore").unlink()
 
 
-def test_script_with_the_recorder_is_launched_itself(folder):
-    (folder / "scripts").mkdir()
-    (folder / "tests").mkdir()
-    (folder / "scripts/my-train.py").write_text(RECORDED)
-    assert main(["init", "scripts/my-train.py"]) == 0
-    assert call_in((folder / "tests/test_my_train.py").read_text()) == (["scripts/my-train.py"], {})
-
-
 def test_nothing_that_exists_is_overwritten_and_each_file_is_reported(folder, capsys):
     (folder / "train.py").write_text(PLAIN)
     there = {"test_train.py": "mine", "pytest.ini": "[pytest]\n", ".gitignore": "*.pt"}
@@ -299,23 +290,6 @@ def test_on_gpus_times_get_a_tolerance_that_launches_can_decide(folder, launches
     tolerance = [f"pytest.mark.tolerance(step_time_p50={marker!r})"] if marker else []
     assert marks(folder, "test_train.py") == [OVERLAP, WORLD, *tolerance]
     assert "the median step of two launches differs by " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("hashes", "said"),
-    [
-        (lambda _: {}, "weights are not compared: the launches recorded no weights, as by recorder.weights(model)"),
-        (lambda number: {"3": f"{number:016x}"}, "weights are not compared: two launches differ in step 3"),
-        (lambda _: {"3": "ab" * 8}, "weights are compared bit by bit"),
-    ],
-    ids=["no weights", "other weights", "equal weights"],
-)
-def test_script_with_the_recorder_is_told_whether_its_weights_are_compared(folder, launches, capsys, hashes, said):
-    (folder / "train.py").write_text(RECORDED)
-    launches.ranks = lambda _, number: {"weight_hashes": hashes(number)}
-    assert main(["init", "train.py"]) == 0
-    assert f"note: {said}" in capsys.readouterr().out
-    assert {plan.record for plan in launches.plans} == {None}
 
 
 @pytest.mark.parametrize("script", ["scripts/test_ops.py", "scripts/ops_test.py"])
