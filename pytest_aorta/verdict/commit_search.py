@@ -22,7 +22,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_profiled
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.kernel_gate import of_family
-from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (
     Posterior,
@@ -165,7 +165,7 @@ class _Aim:
 
     def varies(self) -> str:
         """Return why launches of one commit do not agree on a metric that is searched without noise."""
-        metric = METRICS[self.row.metric]
+        metric = metric_of(self.row.metric)
         if self.row.missing is not None:
             return f"{metric.name} is missing in some launches of one commit, but not in all of them"
         if metric.kind in (MetricKind.TIMING, MetricKind.MEMORY):
@@ -197,8 +197,12 @@ class _Aim:
         return self.metric.scale.change(self.metric.worse * worse_by)
 
 
+def _metric(row: Verdict) -> Metric:
+    return metric_of(row.metric, row.tolerance.direction)
+
+
 def _is_exact(row: Verdict) -> bool:
-    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not METRICS[row.metric].has_noise
+    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not _metric(row).has_noise
 
 
 def _aim_of(rows: Sequence[Verdict]) -> _Aim | None:
@@ -207,7 +211,7 @@ def _aim_of(rows: Sequence[Verdict]) -> _Aim | None:
     row = exact or max((row for row in rows if row.delta is not None), key=_clearness, default=None)
     if row is None:
         return None
-    metric = METRICS[row.metric]
+    metric = _metric(row)
     return _Aim(row, of_family(metric, row.part) if row.part else metric, exact is not None)
 
 
@@ -272,7 +276,7 @@ class CommitSearch:
         worse = [
             row
             for row in self._ends.failing({Outcome.MISSING})
-            if any(METRICS[row.metric].measure(side) is not None for side in sides)
+            if any(_metric(row).measure(side) is not None for side in sides)
         ]
         return worse or [row for row in self._ends.rows if row.outcome is Outcome.IMPROVED]
 
