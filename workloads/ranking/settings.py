@@ -19,7 +19,6 @@ class TrainingSettings:
     steps: int
     warmup: int
     profile_steps: int
-    span_every: int
     batch_size: int
     gradient_accumulation: int
     model: RankingConfig
