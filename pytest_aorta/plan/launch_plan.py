@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.model import Model, convert
+from pytest_aorta.common.model import Count, Model, convert
 from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
@@ -44,7 +46,43 @@ def limits_under(profiler: str | None) -> Limits:
     return Limits(straggler_s=WRAPPED_STRAGGLER_S) if profiler in WRAPPERS else Limits()
 
 
-class LaunchRequest(Model, frozen=True):
+class StepRecording(Model, frozen=True, omit_defaults=True):
+    """How the steps of a script that does not use the recorder are recorded, from one optimizer step to the next.
+
+    Attributes:
+        warmup: Number of steps after the first one that are not recorded.
+        hash_weights: Whether the weights are hashed, because launches of the same code compute the same bits.
+        deterministic: Whether each rank sets seeds and ``torch.use_deterministic_algorithms`` before the script runs.
+    """
+
+    warmup: Count = 3
+    hash_weights: bool = False
+    deterministic: bool = False
+
+
+class ScriptSettings(Model, frozen=True, kw_only=True, omit_defaults=True):
+    """What a test can say about the launches of a script, besides its arguments.
+
+    Attributes:
+        record: How the steps of a script are recorded; None if the script uses the recorder, and for a workload.
+    """
+
+    record: StepRecording | None = None
+
+
+def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
+    """Return the settings of a script, from the keywords of a test; ``where`` starts the message of an error.
+
+    Raises:
+        SpecError: A key is unknown, or its value is not allowed.
+    """
+    try:
+        return convert(dict(given), ScriptSettings, where)
+    except UnreadableFile as error:
+        raise SpecError(str(error)) from None
+
+
+class LaunchRequest(ScriptSettings, frozen=True):
     """A request to run a workload with a config, or a script with arguments.
 
     Attributes:
@@ -107,6 +145,14 @@ class LaunchPlan(LaunchRequest, frozen=True):
     def title(self) -> str:
         """The name, with that of the A/B reference if there is one."""
         return f"{self.name} at {self.reference.name}" if self.reference else self.name
+
+    @property
+    def compares_bits(self) -> bool:
+        """Whether bits of the launch may be compared, for which the kernels of CPU ranks are pinned.
+
+        The pins make the steps of some scripts half as long again.
+        """
+        return self.record is None or self.record.hash_weights
 
     @property
     def own_config(self) -> dict[str, Any]:

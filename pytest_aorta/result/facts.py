@@ -103,7 +103,7 @@ NUMERIC_ENVIRONMENT = (
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
-CHOICES = ("activation_checkpointing", "no_reshard_blocks")
+CHOICES = ("activation_checkpointing",)
 # A rank's steps of one sign of lag, at least, per step of the other sign. Ranks that are late in turns lag in as many
 # steps as they are ahead; with 1 ms of work on one rank of four H200s, this rank lagged in 92% of the steps or more.
 _MOST_IN_TURN = 2

@@ -5,7 +5,8 @@ Results contain raw facts only; ``facts.py`` condenses them into statistics.
 
 from __future__ import annotations
 
-from collections import Counter
+import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ from pytest_aorta.common.model import (
     WeightHash,
     to_builtins,
 )  # fmt: skip
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.accelerators import Capability, Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
@@ -261,6 +263,70 @@ class TensorHashes(Model, frozen=True):
         return found and f"{len(self.names)} names, {found[1]} entries of {found[0]}; they have to be equal"
 
 
+class LocalWeights(Model, frozen=True, omit_defaults=True):
+    """Hashes of one rank's own parts of parameters, which may be replicas, shards or different tensors.
+
+    Attributes:
+        names: the parameters, sorted.
+        shapes: the shape of this rank's part of each parameter.
+        layouts: where in its logical tensor each part lies; empty if it is the whole tensor, or not known.
+        tensors: step -> one hash per name, for some steps.
+        hashes: step -> hash of all parts; steps are counted from the optimizer's first one.
+        problem: why a tensor has no hash; empty if all have.
+    """
+
+    names: list[str] = field(default_factory=list)
+    shapes: list[list[Count]] = field(default_factory=list)
+    layouts: list[str] = field(default_factory=list)
+    tensors: dict[Step, list[TensorHash]] = field(default_factory=dict)
+    hashes: dict[Step, WeightHash] = field(default_factory=dict)
+    problem: str = ""
+
+    def contradiction(self) -> str | None:
+        """Return which lists differ in length from the list of names; None if all have its length."""
+        counts = {"shapes": len(self.shapes), "layouts": len(self.layouts)}
+        counts |= {f"step {step}": len(row) for step, row in self.tensors.items()}
+        wrong = [f"{count} entries of {what}" for what, count in counts.items() if count != len(self.names)]
+        return f"{len(self.names)} names, {wrong[0]}; they have to be equal" if wrong else None
+
+
+class Series(Model, frozen=True, omit_defaults=True):
+    """What was recorded of one optimizer of an unedited script on one rank; steps are counted from its first one.
+
+    Attributes:
+        optimizer: the class of the optimizer.
+        model: the class of the module that it trains, such as ``DDP(Net)``; empty if unknown.
+        num_steps: number of steps, with those that were not timed.
+        is_main: whether the result's step times are those of this optimizer.
+        collectives: calls of collectives in a timed step; None if unknown.
+        step_times_ms: the duration of each timed step.
+        loss: step -> sum of the tensors whose ``backward()`` was called.
+        grad_norm: step -> what ``clip_grad_norm_`` returned.
+        weights: the hashes of the parameters.
+    """
+
+    optimizer: Text
+    num_steps: Positive
+    model: str = ""
+    is_main: bool = False
+    collectives: NotNegative | None = None
+    step_times_ms: list[Milliseconds] = field(default_factory=list)
+    loss: dict[Step, float] = field(default_factory=dict)
+    grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
+    weights: LocalWeights = LocalWeights()
+
+    @property
+    def name(self) -> str:
+        """Return the optimizer with its model, such as ``AdamW of DDP(Net)``."""
+        return f"{self.optimizer} of {self.model}" if self.model else self.optimizer
+
+    def __str__(self) -> str:
+        """Return the name with the number of steps and of collectives."""
+        calls = self.collectives and f"{counted(round(self.collectives), 'collective')} a step"
+        known = "" if calls is None else f", {calls or 'no collective'}"
+        return f"{self.name} ({counted(self.num_steps, 'step')}{known})"
+
+
 class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     """The measurements of one rank.
 
@@ -288,6 +354,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
         profile: the profiled steps; empty if no step was profiled.
         costs: the costs of a step; None if none was counted.
+        series: what was recorded of each optimizer of an unedited script, in the order of their first steps.
     """
 
     passed: bool
@@ -311,6 +378,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None
+    series: list[Series] = field(default_factory=list)
 
     def with_profile(self, profile: Profile) -> RankResult:
         """Return the result with profiled steps and their metrics."""
@@ -337,6 +405,9 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         for kind, hashes in (*self.tensor_hashes.items(), *self.boundary_hashes.items()):
             if problem := hashes.problem():
                 return f"hashes of {kind}: {problem}"
+        for series in self.series:
+            if problem := series.weights.contradiction():
+                return f"weights of {series.name}: {problem}"
         for number, step in enumerate(self.profile.steps):
             if rule := step.broken_rule():
                 return f"profiled step {number}: {rule}"
@@ -396,7 +467,8 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         total_iterations: measured steps that were done.
         main_work_started: whether every rank entered the measured loop.
         elapsed_sec: the largest of the ranks' wall times of the measured loop, in seconds.
-        weight_hashes: step -> hash of the logical weights, on which all ranks agree.
+        weight_hashes: step -> hash of the logical weights, on which all ranks agree; for an unedited script, of the
+            parts that the ranks hold, joined.
         loss: the loss of each measured step, on which all ranks agree; empty if nothing was trained.
         grad_norm: the norm of each measured step's gradients before clipping, on which all ranks agree.
         tensor_hashes: the hashes of logical tensors, on which all ranks agree.
@@ -442,7 +514,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     total_iterations = _OfRanks(lambda ranks: ranks[0].total_iterations)
     main_work_started = _OfRanks(lambda ranks: all(rank.main_work_started for rank in ranks))
     elapsed_sec = _OfRanks(lambda ranks: max(rank.elapsed_sec for rank in ranks))
-    weight_hashes = _OfRanks(lambda ranks: ranks[0].weight_hashes)
+    weight_hashes = _OfRanks(lambda ranks: ranks[0].weight_hashes or _joined_hashes(ranks))
     loss = _OfRanks(lambda ranks: ranks[0].loss)
     grad_norm = _OfRanks(lambda ranks: ranks[0].grad_norm)
     tensor_hashes = _OfRanks(lambda ranks: ranks[0].tensor_hashes)
@@ -507,6 +579,17 @@ def _unless_all_empty(values: list[T]) -> list[T]:
 
 def _by_name(ranks: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
+
+
+def _joined_hashes(ranks: Sequence[RankResult]) -> dict[str, str]:
+    """Return step -> hash of what all ranks hold of all optimizers' parameters, for unedited scripts."""
+    rows: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for rank, result in enumerate(ranks):
+        for number, series in enumerate(result.series):
+            for step, value in series.weights.hashes.items():
+                rows[step].append((number, rank, value))
+    steps = sorted(rows, key=int)
+    return {step: hashlib.blake2b(repr(rows[step]).encode(), digest_size=16).hexdigest() for step in steps}
 
 
 def _first_failures(ranks: Sequence[RankResult]) -> list[FailureDetail]:

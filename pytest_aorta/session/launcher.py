@@ -16,13 +16,20 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
-from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
+from pytest_aorta.plan.launch_plan import (
+    LaunchPlan,
+    LaunchRequest,
+    at_reference,
+    limits_under,
+    script_settings,
+)
 from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
@@ -167,6 +174,18 @@ class Launcher:
         self.launches: list[Launch] = []
         self._leased = leased
         self._run_base = run_base
+
+    def shared_folder(self) -> Path:
+        """Return the folder of this test's launches, which all nodes share.
+
+        Raises:
+            LaunchError: It can't be made.
+        """
+        try:
+            self._run_base.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self._run_base, error) from None
+        return self._run_base.absolute()
 
     def find(self, result: WorkloadResult) -> Launch | None:
         """Return the launch of a result; None for a result of another test, or a copy."""
@@ -322,19 +341,22 @@ class DistributedWorld:
         script: str | Path,
         args: tuple[str, ...] | list[str] = (),
         environment: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> WorkloadResult:
-        """Launch a script (a path ending in ``.py``, or a dotted module) that measures through the recorder.
+        """Launch a script (a path ending in ``.py``, or a dotted module), and return its validated result.
 
-        Return its validated result, even if its own checks failed.
+        The result is returned even if the script's own checks failed.
 
         Args:
             script: the path, relative to pytest's root folder, or the module's name.
             args: command line arguments of the script.
             environment: environment variables of the ranks.
+            settings: fields of :class:`~pytest_aorta.plan.launch_plan.ScriptSettings`. Without ``record``, the script
+                measures through the recorder.
 
         Raises:
             SpecError: The script does not exist, ``args`` is not a list or tuple, ``environment`` is not a mapping, or
-                an environment variable is not allowed; nothing was started.
+                an environment variable or a setting is not allowed; nothing was started.
             LeaseError, LaunchError, ResultError: As in :meth:`launch`.
         """
         target = str(script)
@@ -345,12 +367,14 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        words = _words(str(script), args)
-        config: dict[str, Any] = {"args": list(words)}
+        where, words = f"script {str(script)!r}", _words(str(script), args)
+        given = script_settings(where, settings)
+        # Settings are part of the config, since a launch with other settings can't be compared.
+        config: dict[str, Any] = {"args": list(words), **to_builtins(given)}
         if environment:
-            check_environment(f"script {target!r}", environment)
+            check_environment(where, environment)
             config[ENVIRONMENT_KEY] = dict(environment)
-        return self._launch(LaunchRequest(Path(script).name, None, config, target, words))
+        return self._launch(LaunchRequest(Path(script).name, None, config, target, words, **asdict(given)))
 
     def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.

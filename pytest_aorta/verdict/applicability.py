@@ -59,7 +59,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
         if metric.cost is not None:
             has_it = any(metric.measure(launch) for launch in facts)
         # Times of operators on shared CPUs are compared on request only.
-        if metric.by_family and facts[0].device == "cpu":
+        if metric.only_on_gpus and facts[0].device == "cpu":
             continue
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default

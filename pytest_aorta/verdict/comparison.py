@@ -21,7 +21,6 @@ from pytest_aorta.verdict.applicability import (
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of, notes_on
 from pytest_aorta.verdict.costs import costs_notes, judge_costs
-from pytest_aorta.verdict.kernel_gate import judged_pairs, judged_stored, verdict_of
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, middle
 from pytest_aorta.verdict.noise import (
     RESET,
@@ -34,7 +33,7 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import STALE, Row
+from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
@@ -79,8 +78,6 @@ class _Comparison(ABC):
             return judge_costs(row, row.metric.cost)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
-        if row.metric.by_family:
-            return self._of_families(row, row.tolerance.value)
         if (found := self._decide(row)) is None:
             return row.judge_ranges(max_launches)
         decision, center = found
@@ -92,10 +89,6 @@ class _Comparison(ABC):
     @abstractmethod
     def _judge(self, row: Row) -> Verdict:
         """Return the verdict on a metric, given all launches."""
-
-    @abstractmethod
-    def _of_families(self, row: Row, tolerance: float) -> Verdict:
-        """Return the verdict on a metric whose kernel families are compared one by one."""
 
     @abstractmethod
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
@@ -197,12 +190,6 @@ class StoredComparison(_Comparison):
         known = profiled(metric, center) or center
         return self._judge_measured(row, profiled(metric, launches), known, self.max_launches)
 
-    def _of_families(self, row: Row, tolerance: float) -> Verdict:
-        assert self.baseline is not None
-        judged = judged_stored(row.metric, row.launches, self.baseline, tolerance, self.max_launches)
-        # The estimates are those of all center launches, so the shown times are too.
-        return verdict_of(replace(row, others=self._center), judged, STALE)
-
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric, tolerance = row.metric, row.tolerance
         values = [value for value in transformed_values(metric, row.launches, row.others) if value is not None]
@@ -288,18 +275,14 @@ class PairedComparison(_Comparison):
         measured, others = zip(*pairs, strict=True) if pairs else ((), ())
         return self._judge_measured(row, measured, others, self.max_pairs)
 
-    def _of_families(self, row: Row, tolerance: float) -> Verdict:
-        within = self.variance(row.metric).within
-        return verdict_of(row, judged_pairs(row.metric, row.launches, row.others, tolerance, within, self.max_pairs))
-
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric = row.metric
         sides = (transformed_values(metric, side, row.others) for side in (row.launches, row.others))
-        differences = [a - b for a, b in zip(*sides, strict=True) if a is not None and b is not None]
-        if len(differences) < len(row.launches):
+        pairs = [(here, there) for here, there in zip(*sides, strict=True) if here is not None and there is not None]
+        if len(pairs) < len(row.launches):
             return None
         decision = decide_pairs(
-            differences,
+            pairs,
             self.variance(metric).within,
             row.tolerance.value or 0.0,
             max_pairs=self.max_pairs,

@@ -91,7 +91,7 @@ class Metric:
         scale: The scale on which changes are measured.
         by_step: Returns step -> value after the step; ``measure`` returns the last of these values. None for a metric
             of the whole launch.
-        by_family: Whether kernel families are compared one by one, and ``measure`` returns their sum.
+        only_on_gpus: Whether the default tolerance is that of GPUs alone.
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
     """
 
@@ -105,7 +105,7 @@ class Metric:
     min_steps: int = 1
     scale: Scale = Scale.RELATIVE
     by_step: Callable[[LaunchFacts], dict[int, str]] | None = None
-    by_family: bool = False
+    only_on_gpus: bool = False
     cost: Cost | None = None
 
     @property
@@ -225,8 +225,8 @@ _ROWS = (
         "time of a step without a head start of the host in which no stream of a rank is busy", _OF_STEP,
     ),
     Metric(
-        "kernel_ms", "ms", _TIME, _LOWER, _default(5, _LOWER), _kernel_ms,
-        "time of each kernel family in a profiled step, mean over ranks; operators on CPU ranks", by_family=True,
+        "kernel_ms", "ms", _TIME, _LOWER, _default(2, _LOWER), _kernel_ms,
+        "time of all kernels of a profiled step, mean over ranks; operators on CPU ranks", only_on_gpus=True,
     ),
     _recorded(
         "overlap_saving", "", _TIME, _HIGHER, 3,

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import DistributedWorld
+from tests.distributed.processes import START_S
+from tests.unit.builders import make_plan
 
 # On CUDA, a step takes the device about twice as long as a late host takes to enqueue it. Otherwise step times are
 # those of the host, which vary by several percent between launches on shared machines.
@@ -87,6 +92,23 @@ CONFIGS = {"fsdp": FSDP, "llama": LLAMA, "ranking": RANKING, "ddp": DDP, "varyin
 def config_of(distributed_world: DistributedWorld) -> Callable[[str], dict[str, Any]]:
     """A function for the config of a kind of workload that takes a second or two of steps on the world's device."""
     return lambda kind: dict(CONFIGS[kind][distributed_world.device])
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ForkServers:
+    """The fork servers of this run, which serve plans whose working folder is the repository too.
+
+    One is started, because a launch's time limit would include the import of torch.
+    """
+    servers: ForkServers = request.config.stash[RUN].session.forkservers
+    folder = tmp_path_factory.mktemp("start")
+    (folder / "empty.py").touch()
+    plan = make_plan(
+        folder / "run", script=str(folder / "empty.py"), timeout_s=START_S, cwd=request.config.rootpath,
+        launcher=LauncherKind.FORKSERVER,
+    )  # fmt: skip
+    assert servers.launch(plan).launcher == LauncherKind.FORKSERVER
+    return servers
 
 
 @pytest.fixture

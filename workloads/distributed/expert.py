@@ -75,11 +75,10 @@ def _check_combinations(settings: LlamaSettings) -> None:
             f"n_dense_layers is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
             f"num_experts 0"
         )
-    if dense and settings.has_memory_choices:
+    if dense and settings.chooses_checkpointing:
         raise ValueError(
-            f"n_dense_layers is {dense}, activation_checkpointing is {settings.activation_checkpointing!r} and "
-            f"no_reshard_blocks is {settings.communication.no_reshard_blocks}: memory is estimated for equal blocks; "
-            f"name a kind and a number"
+            f"n_dense_layers is {dense} and activation_checkpointing is auto: memory is estimated for equal blocks; "
+            f"name a kind"
         )
 
 
@@ -133,16 +132,13 @@ class AllToAllDispatcher(TokenDispatcher):
     def __init__(self, group: dist.ProcessGroup, num_ranks: int) -> None:
         self._group, self._num_ranks = group, num_ranks
 
-    def bounded(self, top_k: int) -> BoundedDispatcher:
-        """Return the dispatcher with which this rank receives the most rows that it can."""
-        return BoundedDispatcher(self._group, self._num_ranks, top_k)
-
     def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> Dispatched:
         """Send each of ``rows`` to the rank of its expert."""
         # Rows from each rank for each expert of this rank.
         received = self._exchange_counts(counts).view(self._num_ranks, -1)
         sent = counts.view(self._num_ranks, -1)
-        num_sent, num_received = self._num_rows(sent, received, len(rows))
+        # The collectives take numbers of rows on the host.
+        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
         own = self._exchange(rows, num_sent, num_received)
         groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
         return Dispatched(own[groups.order], groups.counts, groups.inverse, num_sent, num_received)
@@ -150,11 +146,6 @@ class AllToAllDispatcher(TokenDispatcher):
     def combine(self, out: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
         """Send outputs back to the ranks of their rows."""
         return self._exchange(out[dispatched.order], dispatched.num_received, dispatched.num_sent)
-
-    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, _: int) -> tuple[list[int], list[int]]:
-        """Return how many rows go to each rank and how many come from each, on the host for the collectives."""
-        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
-        return num_sent, num_received
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
         received: torch.Tensor = all_to_all_single(counts, None, None, self._group)
@@ -164,20 +155,6 @@ class AllToAllDispatcher(TokenDispatcher):
         """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
         out: torch.Tensor = all_to_all_single_autograd(rows, list(num_received), list(num_sent), self._group)
         return out
-
-
-class BoundedDispatcher(AllToAllDispatcher):
-    """A dispatcher without data, with which each rank sends this rank as many rows as its experts can receive."""
-
-    def __init__(self, group: dist.ProcessGroup, num_ranks: int, top_k: int) -> None:
-        super().__init__(group, num_ranks)
-        self._top_k = top_k
-
-    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
-        del sent
-        # A token goes to several different experts.
-        most = num_rows // self._top_k * min(self._top_k, received.shape[1])
-        return [num_rows // self._num_ranks] * self._num_ranks, [most] * self._num_ranks
 
 
 def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:
