@@ -21,6 +21,7 @@ from pytest_aorta.common.files import write_text
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, did_you_mean, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.work_folder import files_of, written
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.options import LauncherKind, Options, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
@@ -37,6 +38,7 @@ OWNER = "aorta init"
 SHARED = ("gpus", "timeout")
 # Folders that runs write to; baselines are committed.
 _IGNORED = ("results/",)
+_RESULTS = Path("results")
 _MAX_IGNORED_BYTES = 1 << 20
 _INI = """\
 [pytest]
@@ -90,7 +92,6 @@ _WORLD_SIZE = 2
 # A tolerance has to be this many times as large as the difference of two launches.
 _TIMES_THE_DIFFERENCE = 3
 _TOLERANCES_PERCENT = (5, 10, 20)
-_USES_RECORDER = r"\brecorder\.step\("
 _WIDTH = 100
 
 
@@ -169,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
             written.
     """
     root = Path.cwd()
-    options = given_options(arguments, launcher=LauncherKind.FORKSERVER)
+    options = given_options(arguments, launcher=LauncherKind.FORKSERVER, results=_RESULTS)
     settings, ignored = _settings_of_pytest(root), _ignored(root)
     tests = root / "tests" if (root / "tests").is_dir() else root
     target, notes = _target(root, arguments), []
@@ -258,65 +259,82 @@ def _measured(options: Options, target: _Target, given_size: int | None) -> _Fin
         except DevicesUnavailable as error:
             raise UsageError(f"--nproc, --gpus: {error}") from None
         require_torch()
-        folder = Path("results") / OWNER.replace(" ", "-")
+        folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
         with session.launcher(world, TestSpec(WorldSpec(size)), RunningTest(OWNER), folder, timed=True) as launcher:
-            return _Trial(target, DistributedWorld(launcher)).findings()
+            return _Trial(target, DistributedWorld(launcher), options.rootdir).findings()
 
 
 class _Trial:
-    """The launches of a script, and what they show."""
+    """The launches of a script, and what they show.
 
-    def __init__(self, target: _Target, world: DistributedWorld) -> None:
+    A script that resumes from a checkpoint, or appends to a file, computes something else in its second launch. If it
+    repeats in copies of the folder that lack what it wrote, the test launches it in such copies.
+    """
+
+    def __init__(self, target: _Target, world: DistributedWorld, root: Path) -> None:
         self._target = target
         self._world = world
+        self._root = root
+        self._notes: list[str] = []
 
     def findings(self) -> _Findings:
         """Launch until it is known whether launches repeat, and return what the test should say."""
-        source = Path(self._target.script)
-        if source.suffix == ".py" and re.search(_USES_RECORDER, source.read_text(encoding="utf-8", errors="replace")):
-            return self._of_recorder()
-        settings: dict[str, Any] = {"record": {"hash_weights": True}}
-        pair, notes = self._pair(settings), []
-        varies = _varies(*pair)
-        if varies:
-            sure = {"record": {"hash_weights": True, "deterministic": True}}
-            try:
-                again = self._pair(sure)
-                still = _varies(*again)
-            except (LaunchError, ResultError) as error:
-                still = f"the script fails with it: {str(error).splitlines()[0]}"
-            if still:
-                settings = {"record": {}}
-                notes.append(f"weights are not compared: {varies}; with seeds and deterministic algorithms: {still}")
-            else:
-                settings, pair = sure, again
-                notes.append(
-                    f"the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, "
-                    f"because without them {varies}"
-                )
-        else:
-            notes.append("weights are compared bit by bit: two launches computed the same")
-        return self._fitted(settings, pair, notes)
+        plain: dict[str, Any] = {"record": {"hash_weights": True}}
+        before = files_of(self._root, [str(_RESULTS)])
+        first = self._launch(plain)
+        fresh = {"fresh": written(before, files_of(self._root, [str(_RESULTS)]))}
+        second = self._tried(plain)
+        varies = _varies(first, second)
+        if not varies:
+            self._notes.append("weights are compared bit by bit: two launches computed the same")
+            return self._fitted(plain, first, second)
+        resumed = varies if fresh["fresh"] else ""
+        if resumed:
+            first, second = self._launch(plain | fresh), self._tried(plain | fresh)
+            if not (varies := _varies(first, second)):
+                self._notes.append(f"each launch runs in a copy of this folder {_without(fresh)}; else {resumed}")
+                return self._fitted(plain | fresh, first, second)
+        if resumed:
+            plain |= fresh
+            self._notes.append(f"each launch runs in a copy of this folder {_without(fresh)}")
+        return self._made_deterministic(plain, varies)
 
-    def _of_recorder(self) -> _Findings:
-        pair = self._pair({})
-        if not pair[0].weight_hashes:
-            notes = ["weights are not compared, because the script does not call recorder.weights(model); add this"]
-        elif varies := _varies(*pair):
-            notes = [f"weights do not repeat: {varies}; set the seed before the model is made"]
+    def _made_deterministic(self, settings: dict[str, Any], varies: str) -> _Findings:
+        """Return the findings with seeds and deterministic algorithms; without weights if launches still differ."""
+        settings = settings | {"record": {"hash_weights": True, "deterministic": True}}
+        one, other = self._tried(settings), self._tried(settings)
+        if still := _varies(one, other):
+            self._notes.append(f"weights are not compared: {varies}; with seeds and deterministic algorithms: {still}")
+            settings |= {"record": {}}
+            one, other = self._tried(settings), self._tried(settings)
         else:
-            notes = ["weights are compared bit by bit: two launches computed the same"]
-        return self._fitted({}, pair, notes)
+            self._notes.append(
+                f"the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because "
+                f"without them {varies}"
+            )
+        return self._fitted(settings, one, other)
 
-    def _pair(self, settings: Mapping[str, Any]) -> tuple[WorkloadResult, WorkloadResult]:
-        return self._target.launch(self._world, settings), self._target.launch(self._world, settings)
+    def _launch(self, settings: Mapping[str, Any]) -> WorkloadResult:
+        return self._target.launch(self._world, settings)
+
+    def _tried(self, settings: Mapping[str, Any]) -> WorkloadResult | AortaError:
+        """Return the result of a launch, or why it failed, such as at the end of a training that it resumed."""
+        try:
+            return self._launch(settings)
+        except (LaunchError, ResultError) as error:
+            return error
 
     def _fitted(
-        self, settings: Mapping[str, Any], pair: tuple[WorkloadResult, WorkloadResult], notes: list[str]
+        self, settings: Mapping[str, Any], one: WorkloadResult | AortaError, other: WorkloadResult | AortaError
     ) -> _Findings:
-        facts = [launch_facts(result) for result in pair]
+        facts: list[LaunchFacts] = []
+        for launch in (one, other):
+            if isinstance(launch, AortaError):
+                raise launch
+            facts.append(launch_facts(launch))
         markers = [_CPU_LANE if self._world.device == "cpu" else _GPU_LANE, _world_marker(self._world.size)]
-        notes = [f"measured {counted(facts[0].num_steps, 'step')} on {pair[0].platform}", *notes, _of_costs(facts)]
+        measured = f"measured {counted(facts[0].num_steps, 'step')} on {self._world.platform}"
+        notes = [measured, *self._notes, _of_costs(facts)]
         if self._world.device == "cpu":
             notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
         else:
@@ -326,15 +344,24 @@ class _Trial:
         return _Findings(settings, markers, [note for note in notes if note])
 
 
-def _varies(one: WorkloadResult, other: WorkloadResult) -> str:
+def _without(fresh: Mapping[str, Sequence[str]]) -> str:
+    return f"without {', '.join(fresh['fresh'])}, which the script writes"
+
+
+def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError) -> str:
     """Return how two launches of the same code differ; empty if they computed the same bits."""
+    for launch in (one, other):
+        if isinstance(launch, AortaError):
+            return f"a launch fails: {str(launch).splitlines()[0]}"
+    assert not isinstance(one, AortaError)
+    assert not isinstance(other, AortaError)
     if one.total_iterations != other.total_iterations:
         return f"one launch had {counted(one.total_iterations, 'step')}, the next {other.total_iterations}"
     if not one.environment.get("bitwise_reproducible", True):
         return "the script does not call torch.use_deterministic_algorithms(True)"
     first = first_difference(one, other, one.total_iterations, ["loss", "grad_norm", "weight_hash"])
     if first is None:
-        return "" if one.weight_hashes else "the launches recorded no weights"
+        return "" if one.weight_hashes else "the launches recorded no weights, as by recorder.weights(model)"
     located = locate_first(one, other, first, (), None, lambda _: None)
     return " ".join([f"two launches differ in step {first.step}:", *(line.strip() for line in located)])
 

@@ -395,7 +395,7 @@ def start_watcher(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=plan.cwd,
+            cwd=plan.folder,
             env=environ,
             pass_fds=(*fds, *plan.lease_fds),
             # A Ctrl-C in the terminal must reach only pytest, which then ends the launch through the lifeline.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from msgspec.structs import replace
@@ -65,9 +65,12 @@ class ScriptSettings(Model, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         record: How the steps of a script are recorded; None if the script uses the recorder, and for a workload.
+        fresh: Paths from pytest's root folder, such as those of checkpoints, that a launch starts without. The launch
+            runs in a copy of the root folder, so that no launch reads what another has written; None: no copy.
     """
 
     record: StepRecording | None = None
+    fresh: tuple[str, ...] | None = None
 
 
 def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
@@ -77,9 +80,13 @@ def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
         SpecError: A key is unknown, or its value is not allowed.
     """
     try:
-        return convert(dict(given), ScriptSettings, where)
+        settings = convert(dict(given), ScriptSettings, where)
     except UnreadableFile as error:
         raise SpecError(str(error)) from None
+    for path in map(PurePath, settings.fresh or ()):
+        if path.is_absolute() or ".." in path.parts or path == PurePath():
+            raise SpecError(f"{where}: fresh: got {str(path)!r}, allowed are paths below pytest's root folder")
+    return settings
 
 
 class LaunchRequest(ScriptSettings, frozen=True):
@@ -110,7 +117,8 @@ class LaunchPlan(LaunchRequest, frozen=True):
         world: Ranks and their devices.
         timeout_s: Time limit in seconds.
         run_dir: Folder of the launch's files.
-        cwd: Working folder of the ranks.
+        cwd: Working folder of the ranks, or the folder that ``copy`` is a copy of.
+        copy: Working folder of the ranks if this launch has a copy of its own.
         limits: Limits besides the time limit.
         launcher: Preferred way to start ranks.
         lease_fds: Descriptors of open files that hold the lease of the devices until the last rank is gone.
@@ -126,6 +134,7 @@ class LaunchPlan(LaunchRequest, frozen=True):
     timeout_s: float
     run_dir: Path
     cwd: Path
+    copy: Path | None = None
     limits: Limits = Limits()
     launcher: LauncherKind = LauncherKind.TORCHRUN
     lease_fds: tuple[int, ...] = ()
@@ -135,6 +144,11 @@ class LaunchPlan(LaunchRequest, frozen=True):
     node_launcher: tuple[str, ...] = ()
     node: int | None = None
     command: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The working folder of the ranks."""
+        return self.copy or self.cwd
 
     def ranks_of(self, node: int) -> range:
         """Return the ranks of a node."""
@@ -159,10 +173,17 @@ class LaunchPlan(LaunchRequest, frozen=True):
         """The config that the workload is given."""
         return {key: value for key, value in self.config.items() if key != ENVIRONMENT_KEY}
 
+    def counterpart(self, path: Path) -> Path:
+        """Return the place of ``path`` in the copy of the working folder; ``path`` itself if it is not in the copy."""
+        if self.copy is None or not path.is_relative_to(self.cwd):
+            return path
+        copied = self.copy / path.relative_to(self.cwd)
+        return copied if copied.exists() else path
+
     def program(self) -> CommandLine | None:
         """Return the script or command that ranks run; None for a workload that is a class."""
         if self.script is not None:
-            return CommandLine(self.script, self.args, {})
+            return CommandLine(str(self.counterpart(Path(self.script))), self.args, {})
         if self.spec is None or self.spec.command is None:
             return None
         return command_line(self.spec.command, self.config, folder=self.spec.folder, run_dir=self.run_dir)

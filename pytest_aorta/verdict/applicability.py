@@ -141,7 +141,7 @@ def not_applicable(
         return NotApplicable.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
         return None
-    if not (_reproducible(facts) and _reproducible(recorded)):
+    if not (is_reproducible(facts) and is_reproducible(recorded)):
         detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
         return NotApplicable.NOT_REPRODUCIBLE, detail
     different = other_machine(facts, recorded, side)
@@ -217,7 +217,7 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
     Without this check, code whose numbers changed could avoid the comparison. The text calls ``recorded`` by the word
     ``side``.
     """
-    if not _reproducible(recorded):
+    if not is_reproducible(recorded):
         return None
     for facts in launches:
         for key, there in sorted(recorded.environment.items()):
@@ -231,7 +231,8 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
     return None
 
 
-def _reproducible(facts: LaunchFacts) -> bool:
+def is_reproducible(facts: LaunchFacts) -> bool:
+    """Return whether a second launch is known to compute the same bits, or nothing else is known."""
     return bool(facts.environment.get("bitwise_reproducible", True))
 
 

@@ -34,6 +34,7 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import Row
+from pytest_aorta.verdict.series import judge_curves, series_notes
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
@@ -63,7 +64,7 @@ class _Comparison(ABC):
             for name, tolerance in tolerances.items()
         ]
         notes = notes_on(rows, launches, others, str(reference)) + costs_notes(launches, others, str(reference))
-        return Verdicts(self.case, tuple(rows), notes)
+        return Verdicts(self.case, tuple(rows), (*notes, *series_notes(launches)))
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
@@ -76,6 +77,8 @@ class _Comparison(ABC):
             return problem
         if row.metric.cost is not None:
             return judge_costs(row, row.metric.cost)
+        if row.metric.curve is not None:
+            return judge_curves(row, row.metric.curve)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if (found := self._decide(row)) is None:

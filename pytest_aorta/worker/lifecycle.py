@@ -34,7 +34,7 @@ from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.plants import plant
-from pytest_aorta.worker.recorder import record_optimizer_steps, recorder
+from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.timing import Progress, run_canary
 from pytest_aorta.worker.workload import Telemetry, Workload
@@ -57,6 +57,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         plant(planted)
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
+    sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
     if program := plan.program():
         pid = os.getpid()
         recorder.watch_optimizers()
@@ -150,7 +151,8 @@ def record_script(record: StepRecording) -> None:
         np.random.seed(seed)
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True)
-    record_optimizer_steps(warmup=record.warmup, hash_weights=record.hash_weights)
+    # A script that uses the recorder records its steps itself.
+    recorder.observe(warmup=record.warmup, hash_weights=record.hash_weights, is_asked=False)
 
 
 def _run_script(script: str, args: list[str]) -> None:

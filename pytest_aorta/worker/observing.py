@@ -29,7 +29,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.folder import OUTPUT_LOG
-from pytest_aorta.result.measurements import Series
+from pytest_aorta.result.series import Series
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.costs import StepCounter, calls_by_step
 from pytest_aorta.worker.finite import Optimizers, modules, refuse_value

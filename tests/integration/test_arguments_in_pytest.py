@@ -23,6 +23,10 @@ AFTER_A_LAUNCH = [
         "script 'train.py': $: unknown key 'recrod' (did you mean 'record'?)",
     ),
     ("workload.run_script('train.py', record={'warmup': -1})", "script 'train.py': $.record.warmup: got -1"),
+    (
+        "workload.run_script('train.py', fresh=['../x'])",
+        "script 'train.py': fresh: got '../x', allowed are paths below",
+    ),
     ("distributed_world.again(3)", "again: got 3, allowed is a result that "),
     ("distributed_world.again(result, reference='main')", "again: reference is 'main', allowed is True or False"),
     ("distributed_world.again(result, reference=True)", "no A/B reference to launch; name one with --aorta-ab=REF"),

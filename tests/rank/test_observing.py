@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pytest_aorta.result.measurements import RankResult, Series
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.series import Series
 from pytest_aorta.worker import Recorder
 from pytest_aorta.worker.finite import NotFinite
 

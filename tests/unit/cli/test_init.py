@@ -17,7 +17,6 @@ from pytest_aorta.session.launcher import Session
 from tests.unit.builders import rank_values, write_ranks
 
 PLAIN = "import torch\n"
-RECORDED = "from pytest_aorta.worker import recorder\nwith recorder.step():\n    pass\n"
 
 
 Values = Mapping[str, Any]
@@ -145,6 +144,55 @@ def test_script_that_never_repeats_is_tested_without_its_weights_and_without_pin
     assert fails in shown
 
 
+def resuming(folder: Path, kept: str, *, is_seeded: bool = True) -> Ranks:
+    """Return the ranks of a script that saves a checkpoint, and goes on with it if it is there."""
+
+    def ranks(plan: LaunchPlan, number: int) -> Values:
+        there = plan.folder / kept
+        if there.exists():
+            return {"fails": "nothing left to train"}
+        there.parent.mkdir(exist_ok=True)
+        there.write_text("trained")
+        is_repeated = is_seeded or (plan.record is not None and plan.record.deterministic)
+        return {} if is_repeated else {"weight_hashes": {"3": f"{number:016x}"}}
+
+    return ranks
+
+
+@pytest.mark.parametrize(("kept", "path"), [("snapshot.pt", "snapshot.pt"), ("out/deep/last.pt", "out")])
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_script_that_resumes_is_launched_in_copies_without_its_checkpoint(
+    folder, launches, capsys, kept, path, is_seeded
+):
+    for name, text in (("train.py", PLAIN), ("data/tokens.bin", "1 2 3"), ("results/kept/old", ""), (".git/HEAD", "")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / kept).parent.parent.mkdir(exist_ok=True)
+    seen = []
+
+    def ranks(plan: LaunchPlan, number: int) -> Values:
+        seen.append(sorted(str(each.relative_to(plan.folder)) for each in plan.folder.rglob("*") if each.is_file()))
+        (plan.folder / kept).parent.mkdir(parents=True, exist_ok=True)
+        return resuming(folder, kept, is_seeded=is_seeded)(plan, number)
+
+    launches.ranks = ranks
+    assert main(["init", "train.py"]) == 0
+    settings = call_in(files(folder)["test_train.py"])[1]
+    assert settings["fresh"] == [path]
+    assert settings["record"] == {"hash_weights": True} | ({} if is_seeded else {"deterministic": True})
+    assert f"runs in a copy of this folder without {path}, which the script writes" in capsys.readouterr().out
+    copied = [found for found, plan in zip(seen, launches.plans, strict=True) if plan.copy]
+    assert copied == [["data/tokens.bin", "train.py"]] * (2 if is_seeded else 4)
+    assert not any(plan.copy.exists() for plan in launches.plans if plan.copy)
+
+
+def test_file_that_no_launch_reads_needs_no_copy(folder, launches):
+    (folder / "train.py").write_text(PLAIN)
+    launches.ranks = lambda plan, number: (plan.folder / "train.log").write_text(f"{number}") and {}
+    assert main(["init", "train.py"]) == 0
+    assert "fresh" not in call_in(files(folder)["test_train.py"])[1]
+
+
 def test_script_that_fails_is_reported_and_nothing_is_written(folder, launches, capsys):
     (folder / "train.py").write_text(PLAIN)
     launches.ranks = lambda *_: {"fails": "no such dataset"}
@@ -173,14 +221,6 @@ def test_gitignore_that_is_a_fifo_or_leads_out_of_the_project_is_refused(folder,
         assert ".gitignore: can't be read: " in capsys.readouterr().err
         assert (outside.read_text(), files(folder)) == ("mine", {} if make is os.mkfifo else {".gitignore": "mine"})
         (folder / ".gitignore").unlink()
-
-
-def test_script_with_the_recorder_is_launched_itself(folder):
-    (folder / "scripts").mkdir()
-    (folder / "tests").mkdir()
-    (folder / "scripts/my-train.py").write_text(RECORDED)
-    assert main(["init", "scripts/my-train.py"]) == 0
-    assert call_in((folder / "tests/test_my_train.py").read_text()) == (["scripts/my-train.py"], {})
 
 
 def test_nothing_that_exists_is_overwritten_and_each_file_is_reported(folder, capsys):
@@ -250,23 +290,6 @@ def test_on_gpus_times_get_a_tolerance_that_launches_can_decide(folder, launches
     tolerance = [f"pytest.mark.tolerance(step_time_p50={marker!r})"] if marker else []
     assert marks(folder, "test_train.py") == [OVERLAP, WORLD, *tolerance]
     assert "the median step of two launches differs by " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("hashes", "said"),
-    [
-        (lambda _: {}, "weights are not compared, because the script does not call recorder.weights(model); add this"),
-        (lambda number: {"3": f"{number:016x}"}, "weights do not repeat: two launches differ in step 3"),
-        (lambda _: {"3": "ab" * 8}, "weights are compared bit by bit"),
-    ],
-    ids=["no weights", "other weights", "equal weights"],
-)
-def test_script_with_the_recorder_is_told_whether_its_weights_are_compared(folder, launches, capsys, hashes, said):
-    (folder / "train.py").write_text(RECORDED)
-    launches.ranks = lambda _, number: {"weight_hashes": hashes(number)}
-    assert main(["init", "train.py"]) == 0
-    assert f"note: {said}" in capsys.readouterr().out
-    assert {plan.record for plan in launches.plans} == {None}
 
 
 @pytest.mark.parametrize("script", ["scripts/test_ops.py", "scripts/ops_test.py"])
