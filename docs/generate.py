@@ -43,9 +43,9 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def options() -> str:
-    """Return the table of command line options: ini key, default, meaning."""
+    """Return the table of command line options: default and meaning."""
     shown = (option for option in OPTIONS if not option.ini_only)
-    return table(("option", "ini", "default", "meaning"), ((_flag(option), *_row(option)) for option in shown))
+    return table(("option", "default", "meaning"), ((_flag(option), *_row(option)[1:]) for option in shown))
 
 
 def ini_keys() -> str:
@@ -60,7 +60,7 @@ def _flag(option: Option) -> str:
 
 
 def _row(option: Option) -> tuple[str, ...]:
-    meaning = re.sub(r"--[\w-]+(?==|$|[ :,])|python:PATH", r"`\g<0>`", option.help)
+    meaning = re.sub(r"--[\w-]+(?:=[^\s,:]+)?|python:PATH", r"`\g<0>`", option.help)
     return f"`{option.key}`" if option.ini else "", option.shown_default, meaning
 
 
