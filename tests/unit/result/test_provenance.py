@@ -19,7 +19,6 @@ from pytest_aorta.result.provenance import (
     MAX_WORD,
     MAX_WORDS,
     block_id,
-    code_digest,
     code_version,
     parse_status,
     provenance,
@@ -67,33 +66,6 @@ def test_version_has_the_commit_and_the_branch_and_is_dirty_if_a_tracked_file_di
     assert code_version(repository) == (commit, "trunk", True)
 
 
-def digest(repository):
-    code_digest.cache_clear()
-    return code_digest(repository, repository / "baselines")
-
-
-def test_digest_changes_with_tracked_files_and_commits_but_not_with_baselines(repository):
-    (repository / "baselines").mkdir()
-    (repository / "baselines/a.json").write_text("{}")
-    git(repository, "add", ".")
-    git(repository, "commit", "-q", "-m", "second")
-    committed = digest(repository)
-    (repository / "baselines/a.json").write_text("[]")
-    assert digest(repository) == committed
-    (repository / "train.py").write_text("lr = 2\n")
-    changed = digest(repository)
-    (repository / "train.py").write_text("lr = 3\n")
-    assert len({committed, changed, digest(repository)}) == 3
-    git(repository, "checkout", "-q", "train.py")
-    git(repository, "commit", "-q", "--allow-empty", "-m", "third")
-    assert digest(repository) != committed
-
-
-def test_digest_is_known_if_baselines_are_outside_of_the_repository(repository, tmp_path):
-    code_digest.cache_clear()
-    assert code_digest(repository, tmp_path / "elsewhere") == digest(repository)
-
-
 def test_detached_head_has_no_branch(repository):
     git(repository, "checkout", "-q", "--detach")
     assert code_version(repository) == (git(repository, "rev-parse", "HEAD"), None, False)
@@ -103,9 +75,9 @@ def test_repository_without_a_commit_has_a_branch_only():
     assert parse_status("# branch.oid (initial)\n# branch.head trunk\n") == (None, "trunk", False)
 
 
-def test_version_and_digest_are_unknown_without_a_repository_or_git(repository, tmp_path, monkeypatch):
+def test_version_is_unknown_without_a_repository_or_git(repository, tmp_path, monkeypatch):
     code_version.cache_clear()
-    assert (code_version(tmp_path), digest(tmp_path)) == ((None, None, None), None)
+    assert code_version(tmp_path) == (None, None, None)
     monkeypatch.setenv("PATH", str(repository))
     assert code_version(repository) == (None, None, None)
 
