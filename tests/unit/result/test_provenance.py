@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.reference import EnvironmentReference
 from pytest_aorta.result import provenance as module
 from pytest_aorta.result.facts import launch_facts
@@ -24,7 +23,7 @@ from pytest_aorta.result.provenance import (
     provenance,
     stored_command,
 )
-from pytest_aorta.result.reading import SCHEMA, collect_result, read_result
+from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import StoredLaunch, read_baseline_file, write_baseline
 from tests.unit.builders import (
     ENDED_WELL,
@@ -33,6 +32,7 @@ from tests.unit.builders import (
     make_provenance,
     make_result,
     rank_values,
+    schema_violation,
     write_ranks,
 )
 
@@ -135,4 +135,4 @@ def test_long_command_is_shortened_before_it_is_stored(tmp_path):
 @given(st.lists(st.text(st.characters(codec=None), max_size=300), max_size=40))
 def test_every_command_can_be_stored(words):
     document = make_result([[1.0]], provenance=make_provenance(command=stored_command(words))).to_json()
-    assert violation(json.loads(json.dumps(document)), SCHEMA) is None
+    assert schema_violation(json.loads(json.dumps(document)), "workload_result.schema.json") is None
