@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode, add_folder
-from pytest_aorta.cli.run import tolerance_texts
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.files import locked, slug
 from pytest_aorta.common.processes import terminable
@@ -105,7 +104,7 @@ def _is_complete(log: SearchLog) -> bool:
 
 
 def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> SearchRequest:
-    tolerances = tolerance_texts(arguments.tolerance)
+    tolerances = _tolerance_texts(arguments.tolerance)
     parse_tolerances(tolerances, "--tolerance")
     if arguments.metric is not None and arguments.metric not in METRICS:
         raise UsageError(f"--metric: got {arguments.metric!r}, allowed is one of {', '.join(METRICS)}")
@@ -122,6 +121,18 @@ def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> Search
         tolerances,
         arguments.metric,
     )
+
+
+def _tolerance_texts(given: Sequence[str]) -> dict[str, str]:
+    """Return metric -> text from values of ``--tolerance``.
+
+    Raises:
+        UsageError: A value is not METRIC=VALUE.
+    """
+    pairs = [text.partition("=") for text in given]
+    if wrong := [text for text, (key, equals, _) in zip(given, pairs, strict=True) if not (key and equals)]:
+        raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
+    return {key: value for key, _, value in pairs}
 
 
 def _command(text: str) -> tuple[str, ...]:

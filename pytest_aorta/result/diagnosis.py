@@ -164,7 +164,7 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:_RANKS_SHOWN]
     lines = [*found.details, *damaged]
     if outcome.survivors:
-        lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
+        lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices stay leased")
     lines.append(f"plan, logs and stacks: {plan.run_dir}" if has_folder else _OTHER_FOLDER)
     return replace(found, headline=f"{plan.title} on {ranks_named}{nodes}: {headline}", details=lines)
 

@@ -267,7 +267,7 @@ ERRORS = {
     "process left": (
         Left({0: DONE, 1: DONE}, ended(status=0, survivors=(41, 42))),
         "process left: a process outlived the launch",
-        "processes [41, 42] could not be ended; their devices are not usable",
+        "processes [41, 42] could not be ended; their devices stay leased",
     ),
     **{f"error file {text!r}": (Left({1: {"error.json": text}}), "toy on 2 cpu ranks") for text in ("", "{", "[]")},
 }
