@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.options import OPTIONS, Option
 from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
@@ -293,7 +292,6 @@ def main() -> int:
     """Write every schema and every page that is not current, and return 0."""
     for name in SCHEMAS:
         (_SCHEMA_FOLDER / f"{name}.schema.json").write_text(current_schema(name), encoding="utf-8")
-        load_schema.cache_clear()
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         if (new := current(text)) != text:

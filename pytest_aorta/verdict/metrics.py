@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from statistics import fmean, median_high, median_low
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.series import SeriesFacts
 from pytest_aorta.result.trace.costs import Cost, by_rank
 from pytest_aorta.result.trace.families import is_compute
+from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
@@ -35,6 +37,8 @@ class MetricKind(StrEnum):
     """Depends on the config alone."""
     NUMERIC = "numeric"
     """Comparable bit for bit, within one numeric environment only."""
+    OWN = "own"
+    """A metric of a workload or script that is not a time; comparable between session blocks."""
 
 
 class Direction(StrEnum):
@@ -55,6 +59,8 @@ class Origin(StrEnum):
     """A marker, or an option of the command."""
     COMPARE = "compare"
     """Exactness, because ``workload.compare`` names the metric."""
+    UNDECLARED = "undeclared"
+    """Nothing: a metric of the workload or script only has to be there."""
 
 
 class Tolerance(Model, frozen=True):
@@ -64,11 +70,13 @@ class Tolerance(Model, frozen=True):
         value: The change, e.g. 0.05 for 5%, 5 points or 5% of a step by ``scale``; None allows no change of any bit.
         scale: The scale of the change.
         origin: The source of the tolerance.
+        direction: The direction in which a metric of a workload or script gets better; None for a metric of the table.
     """
 
     value: float | None
     scale: Scale = Scale.RELATIVE
     origin: Origin = Origin.MARKER
+    direction: Direction | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -77,7 +85,10 @@ class Tolerance(Model, frozen=True):
 
     def __str__(self) -> str:
         """Return the text of a marker that sets this tolerance."""
-        return "exact" if self.value is None else self.scale.text(self.value)
+        if self.origin is Origin.UNDECLARED:
+            return "-"
+        sign = "" if self.direction is None else _SIGNS[self.direction]
+        return "exact" if self.value is None else f"{sign}{self.scale.text(self.value)}"
 
 
 @dataclass(frozen=True)
@@ -130,15 +141,16 @@ class Metric:
         Raises:
             SpecError: The value is neither of the two, or is not allowed for this metric.
         """
+        own = None if self.name in METRICS else self.direction
         if given == "exact":
             return Tolerance(None)
         most = LARGEST[self.scale]
-        change = self.scale.parse(given)
+        change = self.scale.parse(given if own is None else str(given)[1:])
         is_exact = self.direction is Direction.EXACT
         if is_exact or change is None or not 0 < change <= most:
             allowed = "'exact'" if is_exact else f"{_range_text(self.scale, most)}, or 'exact'"
             raise SpecError(f"tolerance of {self.name}: got {given!r}, allowed is {allowed}")
-        return Tolerance(change, self.scale)
+        return Tolerance(change, self.scale, direction=own)
 
 
 # The largest tolerance on each scale; a larger one would allow every change.
@@ -224,7 +236,7 @@ def _hashes_by_step(facts: LaunchFacts) -> dict[int, str]:
     return {int(step): value for step, value in facts.weight_hashes.items()}
 
 
-_TIME, _MEMORY, _COUNT, _NUMERIC = MetricKind
+_TIME, _MEMORY, _COUNT, _NUMERIC, _ = MetricKind
 _LOWER, _HIGHER, _EXACT = Direction
 _POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
 
@@ -301,6 +313,32 @@ _ROWS = (
     ),
 )  # fmt: skip
 METRICS = {row.name: row for row in _ROWS}
+# Sign of the change by which a metric of a workload or script may get worse.
+_SIGNS = {Direction.LOWER: "+", Direction.HIGHER: "-"}
+_SIGN_NEEDED = (
+    "; for a metric that the workload or script records, write '+5%' if lower is better, '-5%' if higher is better"
+)
+# Ends of the names of times and rates, as a metric's name includes its unit.
+_TIME_UNITS = ("_us", "_ms", "_s", "_sec", "tflops")
+UNDECLARED = Tolerance(None, origin=Origin.UNDECLARED)
+
+
+def metric_of(name: str, direction: Direction | None = None) -> Metric:
+    """Return the row of a metric: that of the table, or one for a metric that the workload or script itself records."""
+    return METRICS.get(name) or _own_metric(name, direction or Direction.EXACT)
+
+
+@cache
+def _own_metric(name: str, direction: Direction) -> Metric:
+    kind = MetricKind.TIMING if name.endswith(_TIME_UNITS) else MetricKind.OWN
+    return Metric(
+        name, "", kind, direction, None, lambda facts: facts.metrics.get(name), "recorded by the workload or script"
+    )
+
+
+def own_metrics(facts: LaunchFacts) -> list[str]:
+    """Return the names of the metrics that the workload or script of a launch records beside those of the table."""
+    return [name for name in facts.metrics if name not in METRICS and name.removesuffix(AS_RUN) not in METRICS]
 
 
 def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
@@ -359,12 +397,18 @@ def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tole
     Raises:
         SpecError: A metric is unknown, or a text is not allowed for its metric.
     """
-    _refuse_unknown(given, METRICS, source)
-    return {name: METRICS[name].parse_tolerance(text) for name, text in given.items()}
+    _refuse_unknown([name for name, text in given.items() if _sign(text) is None], METRICS, source, _SIGN_NEEDED)
+    return {name: metric_of(name, _sign(text)).parse_tolerance(text) for name, text in given.items()}
 
 
-def _refuse_unknown(metrics: Collection[str], known: Collection[str], source: str) -> None:
+def _sign(given: object) -> Direction | None:
+    """Return the direction in which a metric of a workload or script gets better, by the sign of its tolerance."""
+    if given == "exact":
+        return Direction.EXACT
+    return next((found for found, sign in _SIGNS.items() if isinstance(given, str) and given.startswith(sign)), None)
+
+
+def _refuse_unknown(metrics: Collection[str], known: Collection[str], source: str, further: str = "") -> None:
     if unknown := sorted(set(metrics) - set(known)):
-        raise SpecError(
-            f"{source}: metrics {unknown} are unknown{did_you_mean(unknown, known)}; allowed are {sorted(known)}"
-        )
+        similar = did_you_mean(unknown, known)
+        raise SpecError(f"{source}: metrics {unknown} are unknown{similar}; allowed are {sorted(known)}{further}")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
+from ..common.torch_private import capture_scalar_outputs, functional_collectives
 from ..config import LlamaSettings
 from ..models.common.dtensors import distribute_parameter
 from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows, local_experts
@@ -97,10 +97,8 @@ def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tens
 
 def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
     """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens."""
-    import torch._dynamo.config as dynamo
-
     # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
-    dynamo.capture_scalar_outputs = True
+    capture_scalar_outputs()
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
             module.dispatcher = AllToAllDispatcher(mesh.get_group(), mesh.size())
@@ -148,12 +146,13 @@ class AllToAllDispatcher(TokenDispatcher):
         return self._exchange(out[dispatched.order], dispatched.num_received, dispatched.num_sent)
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        received: torch.Tensor = all_to_all_single(counts, None, None, self._group)
+        received: torch.Tensor = functional_collectives.all_to_all_single(counts, None, None, self._group)
         return received
 
     def _exchange(self, rows: torch.Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> torch.Tensor:
         """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
-        out: torch.Tensor = all_to_all_single_autograd(rows, list(num_received), list(num_sent), self._group)
+        exchange = functional_collectives.all_to_all_single_autograd
+        out: torch.Tensor = exchange(rows, list(num_received), list(num_sent), self._group)
         return out
 
 
