@@ -19,7 +19,7 @@ _RESIDUAL_SUFFIXES = (
     "attention.wo.weight",
     "feed_forward.w2.weight",
     "feed_forward.experts.w2",
-    "feed_forward.shared.w2.weight",
+    "feed_forward.shared_experts.w2.weight",
 )
 
 
