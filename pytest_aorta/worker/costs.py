@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import json
 import os
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
 from pytest_aorta.result.trace.kineto_events import BOUNDARY, TraceTooLarge, excess, read_trace
+from pytest_aorta.result.trace.rank_files import flight_records
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.simulation import is_simulated, requested_calls
 
@@ -99,12 +99,6 @@ def _formulas() -> dict[str, tuple[Callable[..., Any], int]]:
     return found
 
 
-def flight_records(dump: str) -> list[dict[str, Any]] | None:
-    """Return the entries of a flight recorder of torch; None where this rank has not loaded the recorder."""
-    found = getattr(sys.modules.get("torch._C._distributed_c10d"), dump, None)
-    return None if found is None else json.loads(found(includeCollectives=True, onlyActive=False)).get("entries", [])
-
-
 def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
     """Return the collectives that this rank began in a stretch of time, in order, by the recorder of CPU backends."""
     if is_simulated():
@@ -117,7 +111,7 @@ def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
             sizes.get(group),
             str(next(iter(entry["input_dtypes"] or entry["output_dtypes"]), "")),
         )
-        for entry in flight_records("_dump_fr_trace_json") or ()
+        for entry in flight_records("fr") or ()
         if not entry["is_p2p"] and began_ns <= entry["time_created_ns"] <= ended_ns
     ]
 

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -143,10 +144,27 @@ def drop_data() -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
     except ImportError as error:
         raise _lacking("FakeTensorMode of torch._subclasses.fake_tensor", error) from None
+    _vote_alone()
     memory = _Memory()
     _memory.append(memory)
     for entered in (memory.follows_resizing(), FakeTensorMode(allow_non_fake_inputs=True), memory):
         _without_data.enter_context(entered)
+
+
+def _vote_alone() -> None:
+    """Let a stage of a pipeline choose its mode by its own vote, which torch 2.13 asks for; no other vote arrives."""
+    loaded: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    modes: Any = getattr(loaded, "InferenceMode", None)
+    if not hasattr(modes, "needs_dynamic"):
+        return
+
+    def vote(stage: Any, has_backward: bool, received_acc: object = None) -> SimpleNamespace:
+        del received_acc
+        is_static = not modes.needs_dynamic(stage._user_meta, has_backward)
+        return SimpleNamespace(item=lambda: int(is_static))
+
+    loaded.PipelineStage._warmup_forward_vote = vote
+    loaded.PipelineStage._warmup_backward_result = lambda _stage, received_result: received_result
 
 
 def restore_data() -> None:
@@ -208,6 +226,11 @@ class _Memory(TorchDispatchMode):
         self.current = self.peak = 0
         # Address of a storage -> its rounded size.
         self._known: dict[int, int] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: torch.compile compiles under this mode, which sees the operators of compiled graphs."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
+
+from pytest_aorta.worker import is_simulated
 
 from ..config import LlamaSettings
 from ..models.common.dtensors import distribute_parameter
@@ -102,9 +105,10 @@ def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
 
     # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
     dynamo.capture_scalar_outputs = True
+    dispatcher = EvenDispatcher if is_simulated() else AllToAllDispatcher
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
-            module.dispatcher = AllToAllDispatcher(mesh.get_group(), mesh.size())
+            module.dispatcher = dispatcher(mesh.get_group(), mesh.size())
 
 
 @torch.no_grad()
@@ -164,6 +168,16 @@ class AllToAllDispatcher(TokenDispatcher):
         """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
         out: torch.Tensor = all_to_all_single_autograd(rows, list(num_received), list(num_sent), self._group)
         return out
+
+
+class EvenDispatcher(AllToAllDispatcher):
+    """A dispatcher of a simulated world, where counts of rows have no data: all ranks send and receive alike."""
+
+    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
+        del sent, received
+        ends = [num_rows * rank // self._num_ranks for rank in range(self._num_ranks + 1)]
+        even = [end - begin for begin, end in pairwise(ends)]
+        return even, even
 
 
 class BoundedDispatcher(AllToAllDispatcher):
