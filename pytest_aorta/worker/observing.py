@@ -33,7 +33,7 @@ from pytest_aorta.result.series import Series
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.costs import StepCounter, calls_by_step
 from pytest_aorta.worker.finite import Optimizers, modules, refuse_value
-from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.timing import Progress, StepTimer
 from pytest_aorta.worker.weight_hash import LocalHashes
@@ -42,7 +42,7 @@ _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
 # The warm-up steps that costs need: one that is counted, and one that settles after it.
 STEPS_TO_COUNT = 2
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
-_CHECKING = 0.01
+_CHECKING = 0.002
 # Values on a device are joined when there are this many, since each value alone takes a block of memory.
 _JOINED = 256
 # Hashes of each parameter show where launches differ; those of many steps would make a large result.
@@ -123,8 +123,8 @@ class _Optimized:
             self._places.append((self.num_steps, quantity))
             self._values.add(_copy(value) if isinstance(value, torch.Tensor) else value)
 
-    def begin_step(self, *, may_count: bool) -> None:
-        """Begin the next step. Nobody sees the begin of the first step; the warm-up comes after it."""
+    def begin_step(self, *, may_count: bool) -> bool:
+        """Begin the next step, and return whether its costs are counted; the warm-up comes after the first step."""
         left = self._warmup - self.num_steps + 1
         if left <= 0:
             self.timer.open()
@@ -133,6 +133,8 @@ class _Optimized:
             self.counter = StepCounter(self.timer.device)
             self._counted = ExitStack()
             self._counted.enter_context(self.counter.step())
+            return True
+        return False
 
     def hash(self) -> None:
         """Hash this rank's parts of the parameters after this step, unless that is done."""
@@ -213,7 +215,9 @@ class Observer:
         self._progress: Progress | None = None
         self._values: list[tuple[str, float | torch.Tensor]] = []
         self._stepping: list[Optimizer] = []
-        self._is_in_backward = False
+        self._is_in_backward = self._is_counting = False
+        self._turn = 0
+        self._is_simulated = is_simulated()
         self._looked_s = self._look_s = 0.0
         self._undo: list[Callable[[], object]] = []
 
@@ -262,10 +266,9 @@ class Observer:
         return norm
 
     def _note(self, quantity: str, value: object) -> None:
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and not is_simulated():
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and not self._is_simulated:
             # What the recorder does must not count among the costs of a step, so there the copy is made after the step.
-            is_counted = any(one.is_counted for one in self._all)
-            self._values.append((quantity, value if is_counted else _copy(value)))
+            self._values.append((quantity, value if self._is_counting else _copy(value)))
 
     def _load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.has_loaded = True
@@ -291,23 +294,31 @@ class Observer:
             self._stepping.pop()
         if self._stepping:
             return
-        found = next((known for known in self._all if known.optimizer() is optimizer), None)
-        found = found or self._new(optimizer)
+        for found in self._all:
+            if found.optimizer() is optimizer:
+                break
+        else:
+            found = self._new(optimizer)
         found.end_step(self._values)
         self._values = []
+        self._is_counting = len(self._all) > 1 and any(one.is_counted for one in self._all)
+        self._turn += 1
+        before, found.turn = found.turn, self._turn
         # Optimizers that take turns, as those of a GAN, are in one step.
-        before, found.turn = found.turn, 1 + max(one.turn for one in self._all)
-        self._enter(1 + min(one.num_steps for one in self._all if one.turn > before))
+        is_alone = len(self._all) == 1
+        self._enter(1 + (found.num_steps if is_alone else min(one.num_steps for one in self._all if one.turn > before)))
         is_chosen = found.num_steps.bit_count() == 1
-        if (is_chosen or self._is_look_due()) and not is_simulated():
+        # What the recorder computes must not count among the costs of a step.
+        if (is_chosen or self._is_look_due()) and not (self._is_counting or self._is_simulated):
             with ExitStack() as paused:
                 for one in self._all:
                     paused.enter_context(one.timer.paused())
                 self._look(found)
                 if is_chosen and self.hash_weights:
                     found.hash()
-                    found.hash_at_the_end()
-        found.begin_step(may_count=not any(one.is_counted for one in self._all))
+        if is_chosen and self.hash_weights and not self._is_simulated:
+            found.hash_at_the_end()
+        self._is_counting = found.begin_step(may_count=not self._is_counting) or self._is_counting
 
     def _new(self, optimizer: Optimizer) -> _Optimized:
         if not self._all:
@@ -346,7 +357,7 @@ class Observer:
     def end(self) -> None:
         """Look at the parameters and hash them once more, where the optimizers still exist; after the script."""
         for one in self._all:
-            if one.optimizer() is not None and not is_simulated():
+            if one.optimizer() is not None and not self._is_simulated:
                 self._look(one)
                 if self.hash_weights:
                     one.hash()
@@ -405,6 +416,8 @@ class Observer:
 
 def _copy(value: torch.Tensor) -> float | torch.Tensor:
     """Return a copy of a tensor with one element, since the script may write into its memory; a number on CPU."""
+    if value.device.type == "cpu" and not is_dtensor(value):
+        return float(value.item())
     own = local_part(value.detach())
     return float(own) if own.device.type == "cpu" else own.reshape(1).to(torch.float64, copy=True)
 
