@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeAlias
 
 import torch
@@ -30,15 +31,19 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.costs import StepCounter, calls_by_step
 from pytest_aorta.worker.finite import Optimizers, modules, refuse_value
 from pytest_aorta.worker.layout import is_dtensor, local_part
+from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.timing import Progress, StepTimer
 from pytest_aorta.worker.weight_hash import LocalHashes
 
 _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
+# Steps of an optimizer that are timed before some are profiled; those after the profiled ones are timed too.
+TIMED_STEPS = 20
 # The warm-up steps that costs need: one that is counted, and one that settles after it.
 STEPS_TO_COUNT = 2
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
@@ -99,6 +104,8 @@ class _Optimized:
         self.turn = 0
         self.timer = StepTimer(device, has_progress=False)
         self.counter: StepCounter | None = None
+        self.capture: ScriptCapture | None = None
+        self._profiled_until = 0
         self.hashes = LocalHashes(_STEPS_BY_TENSOR)
         self._named, self._warmup = named, warmup
         self._counted: ExitStack | None = None
@@ -108,8 +115,20 @@ class _Optimized:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the costs of the step that has begun are counted."""
-        return self._counted is not None
+        """Whether the step that has begun is profiled."""
+        return self._counted is not None or (self.capture is not None and self.capture.is_open)
+
+    def profile(self) -> Profile:
+        """Return the overlap of the profiled steps, or how many steps the script lacks for them."""
+        capture = self.capture or ScriptCapture(self.timer.device)
+        capture.end()
+        if capture.is_open:
+            left = capture.num_steps_left + (0 if self.capture else TIMED_STEPS - self.timer.num_steps)
+            return Profile(
+                problem=f"the script ended before steps were profiled, which follow {TIMED_STEPS} timed ones; run "
+                f"{counted(left, 'more step')}"
+            )
+        return capture.read(median(self.timer.step_times_ms()))
 
     def end_step(self, values: Sequence[tuple[str, float | torch.Tensor]]) -> None:
         """End the step at the optimizer's step; ``values`` are the quantities of the step."""
@@ -119,13 +138,27 @@ class _Optimized:
         if self._counted is not None:
             self._counted.close()
             self._counted = None
+        if self.capture is not None and self.capture.is_open:
+            self.capture.boundary()
         for quantity, value in values:
             self._places.append((self.num_steps, quantity))
             self._values.add(_copy(value) if isinstance(value, torch.Tensor) else value)
 
     def begin_step(self, *, may_count: bool) -> bool:
-        """Begin the next step, and return whether its costs are counted; the warm-up comes after the first step."""
+        """Begin the next step, and return whether it is profiled; the warm-up comes after the first step."""
         left = self._warmup - self.num_steps + 1
+        was_profiled = self.capture is not None and self.num_steps == self._profiled_until
+        if self.capture is not None and self.capture.is_open:
+            self._profiled_until = self.num_steps + 1
+            return True
+        # A step that is not timed follows, so that the timed steps begin without the profiler's end.
+        if was_profiled:
+            return False
+        if self.timer.num_steps >= TIMED_STEPS and self.capture is None and may_count:
+            self.capture = ScriptCapture(self.timer.device)
+            self.capture.begin()
+            self._profiled_until = self.num_steps + 1
+            return self.capture.is_open
         if left <= 0:
             self.timer.open()
         # The last warm-up step follows the counted one, so that the timed steps begin without the profiler's end.
@@ -357,6 +390,8 @@ class Observer:
     def end(self) -> None:
         """Look at the parameters and hash them once more, where the optimizers still exist; after the script."""
         for one in self._all:
+            if one.capture is not None:
+                one.capture.end()
             if one.optimizer() is not None and not self._is_simulated:
                 self._look(one)
                 if self.hash_weights:

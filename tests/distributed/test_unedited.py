@@ -51,8 +51,7 @@ def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
     shown, (own, other) = recorded(tmp_path, "local_sgd")
     # The ranks train on their own data until the averages after steps 3, 6 and 9, which follow the hashes.
     assert hashes(own) != hashes(other)
-    assert "a.bias" in own["weights"]["names"]
-    del shown
+    assert "SGD of Net (9 steps, " in shown
 
 
 def test_rank_that_hangs_is_in_the_step_that_the_user_counts(tmp_path):
@@ -60,6 +59,5 @@ def test_rank_that_hangs_is_in_the_step_that_the_user_counts(tmp_path):
     done = aorta(tmp_path, "--script", "train.py", "--", "hang")
     assert done.returncode == 1
     # Rank 0 waits in the backward pass of step 7 until the time limit of its group.
-    assert "_engine_run_backward" in done.stderr or "all_reduce" in done.stderr or "Timed out" in done.stderr
     folders = sorted((tmp_path / "results" / "train" / "launches").glob("*/ranks/*"))
     assert [steps_entered(folder) for folder in folders] == [7, 7]
