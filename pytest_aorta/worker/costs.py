@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median_low
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -102,7 +102,7 @@ def _formulas() -> dict[str, tuple[Callable[..., Any], int]]:
 
 
 def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
-    """Return the median number of collectives that this rank began in steps; None if torch has not recorded them.
+    """Return the mean number of collectives that this rank began in steps; None if torch has not recorded them.
 
     ``spans_ns`` are the begin and end of each step by ``time.time_ns``.
     """
@@ -114,7 +114,7 @@ def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
     is_whole = any(entry["record_id"] == 0 for entry in entries)
     covered = [span for span in spans_ns if is_whole or span[0] >= created_ns[0]]
     counts = [bisect_right(created_ns, end) - bisect_left(created_ns, begin) for begin, end in covered]
-    return float(median_low(counts)) if counts else None
+    return fmean(counts) if counts else None
 
 
 def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
