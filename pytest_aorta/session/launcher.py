@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
 from pytest_aorta.launch.leases import LeasedWorld
@@ -436,7 +437,7 @@ class DistributedWorld:
         where = f"{'command' if starts_ranks else 'script'} {script!r}"
         given = script_settings(where, settings)
         # Settings are part of the config, since a launch with other settings can't be compared.
-        config: dict[str, Any] = {"args": [*([script] if starts_ranks else []), *args], **to_builtins(given)}
+        config: dict[str, Any] = {"args": [*([script] if starts_ranks else []), *args], **json.loads(to_json(given))}
         if environment:
             check_environment(where, environment)
             config[ENVIRONMENT_KEY] = dict(environment)
