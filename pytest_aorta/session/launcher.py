@@ -417,7 +417,7 @@ class DistributedWorld:
         words = _words("command", command)
         if not words or find_program(words[0], sys.executable) is None:
             raise SpecError(
-                f"command {list(words)!r}: there is no program {words[:1]} beside {sys.executable} or on PATH"
+                f"command {list(words)!r}: there is no program {list(words[:1])} beside {sys.executable} or on PATH"
             )
         if self.launcher.world.nodes > 1 or self.launcher.world.simulated:
             raise SpecError(f"command {list(words)!r}: starts its ranks on one node, and does not simulate any")
@@ -434,7 +434,7 @@ class DistributedWorld:
         *,
         starts_ranks: bool = False,
     ) -> WorkloadResult:
-        where = f"{'command' if starts_ranks else 'script'} {script!r}"
+        where = f"{'command' if starts_ranks else 'script'} {name!r}"
         given = script_settings(where, settings)
         # Settings are part of the config, since a launch with other settings can't be compared.
         config: dict[str, Any] = {"args": [*([script] if starts_ranks else []), *args], **json.loads(to_json(given))}
