@@ -206,6 +206,8 @@ def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence
         at_limit = outcome.reason == EndReason.TIME_LIMIT
         cause = _limit(plan, outcome) if at_limit else _agent_end(plan, outcome)
         return LaunchFailure(FailureKind.RENDEZVOUS, f"no rank started; {cause}", agent_tail)
+    if plan.starts_ranks and not all(rank.started for rank in ranks):
+        return _of_command(plan, outcome, ranks, agent_tail)
     if is_limit:
         return (_not_left if all(rank.returned for rank in ranks) else _hang)(plan, outcome, ranks)
     if outcome.reason == EndReason.RANK_GONE:
@@ -238,7 +240,7 @@ def _of_command(
     plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence], agent_tail: list[str]
 ) -> LaunchFailure:
     """Diagnose the end of a command that starts its own ranks, none of which has left an error."""
-    end = _agent_end(plan, outcome)
+    end = _agent_end(plan, outcome) if outcome.reason == EndReason.EXIT else _limit(plan, outcome)
     if absent := [rank for rank in ranks if not rank.started]:
         headline = f"{_names(absent)} never reported; {end}"
         return LaunchFailure(FailureKind.RESULT_MISSING, headline, agent_tail, absent[0].rank)
@@ -246,7 +248,10 @@ def _of_command(
         headline = f"{_names(gone)} ended without a result or an error, as by SIGKILL or os._exit; {end}"
         return LaunchFailure(FailureKind.RESULT_MISSING, headline, [*_log_lines(gone[0]), *agent_tail], gone[0].rank)
     left = [rank for rank in ranks if not rank.has_result]
-    headline = f"{end}, and {f'{_names(left)} left no result' if left else 'every rank left its result'}"
+    others = f"{_names(left)} left no result" if left else "every rank left its result"
+    if not outcome.agent_status:
+        return LaunchFailure(FailureKind.RESULT_MISSING, f"{others}; {end}", agent_tail)
+    headline = f"{_exit_text(outcome.agent_status)} of the command {plan.script}; {others}"
     return LaunchFailure(FailureKind.EXIT_CODE, headline, agent_tail)
 
 

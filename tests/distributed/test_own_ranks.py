@@ -10,7 +10,7 @@ from pytest_aorta.common.errors import LaunchError, SpecError
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(240)]
 SCRIPT = str(Path(__file__).parent / "scripts" / "own_ranks.py")
-TORCHRUN = ["torchrun", "--nproc-per-node=2", "--master-port=29655"]
+TORCHRUN = ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29655"]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_each_rank_of_a_command_is_measured_as_under_torchrun(distributed_world,
         ("raise", "rank 1 failed first: ValueError: planted in step 20", 1),
         pytest.param("kill", "rank 1 ended without a result or an error", 1, marks=pytest.mark.extended),
         pytest.param("absent", "rank 1 never reported; ", 1, marks=pytest.mark.extended),
-        pytest.param("code", "the command python ended with exit code 3, and every rank left its result", None,
+        pytest.param("code", "exit code 3 of the command python; every rank left its result", None,
                      marks=pytest.mark.extended),
     ],
 )  # fmt: skip

@@ -69,6 +69,7 @@ class _Rank:
         if not self.is_here or self.is_recorded:
             return
         self.is_recorded = True
+        os.environ.setdefault("WORLD_SIZE", os.environ[variables.OWN_RANKS])
         from pytest_aorta.worker.lifecycle import observe_rank
 
         write_result = observe_rank(self.folder.parent.parent, self.folder)
@@ -103,7 +104,8 @@ def install() -> None:
         try:
             run(process)
         except BaseException as error:
-            _own.fail(error)
+            # torch.multiprocessing sends the error to the parent, and exits.
+            _own.fail(rank_program.cause_of_exit(error) or error)
             raise
 
     BaseProcess.run = reporting  # type: ignore[assignment, method-assign]

@@ -279,7 +279,7 @@ def write_error(folder: Path | None, error: BaseException) -> None:
     file's ``full_traceback``. Without a folder the error is that of a process that the rank has forked.
     """
     time_ns = time.time_ns()
-    cause = _cause_of_exit(error)
+    cause = cause_of_exit(error)
     text = _shown_traceback(cause or error)
     with suppress(Exception):  # the script may have closed or replaced standard error
         sys.stderr.write(_exit_message(error) if isinstance(error, SystemExit) else text)
@@ -303,7 +303,7 @@ def _exit_message(error: SystemExit) -> str:
     return "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
 
 
-def _cause_of_exit(error: BaseException) -> BaseException | None:
+def cause_of_exit(error: BaseException) -> BaseException | None:
     """Return the error that a script, such as Hydra's main, handled by exiting; None without one."""
     context = None if error.__suppress_context__ else error.__context__
     return error.__cause__ or context if isinstance(error, SystemExit) else None

@@ -21,7 +21,7 @@ STEPS, FAULTY, WORLD = 30, 20, 2
 
 def train(rank: int, fault: str) -> None:
     """Train a small model, as a rank of a world that meets at the port in the environment."""
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", rank=rank, world_size=1 if fault == "absent" else WORLD)
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(16, 16))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
