@@ -260,7 +260,15 @@ def detected(
         else scale.change(
             metric.worse
             * scale.difference(
-                detectable(stored, block, look, tolerance=tolerance, max_launches=max_launches, scale=scale)
+                detectable(
+                    stored,
+                    block,
+                    look,
+                    tolerance=tolerance,
+                    max_launches=max_launches,
+                    worse=metric.worse,
+                    scale=scale,
+                )
             )
         )
         for look in looks
