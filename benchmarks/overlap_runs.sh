@@ -9,7 +9,6 @@
 #   host       a late host, RUNS times
 #   straggler  a slower rank, RUNS times
 #   split      two causes in one launch, and each part of the split, RUNS rounds
-#   families   planted kernels by family, as benchmarks/overlap/kernel_families.py says
 #   alarms     the overlap suite on unchanged code, RUNS times
 #   summary    Markdown tables of all that OUT holds
 # A section adds the runs that OUT lacks. Runs for which the budget of BUDGET_S seconds leaves no time are left to the
@@ -89,7 +88,6 @@ for section in "$@"; do
     host) planted host late_host ;;
     straggler) planted straggler straggler ;;
     split) OUT=$out ROUNDS=${RUNS:-10} run split benchmarks/overlap/split.py ;;
-    families) OUT=$out run families benchmarks/overlap/kernel_families.py -s ;;
     alarms)
         number=1
         while [ "$number" -le "${RUNS:-10}" ]; do

@@ -1,39 +1,33 @@
-"""``aorta baselines``: list, compare and move stored baselines."""
+"""``aorta baselines``: list and move stored baselines."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pytest_aorta.cli import report_problems
-from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
-from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
+from pytest_aorta.common.errors import BaselineError, UsageError
+from pytest_aorta.common.text import counted, emit, output_width, table
 from pytest_aorta.plan.options import make_options
-from pytest_aorta.plan.reference import git
 from pytest_aorta.verdict.baseline import (
     Baseline,
     baseline_path,
     locked_baselines,
     outside,
-    parse_baseline,
     read_baseline_file,
     write_baseline,
 )
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import detected
-from pytest_aorta.verdict.metrics import METRICS, Metric, Value, format_value, middle
-from pytest_aorta.verdict.noise import StoredCase, blocks, prior_variance, reference_step_ms
-from pytest_aorta.verdict.statistics.decision import CONFIDENCE, Scale, quantile_t
+from pytest_aorta.verdict.metrics import METRICS, Metric, format_value, middle
+from pytest_aorta.verdict.noise import StoredCase, blocks, prior_variance
 from pytest_aorta.verdict.statistics.variance import Estimate
-from pytest_aorta.verdict.verdicts import format_change
 
 # The numbers of candidate launches in the column "detects with": one, and the fewest that can fail a test.
 LOOKS = (1, 3)
@@ -41,7 +35,6 @@ _HEADLINE = METRICS["step_time_p50"]
 _LIST_COLUMNS = (
     "platform", "case", "baseline", "used/all", "sessions", "recorded", _HEADLINE.name, "detects with 1, 3",
 )  # fmt: skip
-_DIFF_COLUMNS = ("metric", "A", "B", "change", "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,10 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
     listed = ways.add_parser("list", parents=[where], help="list all cases, and the changes that each detects")
     listed.set_defaults(run=_list_all)
-    compared = ways.add_parser("diff", help="show the differences between two baselines")
-    compared.add_argument("first", metavar="A", help="a file, or REF:PATH, a file of a commit")
-    compared.add_argument("second", metavar="B", help="the same")
-    compared.set_defaults(run=_diff)
     moved = ways.add_parser("move", parents=[where], help="move baselines to the new node id of a test")
     moved.add_argument("old", metavar="OLD", help="node id of a test, its file or folder, or a full case")
     moved.add_argument("new", metavar="NEW", help="the same part of the new node id")
@@ -70,14 +59,6 @@ def _list_all(arguments: argparse.Namespace) -> int:
     files, problems = _stored_files(arguments.folder, arguments.platform)
     emit(_list_lines(files, output_width()))
     return report_problems(problems)
-
-
-def _diff(arguments: argparse.Namespace) -> int:
-    """Run ``aorta baselines diff``."""
-    second = _file_or_blob(arguments.second)
-    first = _file_or_blob(arguments.first, second.others)
-    emit(diff_lines(first, second, output_width()))
-    return 0
 
 
 def _move(arguments: argparse.Namespace) -> int:
@@ -120,35 +101,8 @@ def _list_row(file: StoredFile) -> tuple[str, ...]:
         f"{len(baseline.center_launches)}/{len(baseline.launches)}",
         str(_num_blocks(baseline)),
         _recorded_text(baseline),
-        format_value(_center(_HEADLINE, file), _HEADLINE.unit),
+        format_value(middle(_HEADLINE, baseline.center_launches), _HEADLINE.unit),
         ", ".join(_detects(file, estimate)) if estimate else "-",
-    )
-
-
-def diff_lines(first: StoredFile, second: StoredFile, width: int) -> list[str]:
-    """Return the differences in launches, identity, config and environment, and a table of every metric."""
-    identities = (
-        {key: getattr(file.baseline, key) for key in ("case", "platform", "workload")} for file in (first, second)
-    )
-    lines = [
-        *(f"{name}: {file.name}, {_summary_text(file.baseline)}" for name, file in (("A", first), ("B", second))),
-        *_named("", *identities),
-        *_named("config", first.baseline.config, second.baseline.config),
-        *_named("environment", _environment(first.baseline), _environment(second.baseline)),
-        "metrics:",
-    ]
-    rows = [_metric_row(metric, first, second) for metric in METRICS.values()]
-    there = [row for row in rows if row[1:3] != ("-", "-")]
-    wrapped_lines = [part for line in lines for part in wrapped(line, width)]
-    return [*wrapped_lines, *table([_DIFF_COLUMNS, *there], width, indent="  "), *_hash_lines(first, second)]
-
-
-def _summary_text(baseline: Baseline) -> str:
-    """Return the revision, the numbers of launches and session blocks, and the dates of recording."""
-    return (
-        f"baseline {baseline.revision}: compared with {len(baseline.center_launches)} of "
-        f"{counted(len(baseline.launches), 'launch')} of {counted(_num_blocks(baseline), 'session')}, "
-        f"recorded {_recorded_text(baseline)}"
     )
 
 
@@ -163,80 +117,11 @@ def _recorded_text(baseline: Baseline) -> str:
     return f"{days[0]} to {days[-1]}" if days[0] != days[-1] else days[0]
 
 
-def _center(metric: Metric, file: StoredFile) -> Value:
-    """Return the value that launches are compared with.
-
-    For a metric without an estimate, return the median of the center launches, or their first value if it is text.
-    """
-    if estimate := file.estimate(metric):
-        return metric.scale.from_transformed(estimate.center, reference_step_ms(file.baseline.center_launches))
-    return middle(metric, file.baseline.center_launches)
-
-
-def _uncertainty(estimate: Estimate, scale: Scale) -> float:
-    """Return half the width of the center's 95% interval, as a change on ``scale``."""
-    error = estimate.uncertainty
-    return scale.change(quantile_t((1 + CONFIDENCE) / 2, error.df) * math.sqrt(error.value))
-
-
-def _size(change: float, scale: Scale) -> str:
-    """Return a change as text without a sign."""
-    return format_change(change, scale).lstrip("+")
-
-
 def _detects(file: StoredFile, estimate: Estimate) -> list[str]:
     """Return what recording prints for the default options, and what a single launch does not pass."""
     assert _HEADLINE.default is not None
     most = make_options({}, Path.cwd()).max_launches
     return detected(_HEADLINE, file.baseline, estimate, _HEADLINE.default.value or 0.0, LOOKS, most)
-
-
-def _environment(baseline: Baseline) -> dict[str, Any]:
-    """Return the environment of the center launches; a value that differs between them is a list."""
-    facts = [launch.environment | {"launcher": launch.launcher} for launch in baseline.center_launches]
-    values = {key: [entry.get(key) for entry in facts] for key in {key for entry in facts for key in entry}}
-    return {key: found[0] if found.count(found[0]) == len(found) else found for key, found in values.items()}
-
-
-def _named(title: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
-    changed = [key for key in sorted(first.keys() | second.keys()) if _json(first, key) != _json(second, key)]
-    if title:
-        yield f"{title}: {'' if changed else 'equal'}".rstrip()
-    indent = "  " if title else ""
-    yield from (f"{indent}{key}: {_json(first, key)} -> {_json(second, key)}" for key in changed)
-
-
-def _json(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key], ensure_ascii=False, sort_keys=True) if key in values else "absent"
-
-
-def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[str, ...]:
-    before, after = first.estimate(metric), second.estimate(metric)
-    is_exact = not metric.has_noise
-    shown = [format_value(_center(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
-    if before is None or after is None:
-        there, here = (set(map(metric.measure, file.baseline.center_launches)) for file in (first, second))
-        return metric.name, *shown, "-", "equal" if there == here else "differs"
-    scale, step_ms = metric.scale, reference_step_ms(first.baseline.center_launches)
-    # A change "of a step" refers to the step time of the first baseline.
-    low, high = (scale.transform(_center(metric, file), step_ms) or 0.0 for file in (first, second))
-    change, errors = high - low, (_uncertainty(before, scale), _uncertainty(after, scale))
-    cells = [f"{text} +-{_size(error, scale)}" for text, error in zip(shown, errors, strict=True)]
-    is_beyond = abs(change) > math.hypot(*map(scale.difference, errors))
-    judgment = "equal" if change == 0 else f"{'beyond' if is_beyond else 'within'} the uncertainty"
-    return metric.name, *cells, format_change(scale.change(change), scale), judgment
-
-
-def _hash_lines(first: StoredFile, second: StoredFile) -> list[str]:
-    """Return a line with the first step whose weight hashes differ, among the steps hashed in both baselines."""
-    before, after = (file.baseline.center_launches[-1].weight_hashes for file in (first, second))
-    both = sorted(before.keys() & after.keys(), key=int)
-    if not both:
-        return ["weight hashes: no step has a hash in both"]
-    different = next((step for step in both if before[step] != after[step]), None)
-    if different is None:
-        return [f"weight hashes: equal in {counted(len(both), 'step')} with a hash in both"]
-    return [f"weight hashes: differ from step {different} on, {before[different][:12]} -> {after[different][:12]}"]
 
 
 _SEPARATOR = "::"
@@ -286,29 +171,6 @@ def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile],
         found += [_stored(str(path), read[path], cases) for path in read]
         problems += unreadable
     return found, problems
-
-
-def _file_or_blob(name: str, others: Sequence[StoredCase] = ()) -> StoredFile:
-    """Return a file, or with ``REF:PATH`` the file of a commit of the current folder's repository.
-
-    Raises:
-        UsageError: The file does not exist, or git finds no such commit or path.
-    """
-    if (file := Path(name)).is_file():
-        neighbors, _ = _read_all([path for path in sorted(file.parent.glob("*.json")) if path.name != file.name])
-        return _stored(name, read_baseline_file(file), list(map(StoredCase, neighbors.values())))
-    ref, colon, path = name.partition(":")
-    if not colon:
-        raise UsageError(f"{name!r} is not a file; a file of a commit is given as REF:PATH")
-    if ref.startswith("-"):
-        raise UsageError(f"{name!r}: a git ref does not begin with '-'")
-    try:
-        text = git(Path.cwd(), "cat-file", "blob", f"{ref}:{path}")
-    except SpecError as error:
-        raise UsageError(
-            f"{name!r}: {error}; PATH is relative to the repository's root, or to this folder if it starts with ./"
-        ) from None
-    return _stored(name, parse_baseline(text, name), others)
 
 
 def _require_folder(folder: Path) -> None:

@@ -21,7 +21,6 @@ from pytest_aorta.plugin.header import header
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
-from pytest_aorta.session.baselines import drop_unfinished
 from pytest_aorta.session.launcher import DistributedWorld, TestSpec
 from pytest_aorta.session.record import RunningTest, properties
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
@@ -171,10 +170,6 @@ class LaunchingTests:
             item.user_properties[:] = others + properties(record)
             report.user_properties = list(item.user_properties)
             vars(report)["aorta"] = item.stash[SENT] = text
-        if report.when == "teardown":
-            for comparison in record.comparisons:
-                if comparison.new:  # kept in case the test was interrupted; its report contains them now
-                    drop_unfinished(self.run.options, comparison.new.baseline)
         return report
 
     @pytest.hookimpl(tryfirst=True)

@@ -20,7 +20,6 @@ PLAN_FILE: Final = "plan.json"
 OUTCOME_FILE: Final = "outcome.json"
 AGENT_LOG: Final = "agent.log"
 AGENT_FILE: Final = "agent.json"
-FLIGHT_REPORT: Final = "flight_recorder.txt"
 # Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
 RESULT_FILE: Final = "result.json"
 TRACE_FILE: Final = "trace.json.gz"
@@ -32,6 +31,8 @@ NODES_FOLDER: Final = "nodes"
 FLIGHT_FOLDER: Final = "flight"
 # torchrun's folder for its own logs, which stay empty; deleted after the launch.
 ELASTIC_FOLDER: Final = "torchelastic"
+# A script's copy of the working folder; deleted after the launch.
+COPY_FOLDER: Final = "copy"
 FLIGHT_PREFIX: Final = "rank_"
 # Files of a rank.
 PID_FILE: Final = "pid"

@@ -71,7 +71,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
         if metric.cost is not None:
             has_it = any(metric.measure(launch) for launch in facts)
         # Times of operators on shared CPUs are compared on request only.
-        if metric.by_family and facts[0].device == "cpu":
+        if metric.only_on_gpus and facts[0].device == "cpu":
             continue
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
@@ -158,7 +158,7 @@ def not_applicable(
         return NotApplicable.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
         return None
-    if not (_reproducible(facts) and _reproducible(recorded)):
+    if not (is_reproducible(facts) and is_reproducible(recorded)):
         detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
         return NotApplicable.NOT_REPRODUCIBLE, detail
     different = other_machine(facts, recorded, side)
@@ -234,7 +234,7 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
     Without this check, code whose numbers changed could avoid the comparison. The text calls ``recorded`` by the word
     ``side``.
     """
-    if not _reproducible(recorded):
+    if not is_reproducible(recorded):
         return None
     for facts in launches:
         for key, there in sorted(recorded.environment.items()):
@@ -248,7 +248,8 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
     return None
 
 
-def _reproducible(facts: LaunchFacts) -> bool:
+def is_reproducible(facts: LaunchFacts) -> bool:
+    """Return whether a second launch is known to compute the same bits, or nothing else is known."""
     return bool(facts.environment.get("bitwise_reproducible", True))
 
 

@@ -221,7 +221,7 @@ def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
 # The metrics that exposed collectives explain.
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 # The metrics that slower kernels and collectives explain.
-_BY_KERNELS = (*_BY_EXPOSURE, "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
+_BY_KERNELS = (*_BY_EXPOSURE, "kernel_ms", "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
 
 
 def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
@@ -288,11 +288,6 @@ def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str
 def _clearly_above(here: Sequence[float], there: Sequence[float]) -> bool:
     """Return True if nine tenths of the values ``here`` are above nine tenths of those ``there``."""
     return sorted(here)[len(here) // 10] > sorted(there)[-1 - len(there) // 10]
-
-
-def median_times(launches: Sequence[LaunchFacts]) -> dict[str, FamilyTime]:
-    """Return the median time and calls of each family that is not communication; a launch without a family counts 0."""
-    return {family: _median_time(times) for family, times in _times(launches).items()}
 
 
 def _times(launches: Sequence[LaunchFacts]) -> dict[str, list[FamilyTime]]:

@@ -21,7 +21,6 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_profiled
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.kernel_gate import of_family
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (
@@ -211,8 +210,7 @@ def _aim_of(rows: Sequence[Verdict]) -> _Aim | None:
     row = exact or max((row for row in rows if row.delta is not None), key=_clearness, default=None)
     if row is None:
         return None
-    metric = _metric(row)
-    return _Aim(row, of_family(metric, row.part) if row.part else metric, exact is not None)
+    return _Aim(row, _metric(row), exact is not None)
 
 
 def _clearness(row: Verdict) -> float:
@@ -447,8 +445,6 @@ class CommitSearch:
             )
 
     def _notes(self, aim: _Aim) -> Iterator[str]:
-        if aim.row.part:
-            yield f"{aim.row.metric}: the time of {aim.row.part} was searched"
         if others := [row.metric for row in self._changed() if row.metric != aim.row.metric]:
             yield f"the ends also differ in {', '.join(others)}; search one of them with --metric"
 

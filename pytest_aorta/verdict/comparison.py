@@ -21,7 +21,6 @@ from pytest_aorta.verdict.applicability import (
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of, notes_on
 from pytest_aorta.verdict.costs import costs_notes, judge_costs
-from pytest_aorta.verdict.kernel_gate import judged_pairs, judged_stored, verdict_of
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, metric_of, middle
 from pytest_aorta.verdict.noise import (
     RESET,
@@ -34,7 +33,8 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import STALE, Row
+from pytest_aorta.verdict.rows import Row
+from pytest_aorta.verdict.series import judge_curves, series_notes
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
@@ -74,7 +74,7 @@ class _Comparison(ABC):
             for name, tolerance in tolerances.items()
         ]
         notes = notes_on(rows, launches, others, str(reference)) + costs_notes(launches, others, str(reference))
-        return Verdicts(self.case, tuple(rows), notes)
+        return Verdicts(self.case, tuple(rows), (*notes, *series_notes(launches)))
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
@@ -87,10 +87,10 @@ class _Comparison(ABC):
             return problem
         if row.metric.cost is not None:
             return judge_costs(row, row.metric.cost)
+        if row.metric.curve is not None:
+            return judge_curves(row, row.metric.curve)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
-        if row.metric.by_family:
-            return self._of_families(row, row.tolerance.value)
         if (found := self._decide(row)) is None:
             return row.judge_ranges(max_launches)
         decision, center = found
@@ -102,10 +102,6 @@ class _Comparison(ABC):
     @abstractmethod
     def _judge(self, row: Row) -> Verdict:
         """Return the verdict on a metric, given all launches."""
-
-    @abstractmethod
-    def _of_families(self, row: Row, tolerance: float) -> Verdict:
-        """Return the verdict on a metric whose kernel families are compared one by one."""
 
     @abstractmethod
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
@@ -207,12 +203,6 @@ class StoredComparison(_Comparison):
         known = profiled(metric, center) or center
         return self._judge_measured(row, profiled(metric, launches), known, self.max_launches)
 
-    def _of_families(self, row: Row, tolerance: float) -> Verdict:
-        assert self.baseline is not None
-        judged = judged_stored(row.metric, row.launches, self.baseline, tolerance, self.max_launches)
-        # The estimates are those of all center launches, so the shown times are too.
-        return verdict_of(replace(row, others=self._center), judged, STALE)
-
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric, tolerance = row.metric, row.tolerance
         values = [value for value in transformed_values(metric, row.launches, row.others) if value is not None]
@@ -299,10 +289,6 @@ class PairedComparison(_Comparison):
         pairs = [pair for pair in zip(candidates, references, strict=True) if len(profiled(metric, pair)) == 2]
         measured, others = zip(*pairs, strict=True) if pairs else ((), ())
         return self._judge_measured(row, measured, others, self.max_pairs)
-
-    def _of_families(self, row: Row, tolerance: float) -> Verdict:
-        within = self.variance(row.metric).within
-        return verdict_of(row, judged_pairs(row.metric, row.launches, row.others, tolerance, within, self.max_pairs))
 
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric = row.metric

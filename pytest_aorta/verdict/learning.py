@@ -24,7 +24,6 @@ from pytest_aorta.verdict.applicability import (
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
-from pytest_aorta.verdict.kernel_gate import detectable_of_step, is_within, noisy_parts
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
@@ -131,7 +130,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
     # A metric that can't be compared even with itself is not a difference.
     compared = applicable(marked, facts[0], old.center_launches[-1]).keys() - old.left_out.keys()
     rows = comparison.judge(facts).rows
-    return [row for row in rows if row.metric in compared and not _is_unchanged(row, facts, old)]
+    return [row for row in rows if row.metric in compared and not _is_unchanged(row)]
 
 
 def _is_settled(row: Verdict) -> bool:
@@ -139,12 +138,10 @@ def _is_settled(row: Verdict) -> bool:
     return not metric_of(row.metric, row.tolerance.direction).has_noise or row.outcome is Outcome.NOT_APPLICABLE
 
 
-def _is_unchanged(row: Verdict, launches: Sequence[LaunchFacts], old: Baseline) -> bool:
+def _is_unchanged(row: Verdict) -> bool:
     """Return True if a verdict shows no change. A single launch is never called improved, so the change is checked."""
     if row.outcome is not Outcome.PASS or row.tolerance.value is None:
         return row.outcome is Outcome.PASS
-    if (metric := metric_of(row.metric)).by_family:
-        return is_within(metric, launches, old, row.tolerance.value)
     if row.delta is None:  # the ranges of the values were compared
         return True
     return abs(row.tolerance.scale.difference(row.delta)) <= row.tolerance.scale.difference(row.tolerance.value)
@@ -184,9 +181,7 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
         if (detail := not_profiled(metric, launch)) and not is_not_profiled_again(launch)
     ]
     values = [value for value in transformed_values(metric, launches, launches) if value is not None]
-    if metric.by_family:
-        found += noisy_parts(metric, launches, tolerance)
-    elif len(values) >= MIN_LAUNCHES:
+    if len(values) >= MIN_LAUNCHES:
         found += _noise_problems(values, tolerance, metric.scale)
     if metric.kind is MetricKind.TIMING:
         steps = median(launch.step_time_growth for launch in launches)
@@ -239,13 +234,12 @@ def detection_lines(
         stored = comparison.estimate(metric) if metric.has_noise else None
         if tolerance.value is None or stored is None or name in baseline.left_out:
             continue
-        if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):
+        if problem := comparison.undecidable(metric, tolerance):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
         if len(center) >= MIN_LAUNCHES:
             changes = detected(metric, baseline, stored, tolerance.value, looks, max_launches)
             parts = [f"{change} with {look}" for look, change in zip(looks, changes, strict=True)]
-            where = " in any family" if metric.by_family else ""
-            lines.append(f"  {name}: detects from {', '.join(parts)} launches{where}")
+            lines.append(f"  {name}: detects from {', '.join(parts)} launches")
     return lines
 
 
@@ -253,24 +247,10 @@ def detected(
     metric: Metric, baseline: Baseline, stored: Estimate, tolerance: float, looks: Sequence[int], max_launches: int
 ) -> list[str]:
     """Return the smallest change that each number of launches detects, as text."""
-    block, scale = next_block(metric, baseline.center_launches), Scale.OF_STEP if metric.by_family else metric.scale
-    changes = [
-        detectable_of_step(metric, baseline, block, look, tolerance=tolerance, max_launches=max_launches)
-        if metric.by_family
-        else scale.change(
-            metric.worse
-            * scale.difference(
-                detectable(
-                    stored,
-                    block,
-                    look,
-                    tolerance=tolerance,
-                    max_launches=max_launches,
-                    worse=metric.worse,
-                    scale=scale,
-                )
-            )
-        )
+    block, scale, worse = next_block(metric, baseline.center_launches), metric.scale, metric.worse
+    found = [
+        detectable(stored, block, look, tolerance=tolerance, max_launches=max_launches, worse=worse, scale=scale)
         for look in looks
     ]
+    changes = [scale.change(worse * scale.difference(change)) for change in found]
     return [format_change(change, scale) for change in changes]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from statistics import median_high, median_low
+from statistics import fmean, median_high, median_low
 from typing import TypeAlias
 
 from pytest_aorta.common.errors import SpecError
@@ -15,12 +15,15 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
+from pytest_aorta.result.series import SeriesFacts
 from pytest_aorta.result.trace.costs import Cost, by_rank
 from pytest_aorta.result.trace.families import is_compute
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
+# The values of each rank by step.
+Curve: TypeAlias = Callable[[SeriesFacts], list[dict[str, float]]]
 
 
 class MetricKind(StrEnum):
@@ -102,8 +105,10 @@ class Metric:
         scale: The scale on which changes are measured.
         by_step: Returns step -> value after the step; ``measure`` returns the last of these values. None for a metric
             of the whole launch.
-        by_family: Whether kernel families are compared one by one, and ``measure`` returns their sum.
+        only_on_gpus: Whether the default tolerance is that of GPUs alone.
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
+        curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
+            one, while ``measure`` returns the last of them.
     """
 
     name: str
@@ -116,13 +121,14 @@ class Metric:
     min_steps: int = 1
     scale: Scale = Scale.RELATIVE
     by_step: Callable[[LaunchFacts], dict[int, str]] | None = None
-    by_family: bool = False
+    only_on_gpus: bool = False
     cost: Cost | None = None
+    curve: Curve | None = None
 
     @property
     def has_noise(self) -> bool:
-        """Return False if equal code has equal values, so that one launch decides."""
-        return self.direction is not Direction.EXACT and self.cost is None
+        """Return False if one launch decides, e.g. because equal code has equal values."""
+        return self.direction is not Direction.EXACT and self.cost is None and self.curve is None
 
     @property
     def worse(self) -> int:
@@ -199,6 +205,24 @@ def _cost(cost: Cost, unit: str, percent: float | None, text: str) -> Metric:
     return Metric(cost.value, unit, MetricKind.COUNT, Direction.LOWER, default, measure, text, cost=cost)
 
 
+def _curve(name: str, curve: Curve, text: str) -> Metric:
+    """Return the row of a quantity that is compared by step and rank; a step may differ by 5%."""
+
+    def measure(facts: LaunchFacts) -> Value:
+        known = [series for series in facts.series if curve(series)]
+        values = curve(max(known, key=lambda series: series.num_steps)) if known else []
+        return fmean([*rank.values()][-1] for rank in values if rank) if known else None
+
+    default = _default(5, Direction.LOWER)
+    return Metric(name, "", MetricKind.NUMERIC, Direction.LOWER, default, measure, text, curve=curve)
+
+
+def _other_steps_ms(facts: LaunchFacts) -> Value:
+    """Return the times of all optimizers but the one that :attr:`LaunchFacts.step_time_ms` times."""
+    times = sorted(series.p50_ms for series in facts.series if not series.is_main and series.p50_ms is not None)
+    return math.fsum(times) if times else None
+
+
 def _kernel_ms(facts: LaunchFacts) -> Value:
     times = [ms for family, ms in facts.kernel_ms.items() if is_compute(family)]
     return math.fsum(times) if times else None
@@ -221,6 +245,10 @@ _ROWS = (
     _step_time("p99", 10, "99th percentile of step times", MIN_STEPS_P99),
     _step_time("mean", None, "mean step time"),
     _step_time("tail5", None, "mean of the slowest 5% of steps"),
+    Metric(
+        "other_steps_ms", "ms", _TIME, _LOWER, _default(5, _LOWER), _other_steps_ms,
+        "median step times of the other optimizers of an unedited script, added up",
+    ),
     _recorded(
         "gemm_throughput_tflops", "TFLOP/s", _TIME, _HIGHER, None, "matrix products of one rank, over the measured loop"
     ),
@@ -237,8 +265,8 @@ _ROWS = (
         "time of a step without a head start of the host in which no stream of a rank is busy", _OF_STEP,
     ),
     Metric(
-        "kernel_ms", "ms", _TIME, _LOWER, _default(5, _LOWER), _kernel_ms,
-        "time of each kernel family in a profiled step, mean over ranks; operators on CPU ranks", by_family=True,
+        "kernel_ms", "ms", _TIME, _LOWER, _default(2, _LOWER), _kernel_ms,
+        "time of all kernels of a profiled step, mean over ranks; operators on CPU ranks", only_on_gpus=True,
     ),
     _recorded(
         "overlap_saving", "", _TIME, _HIGHER, 3,
@@ -271,6 +299,14 @@ _ROWS = (
     Metric(
         "weight_hash", "", _NUMERIC, _EXACT, _default(None, _EXACT), _weight_hash,
         "hash of the weights after the last step", by_step=_hashes_by_step,
+    ),
+    _curve(
+        "loss", lambda series: series.loss,
+        "loss of each step and rank of an unedited script, bit for bit if recorded launches are equal",
+    ),
+    _curve(
+        "grad_norm", lambda series: series.grad_norm,
+        "what `clip_grad_norm_` returned in each step and rank of an unedited script, compared as `loss`",
     ),
     Metric(
         "final_loss", "", _NUMERIC, _LOWER, None, lambda facts: facts.final_loss, "loss of the last measured step"

@@ -102,7 +102,6 @@ class Verdict(Model, frozen=True):
         is_open: True if more launches could decide the outcome.
         is_unrecorded: True if no baseline is stored for the case with this config and number of steps.
         is_expected: True for a regression that the test expects, e.g. of a planted fault.
-        part: The kernel family, or the sum of several, to which ``value`` and ``delta`` belong; else empty.
     """
 
     case: str
@@ -122,7 +121,6 @@ class Verdict(Model, frozen=True):
     is_open: bool = False
     is_unrecorded: bool = False
     is_expected: bool = False
-    part: str = ""
 
     @property
     def is_finding(self) -> bool:

@@ -128,103 +128,15 @@ def test_list_in_a_narrow_terminal_shortens_the_case(here, capsys, monkeypatch):
     assert "...py::test_x::fsdp" in lines[1]
 
 
-@pytest.mark.parametrize("arguments", [("list",), ("diff", "HEAD:", "HEAD:")])
-def test_nothing_is_wider_than_the_terminal(here, capsys, monkeypatch, arguments):
+def test_nothing_is_wider_than_the_terminal(here, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "90")
-    path = next((here / "baselines" / PLATFORM).glob("*test-x*")).relative_to(here)
-    arguments = [argument.replace("HEAD:", str(path)) for argument in arguments]
-    lines = said(capsys, "baselines", *arguments).splitlines()
+    lines = said(capsys, "baselines", "list").splitlines()
     assert [line for line in lines if len(line) > 90 and " " in line.strip()] == []
 
 
 def test_control_characters_of_a_case_are_escaped(here, capsys):
     store(case="tests/test_a.py::test_x[\x1b[2J]", launches=launches(10.0))
     assert "test_x[\\x1b[2J]" in said(capsys, "baselines", "list")
-
-
-# diff
-
-
-@pytest.fixture
-def committed(here):
-    """The path in the repository of a baseline that was committed and then recorded again."""
-    git("init", "-q")
-    git("add", "baselines")
-    git("commit", "-qm", "one")
-    environment = {"torch": "2.12.0", "device": "cuda", "device_name": "NVIDIA H200"}
-    new = launches(*(1.2 * p50 for p50 in P50S), environment=environment, weight_hashes={"9": "1" * 16, "10": "f" * 16})
-    return store(launches=new, config={"steps": 20, "dtype": "bfloat16", "seed": 0})
-
-
-def test_diff_with_a_commit_shows_config_environment_metrics_and_hashes(committed, capsys):
-    out = said(capsys, "baselines", "diff", f"HEAD:{committed}", committed)
-    for part in (
-        f"A: HEAD:{committed}, baseline 1: compared with 5 of 5 launches",
-        '  dtype: "float32" -> "bfloat16"',
-        "  seed: absent -> 0",
-        '  torch: "2.11.0" -> "2.12.0"',
-        "+20.0%  beyond the uncertainty",
-        "weight hashes: differ from step 10 on, 000000000000 -> ffffffffffff",
-    ):
-        assert part in out
-    row = next(line for line in out.splitlines() if "step_time_p50" in line)
-    assert row.split()[1:6:3] == ["10", "12"]
-    assert row.count("+-") == 2
-
-
-@pytest.mark.parametrize("ref", ["", "HEAD"])
-def test_diff_of_a_path_from_the_current_folder_with_the_index_or_a_commit(committed, capsys, monkeypatch, ref):
-    assert "beyond" in said(capsys, "baselines", "diff", f"{ref}:{committed}", committed)
-    monkeypatch.chdir(committed.parent)
-    assert "beyond" in said(capsys, "baselines", "diff", f"{ref}:./{committed.name}", committed.name)
-
-
-def test_diff_of_one_file_with_itself_is_equal(committed, capsys):
-    out = said(capsys, "baselines", "diff", committed, committed)
-    assert "config: equal\nenvironment: equal\n" in out
-    assert "weight hashes: equal in 2 steps with a hash in both" in out
-    assert "uncertainty" not in out
-    assert "differs" not in out
-
-
-def test_diff_of_two_cases_names_them(here, capsys):
-    first, second = sorted((here / "baselines" / PLATFORM).iterdir())
-    assert f'case: "{CASE}" -> "{OTHER}"' in said(capsys, "baselines", "diff", first, second)
-
-
-def test_diff_says_that_a_change_is_within_the_uncertainty_and_no_hashes_are_in_common(committed, capsys):
-    new = store(launches=launches(*(1.001 * p50 for p50 in P50S), weight_hashes={}))
-    out = said(capsys, "baselines", "diff", f"HEAD:{committed}", new)
-    assert "within the uncertainty" in out
-    assert "weight hashes: no step has a hash in both" in out
-    assert "differs" in next(line for line in out.splitlines() if "weight_hash " in line)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nope:x", "invalid object name 'nope'"),
-        ("HEAD:nope.json", "path 'nope.json' does not exist in 'HEAD'"),
-        ("HEAD:baselines", "bad file"),
-        ("nope", "'nope' is not a file; a file of a commit is given as REF:PATH"),
-        ("--output=/tmp/x:y", "a git ref does not begin with '-'"),
-    ],
-)
-def test_what_git_does_not_have_is_wrong_usage(committed, capsys, name, message):
-    assert message in refused(capsys, "baselines", "diff", "--", name, committed)
-
-
-def test_file_of_a_commit_that_is_no_baseline_is_a_problem(committed, capsys):
-    Path("note").write_text("no json")
-    git("add", "note")
-    code, _, err = run(capsys, "baselines", "diff", ":note", committed)
-    assert code == 1
-    assert ":note: not valid JSON" in err
-
-
-def test_ref_never_reaches_a_shell(committed, capsys):
-    refused(capsys, "baselines", "diff", "$(touch planted):x;touch planted", committed)
-    assert not Path("planted").exists()
 
 
 # devices

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pickle
 import shutil
 import struct
 import tempfile
@@ -381,21 +380,6 @@ def _read_bad(data: bytes, folder: Path) -> None:
     leases.mkdir(mode=0o700, exist_ok=True)
     (leases / BAD).write_bytes(data)
     assert all(isinstance(reason, str) for reason in bad_marks(leases).values())
-
-
-class _Payload:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/aorta-fuzz-was-here",)
-
-
-DUMP = {
-    "version": "2.10",
-    "entries": [{"frames": [], "sizes": [[3]], "id": 2**40, "ok": True, "at": (1, "a"), "x": 1.5}],
-}
-HOSTILE_DUMPS = [
-    *(pickle.dumps({"entries": [_Payload()]}, protocol=protocol) for protocol in range(6)),
-    b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02\x82\x01.", b"I" + b"9" * 5000 + b"\n.",
-]  # fmt: skip
 
 
 # --- Logs of searches for commits ------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.verdict.commit_search import (
     CONFIDENCE,
     MIN_PAIRS,
@@ -20,7 +19,7 @@ from pytest_aorta.verdict.commit_search import (
     SearchOutcome,
 )
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
+from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.bisection import LOOKS
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from tests.unit.builders import default_priors, make_facts, replace, with_p50
@@ -360,34 +359,3 @@ def test_time_without_a_tolerance_asks_for_one():
         "as --tolerance step_time_mean=5%"
     )
     assert launches.total() == 2
-
-
-# The first kernel takes most of the time and gets faster with commit 2; the sum of both never gets slower.
-def test_slower_kernel_family_is_searched_by_its_own_time():
-    rng = random.Random(10)
-
-    def launch(commit: int) -> LaunchFacts:
-        times = {"nvjet_tst_NTT": 5.8 if commit >= 2 else 6.0, "flash_fwd_kernel": 0.95 if commit >= 5 else 0.9}
-        return make_facts(kernels={name: FamilyTime(ms * rng.gauss(1, 5e-4), 8) for name, ms in times.items()})
-
-    tolerances = parse_tolerances({"kernel_ms": "2%"}, "test")
-    end, _ = run(
-        CommitSearch(8, PairedComparison("case", tolerances, default_priors, ["kernel_ms"], 12, "good")), launch
-    )
-    assert (end.outcome, end.suspects, end.metric) == (SearchOutcome.FOUND, (5,), "kernel_ms")
-    assert end.low < 0.05 / 0.9 < end.high
-    assert end.notes == ("kernel_ms: the time of flash_fwd_kernel was searched",)
-    assert not any(row.detail for row in end.probed)
-
-
-def test_slower_small_kernels_together_have_no_scale_to_search_on():
-    def launch(commit: int) -> LaunchFacts:
-        new = {"added": FamilyTime(0.5, 8)} if commit >= 5 else {}
-        return make_facts(kernels={"nvjet_tst_NTT": FamilyTime(6.0, 8)} | new)
-
-    tolerances = parse_tolerances({"kernel_ms": "2%"}, "test")
-    end, _ = run(
-        CommitSearch(8, PairedComparison("case", tolerances, default_priors, ["kernel_ms"], 12, "good")), launch
-    )
-    assert end.outcome is SearchOutcome.UNDECIDED
-    assert "kernel_ms: differs between the ends, but has no scale to search on" in end.reason

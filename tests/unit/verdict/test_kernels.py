@@ -1,0 +1,302 @@
+"""The time of kernels as a metric, and kernel families as the cause of a regression."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.result.trace.families import MAX_FAMILIES, MAX_NAME
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveFacts, FamilyTime
+from pytest_aorta.verdict.baseline import MAX_BYTES, MAX_LAUNCHES, read_baseline_file, write_baseline
+from pytest_aorta.verdict.causes import moved
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.learning import detection_lines, left_out, merged
+from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Missing
+from tests.unit.builders import (
+    default_priors,
+    launches_near,
+    make_baseline,
+    make_facts,
+    on_cpu,
+    stored,
+    with_p50,
+)
+
+METRIC = METRICS["kernel_ms"]
+MARKED = parse_tolerances({"kernel_ms": "2%"}, "test")
+# Times and calls in a step of 10 ms.
+STEP = {
+    "nvjet_tst_NTT": FamilyTime(4.0, 32),
+    "nvjet_tst_TNN": FamilyTime(2.0, 32),
+    "flash_fwd_kernel": FamilyTime(0.9, 8),
+    "vectorized_elementwise_kernel[MulFunctor]": FamilyTime(0.4, 40),
+    "reduce_kernel[sum_functor]": FamilyTime(0.02, 4),
+    "ncclDevKernel_AllGather_RING_LL": FamilyTime(3.0, 16),
+    "Memcpy HtoD": FamilyTime(0.5, 2),
+}
+ADDED = "vectorized_elementwise_kernel[AddFunctor]"
+
+
+def launch(rng, kernels=STEP, noise=0.0005, build=make_facts):
+    return build(
+        kernels={name: FamilyTime(time.ms * (1 + rng.gauss(0, noise)), time.calls) for name, time in kernels.items()}
+    )
+
+
+def launches(count=3, seed=1, **changes):
+    rng = random.Random(seed)
+    return [launch(rng, **changes) for _ in range(count)]
+
+
+def slower(name, ms):
+    return STEP | {name: FamilyTime(STEP[name].ms + ms, STEP[name].calls)}
+
+
+BASELINE = make_baseline(launches=stored(*launches(10, 0)))
+
+
+def check(candidates, baseline=BASELINE, max_launches=None):
+    allowed = max_launches or len(candidates)
+    return StoredComparison("case", BASELINE.config, baseline, MARKED, default_priors, allowed).judge(candidates)[
+        "kernel_ms"
+    ]
+
+
+def test_unchanged_kernels_pass_with_one_launch():
+    row = check(launches(1), max_launches=5)
+    assert (row.outcome, row.is_open) == (Outcome.PASS, False)
+
+
+def test_new_kernel_is_a_regression_that_is_named():
+    row = check(launches(kernels=STEP | {ADDED: FamilyTime(0.3, 4)}))
+    assert row.outcome is Outcome.REGRESSION
+    assert row.delta == pytest.approx(0.041, abs=0.002)
+    assert f"new {ADDED} 0.3 ms (4 calls)" in row.detail
+    paired = PairedComparison("case", MARKED, default_priors, max_pairs=3)
+    row = paired.judge(launches(kernels=slower("flash_fwd_kernel", 0.4)), launches(seed=2))["kernel_ms"]
+    assert row.outcome is Outcome.REGRESSION
+    assert "flash_fwd_kernel +0.4 ms (8 calls, was 8)" in row.detail
+
+
+def test_communication_and_copies_are_not_compared():
+    kernels = slower("ncclDevKernel_AllGather_RING_LL", 3.0) | {"Memcpy HtoD": FamilyTime(5.0, 2)}
+    assert check(launches(kernels=kernels)).outcome is Outcome.PASS
+
+
+def test_faster_family_is_an_improvement_and_the_baseline_stale():
+    row = check(launches(kernels=slower("nvjet_tst_NTT", -0.3)))
+    assert row.outcome is Outcome.IMPROVED
+    assert row.delta == pytest.approx(-0.041, abs=0.002)
+    assert "the baseline is stale" in row.detail
+
+
+def test_metric_that_one_side_lacks_is_missing():
+    bare = make_baseline(launches=stored(make_facts()))
+    row = check(launches(), bare)
+    assert (row.outcome, row.missing) == (Outcome.MISSING, Missing.BASELINE_VALUE)
+    assert "the baseline has no kernel_ms; record it again with" in row.detail
+    assert check([make_facts()] * 3).missing is Missing.CANDIDATE_VALUE
+
+
+def test_kernels_are_compared_by_default_and_operators_of_cpu_ranks_only_if_a_marker_names_them():
+    comparison = StoredComparison("case", BASELINE.config, BASELINE, {}, default_priors, 3)
+    assert comparison.judge(launches())["kernel_ms"].outcome is Outcome.PASS
+    with pytest.raises(KeyError, match="kernel_ms was not compared"):
+        comparison.judge(launches(build=on_cpu))["kernel_ms"]
+
+
+def test_tolerance_of_step_is_refused():
+    with pytest.raises(SpecError, match="tolerance of kernel_ms: got '2% of step', allowed is a percentage above 0%"):
+        parse_tolerances({"kernel_ms": "2% of step"}, "test")
+
+
+def test_operators_of_cpu_ranks_are_compared_by_the_tolerance_that_was_given():
+    operators = {
+        "aten::mm": FamilyTime(4.0, 32),
+        "aten::add": FamilyTime(2.0, 8),
+        "gloo:all_gather": FamilyTime(1.0, 4),
+    }
+    baseline = make_baseline(launches=stored(*launches(10, 0, kernels=operators, noise=0.05, build=on_cpu)))
+    tripled = operators | {"aten::mm": FamilyTime(12.0, 32)}
+    row = check(launches(kernels=tripled, noise=0.05, build=on_cpu), baseline)
+    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "2%")
+    assert "aten::mm" in row.detail
+
+
+def test_baseline_of_kernels_can_be_recorded_and_its_sensitivity_shown():
+    assert left_out(launches(10, 0), MARKED) == {}
+    lines = detection_lines(BASELINE, MARKED, default_priors, 5)
+    assert any(line.startswith("  kernel_ms: detects from +") for line in lines)
+
+
+def test_launches_without_kernels_are_no_objection():
+    assert left_out([make_facts()] * 10, MARKED) == {}
+
+
+def test_facts_give_the_time_of_compute_alone():
+    value = METRIC.measure(make_facts(kernels=STEP))
+    assert isinstance(value, float)
+    assert math.isclose(value, 7.32)
+    assert METRIC.measure(make_facts(kernels={"Memset": FamilyTime(1.0, 1)})) is None
+
+
+def test_most_launches_with_most_families_of_the_longest_names_fit_in_a_file(tmp_path):
+    kernels = {f"{number:0{MAX_NAME}}": FamilyTime(1.23456e-05, 12.3456) for number in range(MAX_FAMILIES)}
+    gathers = {kind: CollectiveFacts(12.3456, 1.23456e9, 1.23456, [1.23456] * 8, 7) for kind in map(str, Collective)}
+    full = make_facts(kernels=kernels, collectives=gathers)
+    baseline = make_baseline(launches=stored(*[full] * MAX_LAUNCHES))
+    path = write_baseline(tmp_path, baseline)
+    assert path.stat().st_size < MAX_BYTES / 2
+    assert read_baseline_file(path) == baseline
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_launches_with_unchanged_kernels_are_added_to_a_baseline(count):
+    new = make_baseline(launches=stored(*launches(count, 7)))
+    assert len(merged(BASELINE, new, MARKED, default_priors, fresh=False).launches) == 10 + count
+
+
+BEFORE = {
+    "nvjet_tst_NTT": FamilyTime(5.0, 32),
+    "reduce_kernel[sum_functor]": FamilyTime(0.5, 16),
+    "flash": FamilyTime(2.0, 4),
+}
+NOW = {"nvjet_tst_NTT": FamilyTime(6.9, 32), "triton_poi_fused_add": FamilyTime(0.4, 16), "flash": FamilyTime(2.001, 4)}
+GATHERS = CollectiveFacts(calls=32.0, bus_bytes=2e8, transfer_ms=1.0, wait_ms=[0.1, 0.0, 0.1, 0.1], straggler=1)
+
+
+def launch_of(kernels, build=make_facts, **collectives):
+    return build(kernels=kernels, collectives=collectives)
+
+
+def test_increased_new_and_gone_families_are_named_with_their_calls():
+    assert moved([launch_of(NOW)] * 3, [launch_of(BEFORE)] * 3) == (
+        "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), gone reduce_kernel[sum_functor] 0.5 ms "
+        "(16 calls), new triton_poi_fused_add 0.4 ms (16 calls)"
+    )
+
+
+def test_at_most_three_families_of_a_kind_are_named_the_largest_change_first():
+    slower = {f"kernel_{number}": FamilyTime(1.0 + number, 1) for number in range(5)}
+    new = {f"new_{number}": FamilyTime(2.5 + number, 1) for number in range(2)}
+    text = moved([launch_of(slower | new)], [launch_of(dict.fromkeys(slower, FamilyTime(0.5, 1)))])
+    assert text == (
+        "kernels per step: kernel_4 +4.5 ms (1 call, was 1), kernel_3 +3.5 ms (1 call, was 1), new new_1 3.5 ms "
+        "(1 call), kernel_2 +2.5 ms (1 call, was 1), new new_0 2.5 ms (1 call)"
+    )
+
+
+def test_changes_within_the_range_of_launches_are_not_named():
+    """Compare three launches with ten, as measured: matrix products of 9 ms vary by 1% between launches."""
+    before_ms = (9.0, 9.01, 9.02, 9.03, 9.04, 9.05, 9.06, 9.08, 9.09, 9.3)
+    before = [
+        launch_of(
+            {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(ms % 9, 1)},
+            all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
+        )
+        for ms in before_ms
+    ]
+
+    def after(*gemm_ms):
+        return [
+            launch_of(
+                {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(0.03, 1), "spin": FamilyTime(0.08, 1)},
+                all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
+            )
+            for ms in gemm_ms
+        ]
+
+    assert moved(after(9.085, 9.1, 9.12), before) == "kernels per step: new spin 0.08 ms (1 call)"
+    # One launch in ten may be an outlier.
+    text = moved(after(9.095, 9.1, 9.12), before)
+    assert "gemm +0.055 ms" in text
+    assert "transfer 9.1 ms/step" in text
+    assert "its peers wait 9.1 ms/step" in text
+    assert "rare" not in text
+
+
+def test_family_that_only_some_launches_lack_is_not_new():
+    chosen, other = {"cutlass": FamilyTime(1.0, 4)}, {"nvjet": FamilyTime(1.0, 4)}
+    text = moved([launch_of(chosen)] * 3, [launch_of(other)] * 7 + [launch_of(chosen)] * 3)
+    assert text == ""
+
+
+def test_on_cpu_ranks_they_are_operators():
+    text = moved(
+        [launch_of({"aten::mm": FamilyTime(3.0, 4)}, on_cpu)], [launch_of({"aten::mm": FamilyTime(1.0, 2)}, on_cpu)]
+    )
+    assert text == "operators per step: aten::mm +2 ms (4 calls, was 2)"
+
+
+@pytest.mark.parametrize(("here", "there"), [(NOW, {}), ({}, BEFORE), (BEFORE, BEFORE), ({}, {})])
+def test_without_profiled_steps_or_change_nothing_is_said(here, there):
+    assert moved([launch_of(here)], [launch_of(there)]) == ""
+
+
+def test_changes_too_small_to_explain_that_of_the_step_are_not_named():
+    # NOW changes by 1.9 ms at most, and the step by 500 ms.
+    slow = with_p50(launch_of(NOW, all_gather=GATHERS.replace(transfer_ms=9.0)), 510.0)
+    assert moved([slow], [with_p50(launch_of(BEFORE, all_gather=GATHERS), 10.0)]) == ""
+
+
+def test_communication_is_no_kernel_that_got_slower_since_its_time_includes_waits():
+    late = {"ncclDevKernel_AllGather_RING_LL": FamilyTime(9.0, 32)}
+    assert moved([launch_of(BEFORE | late)], [launch_of(BEFORE)]) == ""
+
+
+def test_slower_transfer_is_told_from_a_late_rank():
+    slower = CollectiveFacts(32.0, 2e8, 2.0, [0.1, 0.0, 0.1, 0.1], 1)
+    assert moved([launch_of({}, all_gather=slower)], [launch_of({}, all_gather=GATHERS)]) == (
+        "all_gather: transfer 2 ms/step, was 1, 32 calls, was 32, 200 MB on the bus, was 200, at 100 GB/s, was 200"
+    )
+    late = CollectiveFacts(32.0, 2e8, 1.0, [2.1, 2.0, 2.2, 0.0], 3)
+    assert moved([launch_of({}, all_gather=late)], [launch_of({}, all_gather=GATHERS)]) == (
+        "all_gather: rank 3 arrives late, its peers wait 2.1 ms/step, was 0.1"
+    )
+
+
+def test_ranks_that_wait_about_equally_arrive_late_in_turns():
+    def text(*wait_ms):
+        turns = CollectiveFacts(32.0, 2e8, 1.0, list(wait_ms), wait_ms.index(min(wait_ms)))
+        return moved([launch_of({}, all_gather=turns)], [launch_of({}, all_gather=GATHERS)])
+
+    in_turns = "all_gather: ranks arrive late in turns, each waits {} ms/step or more, was 0"
+    assert text(19.0, 21.0) == in_turns.format("19")
+    assert text(19.0, 21.0, 20.0, 20.0) == in_turns.format("19")
+    # A rank that is late in two thirds of the calls waits half as long as its peer.
+    assert text(10.5, 20.0) == in_turns.format("10.5")
+    assert text(9.9, 20.0) == "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"
+
+
+def test_waits_that_the_reference_has_too_are_no_turns():
+    before = CollectiveFacts(32.0, 2e8, 1.0, [5.0, 5.0], 0)
+    late = CollectiveFacts(32.0, 2e8, 1.0, [5.0, 9.0], 0)
+    text = moved([launch_of({}, all_gather=late)], [launch_of({}, all_gather=before)])
+    assert text == "all_gather: rank 0 arrives late, its peers wait 9 ms/step, was 5"
+
+
+def test_transfer_of_unknown_size_has_no_bandwidth():
+    before, now = (CollectiveFacts(4.0, 0.0, ms, [0.0, 0.0], 0) for ms in (1.0, 2.0))
+    text = moved([launch_of({}, all_reduce=now)], [launch_of({}, all_reduce=before)])
+    assert text == "all_reduce: transfer 2 ms/step, was 1, 4 calls, was 4"
+
+
+def test_new_collective_has_nothing_to_compare_with():
+    assert moved([launch_of({}, all_reduce=GATHERS)], [launch_of({}, all_gather=GATHERS)]) == ""
+
+
+def test_regression_of_step_time_names_the_kernel_and_a_pass_does_not():
+    before, slow = ([*launches_near(p50, 3, kernels=kernels)] for p50, kernels in ((10.0, BEFORE), (12.0, NOW)))
+    baseline = make_baseline(launches=stored(*launches_near(10.0, 10, kernels=BEFORE)))
+    comparison = StoredComparison("case", baseline.config, baseline, {}, default_priors, 3)
+    row = comparison.judge(slow)["step_time_p50"]
+    assert row.outcome is Outcome.REGRESSION
+    assert "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), gone reduce" in str(row)
+    assert "kernels" not in str(comparison.judge(before)["step_time_p50"])
+    paired = PairedComparison("case", {}, default_priors, max_pairs=3)
+    assert "kernels per step: nvjet_tst_NTT +1.9 ms" in str(paired.judge(slow, before)["step_time_p50"])
