@@ -81,7 +81,7 @@ def test_record(distributed_world: DistributedWorld, tmp_path: Path) -> None:
     """Launch stretch by stretch until the time is over."""
     out, ends_s = Path(os.environ.get("RECORD_OUT", ".")) / FILE, time.monotonic() + _limit_s()
     for stretch in count():
-        name = [*WORKLOADS, *_SCRIPTS][stretch // 2 % (len(WORKLOADS) + len(_SCRIPTS))]
+        name = [*_SCRIPTS, *WORKLOADS][stretch // 2 % (len(WORKLOADS) + len(_SCRIPTS))]
         busy = stretch % 2
         with load(busy), out.open("a", encoding="utf-8") as file:
             for _ in range(STRETCH):
