@@ -52,7 +52,6 @@ for step in range(7):
     optimizer.step()
     optimizer.zero_grad()
 """
-SIMPLE_FSDP = {"steps": 2, "warmup": 1, "n_layers": 2, "profile_steps": 0}
 FAULTS = [
     ("gather twice", "collectives", "all_gather over 2 ranks, bfloat16 6 -> 7 a step, +0.002112 MB"),
     ("float32", "collective_bytes", "all_gather over 2 ranks, float32 +0.02534 MB"),
@@ -85,10 +84,3 @@ def test_each_fault_of_a_script_is_caught_by_its_cost_in_one_launch(workload, tm
         assert row.detail.startswith(text)
     # Here the copies are gathered again that the reference keeps.
     assert judged(reference, launched["no reshard"], "collectives").outcome is Outcome.REGRESSION
-
-
-def test_lost_bucketing_of_simple_fsdp_is_caught_in_one_launch(workload):
-    reference = workload.run("llama_simple_fsdp", **SIMPLE_FSDP)
-    row = judged(workload.run("llama_simple_fsdp", **SIMPLE_FSDP, bucketing="none"), reference, "collectives")
-    assert row.outcome is Outcome.REGRESSION
-    assert row.detail.startswith("all_gather over 2 ranks, float32 ")
