@@ -50,6 +50,6 @@ def test_chunks_train_as_whole_logits(workload):
 
 
 def test_pipeline_stages_are_refused(workload):
-    stages = {"pipeline_parallel_degree": 2, "gradient_accumulation": 2}
+    stages = {"n_layers": 2, "pipeline_parallel_degree": 2, "gradient_accumulation": 2}
     with pytest.raises(LaunchError, match="loss_chunks is 3 and pipeline_parallel_degree is 2"):
         workload.run("llama_fsdp2", **TRAINING | stages)

@@ -89,6 +89,7 @@ def _assert_spans(captured_steps, results):
             assert (step["hidden_comm_ms"] > 0) is (name in ("reference", "beside backward"))
 
 
+@pytest.mark.extended
 def test_accumulated_and_compiled_training_is_the_same_under_fsdp2_and_ddp(workload):
     compiled = {"enabled": True, "backend": "aot_eager"}
     training = TRAINING | {"steps": 2, "gradient_accumulation": 2, "span_every": 1, "compile": compiled}
