@@ -42,18 +42,23 @@ def chosen(result):
     return facts
 
 
-def test_smaller_budgets_choose_more_recomputation_with_the_bits_of_none(workload):
+@pytest.mark.parametrize(
+    "kinds_of_blocks",
+    [["selective"], pytest.param(["elementwise", "full"], marks=pytest.mark.extended)],
+    ids=["selective", "others"],
+)
+def test_smaller_budgets_choose_more_recomputation_with_the_bits_of_none(workload, kinds_of_blocks):
     plain = workload.run("llama_fsdp2", **TRAINING)
     assert "activation_checkpointing" not in plain.environment
     roomy = workload.run("llama_fsdp2", **TRAINING | auto(PLENTY))
     kinds, most, budget = chosen(roomy)
     assert (kinds, budget) == ("none on all 4 blocks", PLENTY)
     assert (roomy.loss, roomy.weight_hashes) == (plain.loss, plain.weight_hashes)
-    for kind, part in KINDS.items():
-        result = workload.run("llama_fsdp2", **TRAINING | auto(int(part * most)))
+    for kind in kinds_of_blocks:
+        result = workload.run("llama_fsdp2", **TRAINING | auto(int(KINDS[kind] * most)))
         kinds, estimate, budget = chosen(result)
         assert kinds.startswith(f"{kind} on "), kinds
-        assert estimate <= budget == int(part * most)
+        assert estimate <= budget == int(KINDS[kind] * most)
         assert (result.loss, result.weight_hashes) == (plain.loss, plain.weight_hashes), kinds
     with pytest.raises(LaunchError, match=r"even full recomputation of all 4 blocks needs an estimated .+ of 1 MiB"):
         workload.run("llama_fsdp2", **TRAINING | auto(FEW))
@@ -73,14 +78,15 @@ def test_mixed_kinds_in_one_graph_have_the_bits_of_none_under_fsdp2(workload, dt
     assert (mixed.loss, mixed.weight_hashes) == (plain.loss, plain.weight_hashes), kinds
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "layout",
     [
         {"tensor_parallel_degree": 2, "param_dtype": "bfloat16"},
-        pytest.param({"context_parallel_degree": 2}, marks=pytest.mark.extended),
-        pytest.param({"pipeline_parallel_degree": 2, "gradient_accumulation": 3}, marks=pytest.mark.extended),
-        pytest.param({"num_experts": 4, "expert_parallel_degree": 2}, marks=pytest.mark.extended),
-        pytest.param({"num_experts": 4, "tensor_parallel_degree": 2}, marks=pytest.mark.extended),
+        {"context_parallel_degree": 2},
+        {"pipeline_parallel_degree": 2, "gradient_accumulation": 3},
+        {"num_experts": 4, "expert_parallel_degree": 2},
+        {"num_experts": 4, "tensor_parallel_degree": 2},
     ],
     ids=["tp", "cp", "pp", "ep", "experts, tp"],
 )

@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 FOUR_RANKS = pytest.mark.world(size=4, device="cpu", warm=True)
-TRAINING = {"size": "debug", "steps": 3, "warmup": 0, "hash_every": 1}
+TRAINING = {"size": "debug", "n_layers": 1, "steps": 3, "warmup": 0, "hash_every": 1}
 FLEX = TRAINING | {"attention": "flex"}
 LAYOUTS = {
     "plain": {},

@@ -78,6 +78,7 @@ def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_ali
     assert loaded == first
 
 
+@pytest.mark.extended
 def test_a_rank_to_which_no_token_goes_takes_part(workload):
     # Four tokens per step.
     starved = TRAINING | {"seq_len": 1, "batch_size": 1, "top_k": 1, "steps": 3}
@@ -90,8 +91,8 @@ def test_a_rank_to_which_no_token_goes_takes_part(workload):
 @pytest.mark.parametrize(
     ("layout", "accumulated"),
     [
-        pytest.param("ep 2", 1, id="a micro-batch", marks=pytest.mark.extended),
-        pytest.param("ep 2", 3, id="stages of 3 micro-batches"),
+        pytest.param("ep 2", 1, id="a micro-batch", marks=pytest.mark.world(size=2, device="cpu", warm=True)),
+        pytest.param("ep 2", 3, id="stages of 3 micro-batches", marks=pytest.mark.extended),
         pytest.param("ep 2, tp 2", 1, id="split experts", marks=pytest.mark.extended),
     ],
 )

@@ -9,6 +9,7 @@ from pytest_aorta.session.launcher import DistributedWorld
 NUM_LAYOUTS = 6
 
 
+@pytest.mark.extended
 @pytest.mark.world(size=4, device="cpu", warm=True)
 def test_a_trained_state_hashes_alike_in_every_layout(distributed_world: DistributedWorld):
     result = distributed_world.launch_script("tests/distributed/scripts/hash_layouts.py")

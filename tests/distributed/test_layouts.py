@@ -15,37 +15,39 @@ pytestmark = [pytest.mark.numerics, pytest.mark.launch_timeout(300)]
 
 
 CI_COLUMN = "aot_eager, transformer_block"
+CI_STEPS = 4
 # Their collectives are those of the table.
 COUNTED = (CI_COLUMN, "aot_eager, step")
 
 
 def rows():
-    """Return each row with the columns to launch: all of them every night, and in CI one column of a few rows."""
+    """Return each row with its columns and steps: all of them every night, and in CI one column of a few rows."""
     for layout in LAYOUTS:
         world = pytest.mark.world(size=layout.world_size, device="cpu", warm=True)
         if layout.in_ci:
-            yield pytest.param(layout, [CI_COLUMN], id=f"{layout.name}, {CI_COLUMN}", marks=world)
+            yield pytest.param(layout, [CI_COLUMN], CI_STEPS, id=f"{layout.name}, {CI_COLUMN}", marks=world)
         declared = [column for column in COLUMNS if layout.difference(column) is not None]
-        yield pytest.param(layout, declared, id=layout.name, marks=[world, pytest.mark.extended])
+        yield pytest.param(layout, declared, TRAINING["steps"], id=layout.name, marks=[world, pytest.mark.extended])
 
 
-@pytest.mark.parametrize(("layout", "columns"), list(rows()))
-def test_each_backend_does_what_the_table_says(workload, distributed_world, layout, columns):
-    eager = workload.run(REFERENCE, **TRAINING | layout.reference)
+@pytest.mark.parametrize(("layout", "columns", "steps"), list(rows()))
+def test_each_backend_does_what_the_table_says(workload, distributed_world, layout, columns, steps):
+    training = TRAINING | {"steps": steps}
+    eager = workload.run(REFERENCE, **training | layout.reference)
     assert collectives_of_a_step(distributed_world, eager) == COLLECTIVES[layout.name][REFERENCE]
     for column in columns:
         # FSDP2's default; the eager backend has no graph in which a gather could be repeated.
         reshard = {"reshard_after_forward": column != "eager"}
-        traced = workload.run("llama_simple_fsdp", **TRAINING | reshard | dict(layout.config) | COLUMNS[column])
+        traced = workload.run("llama_simple_fsdp", **training | reshard | dict(layout.config) | COLUMNS[column])
         if column in COUNTED:
             found = collectives_of_a_step(distributed_world, traced)
             assert found == COLLECTIVES[layout.name]["llama_simple_fsdp"]
         if layout.difference(column):
             with workload.expect_regression("weight_hash") as found:
-                workload.compare(traced, eager, steps=TRAINING["steps"], metrics=["weight_hash"], label=column)
+                workload.compare(traced, eager, steps=steps, metrics=["weight_hash"], label=column)
             assert "first difference: step 1, " in found.text
         else:
-            workload.compare(traced, eager, steps=TRAINING["steps"], label=column)
+            workload.compare(traced, eager, steps=steps, label=column)
 
 
 def collectives_of_a_step(world, result):

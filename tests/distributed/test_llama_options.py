@@ -19,12 +19,25 @@ MOVED = {
     "full checkpointing": {"activation_checkpointing": "full"},
     "hashes of all tensors": {"hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"]},
 }
+TOGETHER = (
+    ("prefetch", "one bucket of two blocks", "real freqs_cis", "selective checkpointing"),
+    ("kept parameters", "hashes of all tensors"),
+    ("last block kept", "full checkpointing"),
+)
 
 
-def test_options_that_move_work_keep_every_bit(workload):
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pytest.param(TOGETHER, id="together"),
+        pytest.param([(label,) for label in MOVED], id="each alone", marks=pytest.mark.extended),
+    ],
+)
+def test_options_that_move_work_keep_every_bit(workload, groups):
     plain = workload.run("llama_fsdp2", **HASHED)
-    for label, options in MOVED.items():
-        workload.compare({"workload": "llama_fsdp2"} | TRAINING | options, plain, steps=STEPS, label=label)
+    for labels in groups:
+        options = {key: value for label in labels for key, value in MOVED[label].items()}
+        workload.compare({"workload": "llama_fsdp2"} | TRAINING | options, plain, steps=STEPS, label=", ".join(labels))
 
 
 @pytest.mark.extended

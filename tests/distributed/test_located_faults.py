@@ -43,9 +43,16 @@ FAULTS = [
 ]
 
 
-def test_fault_is_located_from_the_hashes_of_both_launches(workload):
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(FAULTS[-1:], id="of both implementations"),
+        pytest.param(FAULTS, id="all", marks=pytest.mark.extended),
+    ],
+)
+def test_fault_is_located_from_the_hashes_of_both_launches(workload, faults):
     plain = workload.run("llama_fsdp2", **HASHED)
-    for name, kind, metrics, expected in FAULTS:
+    for name, kind, metrics, expected in faults:
         faulty = workload.run(name, fault={"kind": kind, "step": 2, "rank": 1}, **HASHED)
         with workload.expect_regression(*metrics) as regression:
             workload.compare(faulty, plain, steps=STEPS, label=kind)

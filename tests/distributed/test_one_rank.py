@@ -18,6 +18,7 @@ def test_one_rank_is_a_runtime_error_that_says_what_to_do(workload, name):
 
 
 @pytest.mark.world(size=1, device="cpu", warm=True)
+@pytest.mark.extended
 @pytest.mark.parametrize("bucketing", ["none", "transformer_block"])
 def test_one_rank_trains_the_llama_with_the_same_bits_in_both_implementations(workload, bucketing):
     training = {"size": "debug", "n_layers": 1}

@@ -8,7 +8,7 @@ INNER = """
 import pytest
 
 # Enough compute to hide a collective, although gloo's threads share two cores with it.
-SIZE = dict(workload="fsdp", steps=5, warmup=1, verify=0, gemm_size=512, fsdp_shard_size=131072, profile_steps=4)
+SIZE = dict(workload="fsdp", steps=2, warmup=1, verify=0, gemm_size=512, fsdp_shard_size=131072, profile_steps=4)
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.tolerance(overlap_ratio="10 points")]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.distributed.small_llama import trains_alike
+from tests.distributed.test_pipeline_parallel import PP
 
 pytestmark = [
     pytest.mark.numerics,
@@ -28,16 +29,18 @@ LAYOUTS = {
 UNCHANGED = {"lr": 1e-60, "steps": 1}
 
 
-@pytest.mark.parametrize(
-    "layouts",
-    [
-        pytest.param(["fsdp 4", "cp 2, tp 2"], id="two"),
-        pytest.param(list(LAYOUTS), id="all", marks=pytest.mark.extended),
-    ],
-)
-def test_layouts_begin_with_the_same_weights_and_train_alike(workload, layouts):
-    chosen = {name: LAYOUTS[name] for name in layouts}
-    trains_alike(workload, TRAINING, chosen, unchanged=UNCHANGED, rel_loss=1e-5, rel_norm=1e-4)
+@pytest.mark.extended
+def test_layouts_begin_with_the_same_weights_and_train_alike(workload):
+    trains_alike(workload, TRAINING, LAYOUTS, unchanged=UNCHANGED, rel_loss=1e-5, rel_norm=1e-4)
+
+
+def test_each_axis_of_a_small_model_trains_alike(workload):
+    axes = {name: LAYOUTS[name] for name in ("fsdp 4", "cp 2, tp 2")} | {"pp 2, fsdp 2": PP | {"batch_size": 1}}
+    results = [workload.run("llama_fsdp2", **TRAINING | {"n_layers": 2, "steps": 3} | axis) for axis in axes.values()]
+    for result in results:
+        assert result.rank_metrics["num_parameters"] == results[0].rank_metrics["num_parameters"]
+        assert result.loss == pytest.approx(results[0].loss, rel=1e-5)
+        assert result.grad_norm == pytest.approx(results[0].grad_norm, rel=1e-4)
 
 
 @pytest.mark.extended

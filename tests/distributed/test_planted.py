@@ -12,7 +12,7 @@ import json, pathlib, pytest
 PLANTED = json.loads(pathlib.Path(__file__).with_name("planted.json").read_text())
 
 pytestmark = pytest.mark.world(size=2, device="cpu")
-SHORT = dict(warmup=1, verify=2)
+SHORT = dict(warmup=1, verify=2, profile_steps=0)
 
 # A step takes milliseconds, and on a busy machine several times as long.
 @pytest.mark.tolerance(step_time_p50="900%")
@@ -30,7 +30,7 @@ def test_training(workload):
 """
 
 
-# There are more than ten launches; other tests show that cold launches give the same results.
+# There are about ten launches; other tests show that cold launches give the same results.
 WARM = "--aorta-launcher=forkserver"
 
 
@@ -49,44 +49,40 @@ def failed(result):
 
 def assert_green(result):
     """Check that all tests passed or stayed undecided: beside other work, five launches may be too few to decide."""
-    outcomes = result.parseoutcomes()
-    assert set(outcomes) <= {"passed", "inconclusive"}
-    assert sum(outcomes.values()) == 4
+    assert set(result.parseoutcomes()) <= {"passed", "inconclusive", "deselected"}
 
 
-def record(suite):
+def record(suite, *options):
     # On a machine with other work, launches may vary by more than those of a good baseline.
-    assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-record=noisy:a test"))
+    assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-record=noisy:a test", *options))
 
 
 @pytest.mark.long
-def test_slower_steps_and_wrong_data_turn_their_tests_red_and_no_other(suite, pytester):
-    record(suite)
+def test_slower_steps_turn_their_test_red_and_no_other(suite, pytester):
+    chosen = ("-k", "speed or weights")
+    record(suite, *chosen)
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
     median_ms = json.loads(speed.read_bytes())["launches"][0]["facts"]["step_time_ms"]["p50"]
-    result = suite(
-        {
-            "speed": {"kind": "slowdown", "delay_ms": 40 * median_ms},
-            "data": {"kind": "swapped_shards", "iteration": 1, "layer": 3, "rank": 1},
-        }
-    )
-    assert failed(result) == {"test_speed", "test_data"}
-    result.stdout.re_match_lines_random(
-        [
-            r"E +step_time_p50: regression: .* tolerance 900%",
-            r"E +all_gather_forward: iteration 1, layer 3, on rank 1, from source rank 0: .*the data of rank 1.*",
-        ]
-    )
+    result = suite({"speed": {"kind": "slowdown", "delay_ms": 40 * median_ms}}, *chosen)
+    assert failed(result) == {"test_speed"}
+    result.stdout.re_match_lines_random([r"E +step_time_p50: regression: .* tolerance 900%"])
 
 
 @pytest.mark.extended
 @pytest.mark.long
-def test_changed_weights_turn_their_tests_red_until_the_change_is_undone(suite):
+def test_wrong_data_and_changed_weights_turn_their_tests_red_until_the_change_is_undone(suite):
     record(suite)
-    result = suite({"weights": {"kind": "weight", "rank": 1}, "training": {"kind": "weight_ulp", "step": 2, "rank": 1}})
-    assert failed(result) == {"test_weights", "test_training"}
+    result = suite(
+        {
+            "data": {"kind": "swapped_shards", "iteration": 1, "layer": 3, "rank": 1},
+            "weights": {"kind": "weight", "rank": 1},
+            "training": {"kind": "weight_ulp", "step": 2, "rank": 1},
+        }
+    )
+    assert failed(result) == {"test_data", "test_weights", "test_training"}
     result.stdout.re_match_lines_random(
         [
+            r"E +all_gather_forward: iteration 1, layer 3, on rank 1, from source rank 0: .*the data of rank 1.*",
             r"test_inner::test_weights::fsdp +weight_hash .* regression",
             r"test_inner::test_training::llama_fsdp2 +weight_hash .* regression",
         ]

@@ -67,6 +67,7 @@ def _assert_collectives(others):
     assert counts["beside backward"][0] == counts["beside backward"][1] > 2
 
 
+@pytest.mark.extended
 def test_accumulated_and_compiled_training_is_the_same_under_fsdp2_and_ddp(workload):
     compiled = {"enabled": True, "backend": "aot_eager"}
     training = TRAINING | {"steps": 2, "gradient_accumulation": 2, "compile": compiled}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import rank_pids
-from tests.distributed.processes import START_S, await_true
+from tests.distributed.processes import START_S, await_true, mentioning
 from tests.unit import builders
 
 ATTACKER = Path(__file__).parent / "scripts" / "rendezvous_attacker.py"
@@ -34,9 +35,20 @@ LISTENING = "0A"
 EACH = 'for rank in 0 1; do AORTA_NODE_RANK=$rank AORTA_LEASE_DIR=$PWD/leases$rank "$@" & done; wait'
 
 
-def listening_ports() -> set[str]:
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-    return {str(int(fields[1].rpartition(":")[2], 16)) for fields in lines if fields[3] == LISTENING}
+def listening_ports(folder: Path) -> set[str]:
+    """Return the ports of a launch's processes: launches of other tests must not be attacked."""
+    own = set()
+    for pid in mentioning(str(folder)):
+        for file in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(FileNotFoundError):
+                own.add(str(file.readlink()))
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    lines = [line.split() for table in tables for line in table]
+    return {
+        str(int(fields[1].rpartition(":")[2], 16))
+        for fields in lines
+        if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own
+    }
 
 
 def make_plan(folder: Path, nodes: int) -> LaunchPlan:
@@ -57,13 +69,13 @@ def make_plan(folder: Path, nodes: int) -> LaunchPlan:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_stranger_who_sets_every_key_of_the_stores_runs_no_code(tmp_path, nodes):
-    plan, before = make_plan(tmp_path, nodes), listening_ports()
+    plan = make_plan(tmp_path, nodes)
     environ = os.environ | {"MASTER_ADDR": "127.0.0.1"}
     launching = threading.Thread(target=launch, args=(plan, environ, start_coordinator if nodes > 1 else None))
     launching.start()
     try:
         await_true(lambda: len(rank_pids(plan.run_dir)) == plan.world.size)
-        command = [sys.executable, str(ATTACKER), str(tmp_path / "entered"), *(listening_ports() - before)]
+        command = [sys.executable, str(ATTACKER), str(tmp_path / "entered"), *listening_ports(plan.run_dir)]
         ended = subprocess.run(command, check=True, capture_output=True, text=True)
         time.sleep(LOOKS_S)
     finally:

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from pytest_aorta.launch.leases import lease
+from tests.distributed.processes import await_true
 
 RUN, P99 = "workload.run('toy')", "@pytest.mark.tolerance(step_time_p99='10%')"
 
@@ -130,7 +131,15 @@ def test_folder_of_own_workloads_can_be_elsewhere(project):
 def test_run_that_waits_for_the_lease_of_another_says_for_whose(project, workers):
     project.one_test("workload.run('toy')")
     held = lease(("cpu-0",), 1, exclusive=True, wait_s=9, folder=project.path / "leases", owner="other.py::one")
-    threading.Timer(10 if workers else 7, held.release).start()
+    said = r"aorta: test_toy.py::test_one: waited \d+ s for .*\n  cpu-0 held by other.py::one \(pid \d+, since \d\d:"
+    output = project.path / "stderr"  # of the run below
+
+    def release_when_said():
+        with held:
+            await_true(lambda: output.exists() and re.search(said, output.read_text()))
+
+    releasing = threading.Thread(target=release_when_said)
+    releasing.start()
     result = project.run_apart(*workers, passed=1)
-    said = r"aorta: test_toy.py::test_one: waited [2-7] s for .*\n  cpu-0 held by other.py::one \(pid \d+, since \d\d:"
+    releasing.join()
     assert re.search(said, result.stderr.str())

@@ -278,26 +278,18 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
     ("given", "expected"),
     [
         # Backward does not need the embedding.
-        ({}, (4, 3, 4)),
-        ({"kept": "layers.1."}, (4, 2, 4)),
+        pytest.param({"kept": "layers.1."}, (4, 2, 4), id="last block kept"),
+        *(
+            pytest.param(given, expected, id=name, marks=pytest.mark.extended)
+            for name, given, expected in (
+                ("kept", {"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4)),
+                ("manual", MANUAL | {"bucket_order": "graph"}, (4, 3, 4)),
+                ("two blocks in a bucket", {"blocks_per_bucket": 2}, (3, 2, 3)),
+            )
+        ),
     ],
-    ids=["blocks", "last block kept"],
 )
 def test_collectives_of_a_step(mesh, given, expected):
-    assert collectives_of_a_step(mesh, **given) == expected
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4)),
-        (MANUAL | {"bucket_order": "graph"}, (4, 3, 4)),
-        ({"blocks_per_bucket": 2}, (3, 2, 3)),
-    ],
-    ids=["kept", "manual", "two blocks in a bucket"],
-)
-def test_collectives_of_a_step_with_other_buckets(mesh, given, expected):
     assert collectives_of_a_step(mesh, **given) == expected
 
 
@@ -336,8 +328,15 @@ REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 w
         (("layers.1",), ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"]),
     ],
 )
-def test_only_the_buckets_of_named_modules_are_reordered(mesh, monkeypatch, modules, orders):
-    assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules) == orders
+def test_only_the_buckets_of_named_modules_are_reordered_and_graphs_are_written_after_each_pass(
+    mesh, monkeypatch, tmp_path, modules, orders
+):
+    found = orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules, dump_graphs=str(tmp_path))
+    assert found == orders
+    names = sorted(path.name for path in (tmp_path / "rank0").iterdir())
+    assert names == ["00_annotate.txt", "01_bucket.txt", "02_reorder.txt", "03_bucket.txt", "04_reorder.txt"]
+    gathers = [(tmp_path / "rank0" / name).read_text().count("all_gather_into_tensor") for name in names[:2]]
+    assert gathers[0] > gathers[1] > 0
 
 
 def test_a_step_in_one_graph_gathers_ahead_from_forward_to_backward(mesh, monkeypatch):
@@ -405,7 +404,7 @@ def test_a_captured_step_whose_parameter_moves_is_an_error(recorded_graphs):
     [
         ({}, "a0 a1 wa0 a2 wa1 a3 wa2 wa3"),
         ({"overlap_reorder_modules": ("layers.1",)}, "a0 wa0 a1 wa1 a2 wa2 a3 wa3"),
-        ({"overlap_reorder": False}, "a0 wa0 a1 wa1 a2 wa2 a3 wa3"),
+        pytest.param({"overlap_reorder": False}, "a0 wa0 a1 wa1 a2 wa2 a3 wa3", marks=pytest.mark.extended),
     ],
 )
 def test_gradients_of_a_bucket_are_summed_over_replicas_together(mesh, monkeypatch, given, order):
@@ -422,7 +421,7 @@ def test_only_the_buckets_of_a_range_of_modules_are_reordered(mesh, monkeypatch)
 @pytest.mark.parametrize(
     ("modules", "orders"),
     [
-        ((), ["g0 g1 wg0 wg1", "g0 wg0 r0 r1 wr0 wr1"]),
+        pytest.param((), ["g0 g1 wg0 wg1", "g0 wg0 r0 r1 wr0 wr1"], marks=pytest.mark.extended),
         (("layers.1",), ["g0 wg0 g1 wg1", "g0 wg0 r0 wr0 r1 wr1"]),
     ],
 )
@@ -439,21 +438,13 @@ def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
 @pytest.mark.parametrize(
     ("disabled", "order"),
     [
-        (["reorder"], "g0 wg0 g1 wg1 g2 wg2 g3 wg3"),
+        pytest.param(["reorder"], "g0 wg0 g1 wg1 g2 wg2 g3 wg3", marks=pytest.mark.extended),
         (["bucket"], " ".join(f"g{number} wg{number}" for number in range(21))),
     ],
 )
 def test_a_pass_that_is_disabled_does_not_run(mesh, monkeypatch, disabled, order):
     forward, _ = orders_of_a_step(mesh, monkeypatch, disable_passes=disabled)
     assert forward == order
-
-
-def test_graphs_are_written_after_each_pass(mesh, tmp_path):
-    collectives_of_a_step(mesh, dump_graphs=str(tmp_path))
-    names = sorted(path.name for path in (tmp_path / "rank0").iterdir())
-    assert names == ["00_annotate.txt", "01_bucket.txt", "02_reorder.txt", "03_bucket.txt", "04_reorder.txt"]
-    gathers = [(tmp_path / "rank0" / name).read_text().count("all_gather_into_tensor") for name in names[:2]]
-    assert gathers[0] > gathers[1] > 0
 
 
 def test_a_relative_folder_of_graphs_is_refused():
@@ -789,20 +780,12 @@ def test_generators_that_torch_gives_to_backward_stay_behind_the_tangents():
     assert [node.name for node in inputs] == ["tensor", "mesh", "tangents_1", "bwd_rng_state_0"]
 
 
-@pytest.mark.parametrize("kind", ["selective", "full"])
+@pytest.mark.parametrize(
+    "kind", ["selective", "full", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("none", "elementwise"))]
+)
 def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
-    assert_saved(mesh, kind)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("kind", ["none", "elementwise"])
-def test_a_traced_block_without_checkpointed_products_saves_them(mesh, kind):
-    assert_saved(mesh, kind)
-
-
-def assert_saved(mesh, kind):
     torch.compiler.reset()
-    model = make_sharded(mesh)
+    model = make_sharded(mesh, config=ONE_BLOCK)
     checkpoint_blocks(model, same_on_all(kind, len(model.layers)))
     backend = compile.make_backend(
         replace(PLANNED, bucketing="none", overlap_reorder=False),

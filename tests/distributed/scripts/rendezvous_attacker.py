@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import base64
 import json
+import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 from datetime import timedelta
+from multiprocessing.connection import Connection
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 STORE_S = 20.0
-# The script attacks this one port, in a process of its own.
-ONE = "--one"
+FORK = multiprocessing.get_context("fork")
 
 
 class Payload:
@@ -31,33 +31,32 @@ class Payload:
         return os.mkdir, (self.folder,)
 
 
-def attack(folder: str, port: int) -> int:
-    """Set every key of the store at ``port``, and return the number of keys."""
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=5))
+def attack(folder: str, port: int, count: Connection) -> None:
+    """Set every key of the store at ``port``, and send the number of keys."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=STORE_S))
     keys = store.list_keys()
     code = pickle.dumps(Payload(folder))
     for key in {*keys, "torch.rendezvous.none"}:
         # torch's c10d rendezvous writes its pickled state in base64.
         is_state = key.startswith("torch.rendezvous.") and "/" not in key
         store.set(key, base64.b64encode(code) if is_state else code)
-    return len(keys)
+    count.send(len(keys))
 
 
 def main() -> None:
-    """Attack the ports one by one: a program that is no store would hang the client of a store."""
+    """Attack each port in a process of its own: a program that is no store would hang the client of a store."""
     folder, ports = sys.argv[1], sys.argv[2:]
-    if ports[0] == ONE:
-        print(attack(folder, int(ports[1])))
-        return
     counts = {}
     for port in ports:
-        command = [sys.executable, __file__, folder, ONE, port]
-        try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=STORE_S)
-        except subprocess.TimeoutExpired:
-            continue
-        if ended.returncode == 0:
-            counts[port] = int(ended.stdout)
+        counted, count = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=attack, args=(folder, int(port), count))
+        process.start()
+        count.close()
+        process.join(2 * STORE_S)
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            counts[port] = counted.recv()
     print(json.dumps(counts))
 
 

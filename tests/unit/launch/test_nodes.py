@@ -124,10 +124,10 @@ def test_interface_that_leads_to_node_zero_is_found(monkeypatch):
 
 def test_heartbeats_are_counted_and_carry_orders(tmp_path):
     pulse = Pulse(tmp_path)
-    assert (pulse.silent_s() < 1, pulse.orders) == (True, Orders.WAIT)
+    assert (pulse.silent_s() < 60, pulse.orders) == (True, Orders.WAIT)
     with Heart(tmp_path) as heart:
         heart.order(Orders.STOP)
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while pulse.orders != Orders.STOP and time.monotonic() < deadline_s:
             pulse.silent_s()
     assert pulse.orders == Orders.STOP
