@@ -234,7 +234,7 @@ def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFac
     """Return the optimizer, step, ranks and parameters for which weights differ first; empty if none do."""
     pairs = list(zip(launch, other, strict=False))
     steps = sorted({int(step) for here, _ in pairs for step in here.weights})
-    for before, step in zip([None, *steps[:-1]], steps, strict=True):
+    for before, step in zip([None, *steps], steps, strict=False):
         for here, there in pairs:
             of_ranks = [side.weights.get(str(step), []) for side in (here, there)]
             if ranks := [rank for rank, (one, two) in enumerate(zip(*of_ranks, strict=False)) if one != two]:
