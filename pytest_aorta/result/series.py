@@ -42,7 +42,7 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
         shapes: the shape of this rank's part of each parameter.
         layouts: where in its logical tensor each part lies; empty if it is the whole tensor, or not known.
         tensors: step -> one hash per name, for some steps.
-        hashes: step -> hash of all parts; steps are counted from the optimizer's first one.
+        hashes: step -> hash of all parts after the step; 0: before the first one.
         problem: why a tensor has no hash; empty if all have.
     """
 
@@ -224,8 +224,8 @@ def _diverged(name: str, held: Sequence[LocalWeights]) -> str:
             is_passing = not any(other_ranks(parameter, steps[-1]) for parameter in different)
             return (
                 f"replicas differ: {different[0]}{more} of {name} on rank {other_ranks(different[0], step)[0]} and on "
-                f"rank 0 after step {step}; they are equal after step {before}"
-                + (f", and again after step {steps[-1]}" if is_passing else "")
+                f"rank 0 {_when(step)}; they are equal {_when(before)}"
+                + (f", and again {_when(steps[-1])}" if is_passing else "")
             )
     return ""
 
@@ -234,14 +234,14 @@ def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFac
     """Return the optimizer, step, ranks and parameters for which weights differ first; empty if none do."""
     pairs = list(zip(launch, other, strict=False))
     steps = sorted({int(step) for here, _ in pairs for step in here.weights})
-    for before, step in itertools.pairwise([0, *steps]):
+    for before, step in zip([None, *steps], steps, strict=False):
         for here, there in pairs:
             of_ranks = [side.weights.get(str(step), []) for side in (here, there)]
             if ranks := [rank for rank, (one, two) in enumerate(zip(*of_ranks, strict=False)) if one != two]:
                 who = "all ranks" if len(ranks) == len(of_ranks[0]) > 1 else f"rank {', '.join(map(str, ranks))}"
-                equal = f", and are equal after step {before}" if before else ""
+                equal = "" if before is None else f", and are equal {_when(before)}"
                 named = _other_parameters(here, there, str(step))
-                return f"the weights of {here.name} first differ after step {step} on {who}{equal}{named}"
+                return f"the weights of {here.name} first differ {_when(step)} on {who}{equal}{named}"
     return ""
 
 
@@ -252,6 +252,10 @@ def _other_parameters(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
     names = [name for name, one, two in zip(here.names, *begins, strict=False) if one != two]
     more = f" and {counted(len(names) - _MOST_NAMED, 'other')}" if len(names) > _MOST_NAMED else ""
     return f": {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
+
+
+def _when(step: int | str) -> str:
+    return f"after step {step}" if int(step) else "before the first step"
 
 
 def _split(text: str) -> list[str]:

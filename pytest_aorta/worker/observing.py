@@ -51,7 +51,7 @@ _CHECKING = 0.002
 # Values on a device are joined when there are this many, since each value alone takes a block of memory.
 _JOINED = 256
 # Hashes of each parameter show where launches differ; those of many steps would make a large result.
-_STEPS_BY_TENSOR = 4
+_STEPS_BY_TENSOR = 5
 # Wrappers by the short names that readers know.
 _SHORT_NAMES = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP", "OptimizedModule": "compiled"}
 _LONGEST_NAME = 200
@@ -231,8 +231,8 @@ class Observer:
 
     Attributes:
         warmup: Number of steps of each optimizer that are not timed, after its first one.
-        hash_weights: Whether this rank's parts of the parameters are hashed after steps 1, 2, 4, 8 and so on, and
-            after the last one.
+        hash_weights: Whether this rank's parts of the parameters are hashed before the first step, after steps 1, 2,
+            4, 8 and so on, and after the last one.
         optimizers: The optimizers that have stepped.
         has_optimizer: Whether the script has made an optimizer.
         has_loaded: Whether the script has called ``torch.load``.
@@ -320,6 +320,11 @@ class Observer:
         if any(known is optimizer for known in self._stepping):
             self._stepping.clear()
         self._stepping.append(optimizer)
+        # The weights before the first step show which ranks hold replicas, before each trains on its own data.
+        if len(self._stepping) == 1 and all(known.optimizer() is not optimizer for known in self._all):
+            found = self._new(optimizer)
+            if self.hash_weights and not (self._is_counting or self._is_simulated):
+                found.hash()
 
     def _end(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         """End a step of an optimizer and begin the next, unless the optimizer is a part of another one that steps."""
@@ -331,7 +336,7 @@ class Observer:
             if found.optimizer() is optimizer:
                 break
         else:
-            found = self._new(optimizer)
+            return
         found.end_step(self._values)
         self._values = []
         self._is_counting = len(self._all) > 1 and any(one.is_counted for one in self._all)
@@ -400,7 +405,8 @@ class Observer:
     def series(self) -> list[Series]:
         """Return the series of all optimizers in the order of their first steps."""
         main = self.main
-        return [one.series(is_main=one is main) for one in self._all]
+        # The first step of an optimizer may have raised.
+        return [one.series(is_main=one is main) for one in self._all if one.num_steps]
 
     @property
     def is_without_training(self) -> bool:
@@ -412,7 +418,7 @@ class Observer:
         return f"{self._cause()}{_last_lines()}"
 
     def _cause(self) -> str:
-        if self._all:
+        if self.num_steps:
             needed = self.warmup + 2
             return (
                 f"its optimizer made {counted(self.num_steps, 'step')}, and the first {needed - 1} are not timed, as "

@@ -429,7 +429,7 @@ def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> No
 
     Args:
         warmup: Number of steps that are not timed, after the optimizer's first one.
-        hash_weights: Whether to record the hash of each rank's parts of the parameters after steps 1, 2, 4, 8 and so
-            on, and after the last one, outside of the times. The script has to set its seeds.
+        hash_weights: Whether to record the hash of each rank's parts of the parameters before the first step, after
+            steps 1, 2, 4, 8 and so on, and after the last one, outside of the times. The script has to set its seeds.
     """
     recorder.observe(warmup=warmup, hash_weights=hash_weights)

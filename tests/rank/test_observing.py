@@ -58,8 +58,8 @@ def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recorder
     assert len(result.step_times_ms) == len(series.step_times_ms) == 9
     assert list(series.loss) == [str(step) for step in range(1, 12)]
     assert [*series.grad_norm.values()] == norms
-    assert list(series.weights.hashes) == ["1", "2", "4", "8", "11"]
-    assert (series.weights.names, [*series.weights.tensors]) == (["bias", "weight"], ["1", "2", "4", "8", "11"])
+    assert list(series.weights.hashes) == ["0", "1", "2", "4", "8", "11"]
+    assert (series.weights.names, [*series.weights.tensors]) == (["bias", "weight"], ["0", "1", "2", "4", "8", "11"])
     del kept
 
 
@@ -115,7 +115,7 @@ def test_each_optimizer_has_a_series_and_those_that_take_turns_share_a_step(reco
     assert [series.name for series in found] == ["SGD of Net", "Adam of Linear"]
     assert [len(series.loss) for series in found] == [6, 6]
     assert found[0].loss["1"] != found[1].loss["1"]
-    assert all(list(series.weights.hashes) == ["1", "2", "4", "6"] for series in found)
+    assert all(list(series.weights.hashes) == ["0", "1", "2", "4", "6"] for series in found)
     assert recorder._observer._progress._count == 7  # type: ignore[union-attr]
 
 

@@ -128,8 +128,8 @@ def test_other_weights_name_step_rank_and_parameters():
         # Shards, stages and tensors of other seeds are no replicas.
         (({"1": "ab", "2": "cd"}, {"1": "ef", "2": "01"}), ""),
         (
-            ({"1": "ab", "2": "cd"}, {"1": "ab", "2": "c0"}),
-            f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal after step 1",
+            ({"0": "ab", "2": "cd"}, {"0": "ab", "2": "c0"}),
+            f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal before the first step",
         ),
         (
             ({"1": "ab", "2": "cd", "4": "ab"}, {"1": "ab", "2": "00", "4": "ab"}),
