@@ -12,6 +12,8 @@ nitpick_ignore = [
     ("py:class", name)
     for name in (
         "pytest_aorta.plan.accelerators.Reading",
+        "pytest_aorta.plan.launch_plan.ScriptSettings",
+        "pytest_aorta.result.series.LocalWeights",
         "pytest_aorta.plan.device_kind.Backend",
         "pytest_aorta.plan.device_kind.DeviceKind",
         "pytest_aorta.plan.options.LauncherKind",
@@ -41,5 +43,7 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"  # light or dark, as the reader's system is set
 html_title = "pytest-aorta"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]  # tables and samples fit into wide and narrow windows
 html_copy_source = False
 html_show_sourcelink = False

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.options import OPTIONS, Option
 from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
@@ -43,9 +42,9 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def options() -> str:
-    """Return the table of command line options: ini key, default, meaning."""
+    """Return the table of command line options: default and meaning."""
     shown = (option for option in OPTIONS if not option.ini_only)
-    return table(("option", "ini", "default", "meaning"), ((_flag(option), *_row(option)) for option in shown))
+    return table(("option", "default", "meaning"), ((_flag(option), *_row(option)[1:]) for option in shown))
 
 
 def ini_keys() -> str:
@@ -60,7 +59,7 @@ def _flag(option: Option) -> str:
 
 
 def _row(option: Option) -> tuple[str, ...]:
-    meaning = re.sub(r"--[\w-]+(?==|$|[ :,])|python:PATH", r"`\g<0>`", option.help)
+    meaning = re.sub(r"--[\w-]+(?:=[^\s,:]+)?|python:PATH", r"`\g<0>`", option.help)
     return f"`{option.key}`" if option.ini else "", option.shown_default, meaning
 
 
@@ -222,7 +221,7 @@ def _describe(part: dict[str, Any]) -> None:
 
 def schemas() -> str:
     """Return the tables of the keys of stored files that a reader needs, from their JSON schemas."""
-    loaded = {name: load_schema(f"{name}.schema.json") for name in SCHEMAS}
+    loaded = {name: json.loads(current_schema(name)) for name in SCHEMAS}
     return "\n".join(
         f"## {title}\n\n{_sentence(part['description'])}\n\n{_properties(part)}"
         for name, titles in _SHOWN.items()
@@ -293,7 +292,6 @@ def main() -> int:
     """Write every schema and every page that is not current, and return 0."""
     for name in SCHEMAS:
         (_SCHEMA_FOLDER / f"{name}.schema.json").write_text(current_schema(name), encoding="utf-8")
-        load_schema.cache_clear()
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         if (new := current(text)) != text:

@@ -6,20 +6,18 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.cli import ExitCode, add_folder
+from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import counted, emit, output_width, wrapped
-from pytest_aorta.launch.leases import bad_marks, holders
 from pytest_aorta.plan.accelerators import visible_devices, visible_tokens
 from pytest_aorta.plan.device_kind import (
     AMD,
@@ -35,25 +33,19 @@ from pytest_aorta.plan.world import CPU_WORLD_SIZE, MAX_CPU_RANKS_PER_CORE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    parser.add_argument("--json", action="store_true", help="print JSON: a list with topic, state, text and remedy")
-    for name in ("results", "baselines"):
-        add_folder(parser, name, f"folder of {name}")
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(_arguments: argparse.Namespace) -> int:
     """Print the findings."""
-    found = findings({"results": arguments.results, "baselines": arguments.baselines})
+    found = findings()
     problems = sum(finding.state == PROBLEM for finding in found)
-    if arguments.json:
-        emit(json.dumps([asdict(finding) for finding in found], indent=2).splitlines())
-    else:
-        emit(_lines(found))
-        emit([f"{counted(problems, 'problem')} would break a run" if problems else "nothing here would break a run"])
+    emit(_lines(found))
+    emit([f"{counted(problems, 'problem')} would break a run" if problems else "nothing here would break a run"])
     return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
-def findings(folders: dict[str, Path]) -> list[Finding]:
+def findings() -> list[Finding]:
     """Return all findings, in the order in which they would affect a run."""
     found: list[Finding] = []
     devices: list[Device] = []
@@ -66,16 +58,12 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
     with suppress(AortaError):
         everything = visible_devices({})  # regardless of variables
     found += variable_findings(os.environ, everything[0].vendor if everything else "", len(everything))
-    driver_cuda, links = ask_driver(devices)
-    found += torch_findings(probe_torch(), devices, driver_cuda)
-    found += link_findings(links)
+    found += torch_findings(probe_torch(), devices, newest_cuda())
     found += port_findings()
     room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
     found += shm_findings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, len(devices))
     num_ranks = max(len(devices), CPU_WORLD_SIZE)
     found += limit_findings(read_limits(), num_ranks, _has_infiniband())
-    found += lease_findings()
-    found += folder_findings(folders)
     return found
 
 
@@ -91,11 +79,10 @@ def _lines(found: list[Finding]) -> list[str]:
 
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 # The default size in containers, which a few NCCL channels fill.
 SMALL_SHM_BYTES = 64 * MIB
-ROOMY_SHM_BYTES = GIB
-MIN_FREE_DISK_BYTES = GIB
+ROOMY_SHM_BYTES = 1 << 30
 # Sockets, logs and shared memory of one rank, at most.
 FILES_PER_RANK = 128
 MIN_PROCESSES = 512
@@ -198,40 +185,6 @@ def port_findings() -> Iterator[Finding]:
         yield Finding("ports", NOTE, f"the host name leads nowhere ({error.strerror}); gloo may ask", remedy)
 
 
-def lease_findings() -> Iterator[Finding]:
-    """Report leases of devices, and devices that are marked bad."""
-    try:
-        held, bad = holders(), bad_marks()
-    except AortaError as error:
-        yield Finding("leases", PROBLEM, str(error), "name another folder, or have its owner remove it")
-        return
-    for name, why in sorted(bad.items()):
-        remedy = f"aorta devices clear-bad {name}, once it works"
-        yield Finding("leases", PROBLEM, f"{name} is given to nobody: {why}", remedy)
-    for claim in held:
-        who = f"{counted(len(claim.resources), 'resource')} held by {claim.owner} ({claim.process})"
-        if claim.is_dead:
-            text = f"{who}, which is dead: a process it has started lives"
-            yield Finding("leases", NOTE, text, "end that process: ps -eo pid,ppid,cmd shows ranks")
-        else:
-            yield Finding("leases", NOTE, f"{who}; a run waits for it", "none; see aorta devices list")
-    if not held and not bad:
-        yield Finding("leases", OK, "nothing is leased, nothing is marked bad")
-
-
-def folder_findings(folders: Mapping[str, Path]) -> Iterator[Finding]:
-    """Report whether results and baselines can be written and have free space."""
-    for what, folder in folders.items():
-        nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            yield Finding("folders", PROBLEM, f"{what}: {folder} can't be written", f"chmod u+wx {nearest}")
-            continue
-        free = shutil.disk_usage(nearest).free
-        is_short = free < MIN_FREE_DISK_BYTES
-        text, remedy = f"{what}: {folder}, {free / GIB:,.1f} GiB free", "make room" if is_short else ""
-        yield Finding("folders", NOTE if is_short else OK, text, remedy)
-
-
 def read_limits() -> dict[str, int]:
     """Return the soft limits of this process."""
     numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
@@ -248,7 +201,6 @@ def _has_infiniband() -> bool:
 # An import of torch from a cold network disk can take minutes.
 PROBE_S = 300.0
 MIN_TORCH = (2, 11)
-MAX_NVLINKS = 18
 _INSTALL = "install torch as https://pytorch.org/get-started says for this machine"
 _PROBE = """
 import json, torch, torch.distributed as dist
@@ -318,43 +270,15 @@ def torch_findings(
         yield Finding("torch", PROBLEM, text, remedy)
 
 
-def ask_driver(devices: Sequence[Device]) -> tuple[tuple[int, int] | None, dict[str, int]]:
-    """Return what the NVIDIA driver knows, as far as there is one.
-
-    Returns:
-        The newest CUDA version that it supports, and token -> number of active NVLinks of each GPU that is not a part
-        of one.
-    """
+def newest_cuda() -> tuple[int, int] | None:
+    """Return the newest CUDA version that the NVIDIA driver supports; None without one."""
     import pynvml
 
-    cuda, links = None, {}
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         try:
             version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-            cuda = version // 1000, version % 1000 // 10
-            for device in devices:
-                if device.vendor == NVIDIA and not device.uuid.startswith("MIG-"):
-                    handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
-                    links[device.token] = 0
-                    for link in range(MAX_NVLINKS):
-                        with suppress(pynvml.NVMLError):  # no such link
-                            links[device.token] += bool(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+            return version // 1000, version % 1000 // 10
         finally:
             pynvml.nvmlShutdown()
-    return cuda, links
-
-
-def link_findings(links: Mapping[str, int]) -> Iterator[Finding]:
-    """Report NVLinks; ``links`` has the number of active NVLinks of each GPU."""
-    counts = set(links.values())
-    if len(links) < 2:
-        return
-    if counts == {0}:
-        yield Finding("links", NOTE, "no NVLink between GPUs; collectives go over PCIe", "see nvidia-smi topo -m")
-    elif len(counts) > 1:
-        listed = ", ".join(f"{token}: {count}" for token, count in links.items())
-        text = f"active NVLinks differ by GPU ({listed}); the fewest set the speed"
-        yield Finding("links", NOTE, text, "see nvidia-smi nvlink --status for links that are down")
-    else:
-        yield Finding("links", OK, f"{counts.pop()} active NVLinks on each GPU")
+    return None

@@ -243,7 +243,6 @@ class Options:
         rootdir: pytest's root folder, from which relative folders start.
         command: Words of the command line of the run, which results and baselines store; empty if unknown.
         repeated: Words that repeat the options of the run in the command that reproduces a failure.
-        unfinished: Folder for interrupted recordings, which pytest keeps between runs; None: they are not kept.
     """
 
     # fmt: off
@@ -313,7 +312,6 @@ class Options:
     rootdir: Path = Path()
     command: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
-    unfinished: Path | None = None
 
     @property
     def profiler(self) -> str | None:

@@ -18,7 +18,6 @@ from msgspec import Meta, field, structs
 from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model, convert
-from pytest_aorta.common.schema import allowed
 from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean, filled, names_in
 from pytest_aorta.plan.adapter import Adapter, AdapterError, make_adapter
@@ -550,4 +549,17 @@ def _problem(error: ValidationError) -> str:
         unknown = sorted(map(str, set(cast(Any, error.instance)) - set(known)))
         return f"unknown keys {unknown}{did_you_mean(unknown, known)}; there are {known}"
     hint = did_you_mean([error.instance], map(str, value)) if rule == "enum" else ""
-    return f"got {brief(repr(error.instance))}, {allowed(rule, value)}{hint}"
+    return f"got {brief(repr(error.instance))}, {_allowed(rule, value)}{hint}"
+
+
+def _allowed(rule: object, value: object) -> str:
+    """Return what one keyword of a JSON Schema allows, in words."""
+    words = {
+        "exclusiveMinimum": "above",
+        "minimum": "at least",
+        "maximum": "at most",
+        "type": "type",
+        "const": "only",
+        "enum": "one of",
+    }
+    return f"allowed is {words.get(str(rule), rule)} {brief(json.dumps(value), 200)}"

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -95,8 +92,7 @@ def _read_options(config: pytest.Config) -> Options:
     words = getattr(config, "workerinput", {}).get("aorta_command")
     command = tuple(words or ("pytest", *map(os.fspath, config.invocation_params.args)))
     given = {name: value for name, value in values.items() if value is not None}
-    options = make_options(given, config.rootpath, command=command, repeated=_repeated(config))
-    return replace(options, unfinished=_unfinished(config, options))
+    return make_options(given, config.rootpath, command=command, repeated=_repeated(config))
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
@@ -125,17 +121,6 @@ def _repeated(config: pytest.Config) -> tuple[str, ...]:
     for text in config.getoption("override_ini") or ():
         words += ["-o", text] if text.partition("=")[0] in keys else []
     return tuple(words)
-
-
-def _unfinished(config: pytest.Config, options: Options) -> Path | None:
-    """Return the folder in pytest's cache for recordings that are interrupted; None if there is no cache."""
-    # Without the plugin cacheprovider, the attribute does not exist.
-    cache = getattr(config, "cache", None)
-    if cache is None or not options.update_baselines or _is_given(config, _WITHOUT_RESULTS):
-        return None
-    with suppress(OSError):  # an interrupted recording starts over if the cache can't be written
-        return Path(cache.mkdir("aorta-recordings"))
-    return None
 
 
 def _is_given(config: pytest.Config, names: Iterable[str]) -> bool:

@@ -213,10 +213,6 @@ class Controller:
             run.notes += [f"ERROR {nodeid}: passed although a comparison in it failed; {how}" for nodeid in hidden]
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if run.options.unfinished is not None:  # a test that was interrupted has no record
-            from pytest_aorta.session.baselines import unfinished_recordings  # only for a run that records
-
-            run.notes += unfinished_recordings(run.options)
         if run.options.baselines_dir.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 

@@ -13,11 +13,9 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.evidence import (
-    FlightVerdict,
     RankEvidence,
     different_collectives,
     first_missed,
-    flight_verdict,
     log_tail,
     read_evidence,
     traceback_frames,
@@ -166,7 +164,7 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:_RANKS_SHOWN]
     lines = [*found.details, *damaged]
     if outcome.survivors:
-        lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
+        lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices stay leased")
     lines.append(f"plan, logs and stacks: {plan.run_dir}" if has_folder else _OTHER_FOLDER)
     return replace(found, headline=f"{plan.title} on {ranks_named}{nodes}: {headline}", details=lines)
 
@@ -188,7 +186,7 @@ def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence
         stacks = _positions(rank for rank in ranks if rank.frames)
         return LaunchFailure(_NODE_REASONS[outcome.reason], outcome.detail, [*stacks, *agent_tail])
     if any(rank.timed_out for rank in ranks):
-        return _collective_timeout(ranks, flight_verdict(plan.run_dir))
+        return _collective_timeout(ranks)
     failures = sorted(failure for rank in ranks if (failure := _own_failure(rank)))
     if is_limit:
         # A rank that was alive at the limit has left its stacks, and may have failed because it was stopped.
@@ -438,15 +436,15 @@ def _is_silent(rank: RankEvidence) -> bool:
     return rank.started and not has_ended and not rank.frames
 
 
-def _collective_timeout(ranks: Sequence[RankEvidence], flight: FlightVerdict | None) -> LaunchFailure:
+def _collective_timeout(ranks: Sequence[RankEvidence]) -> LaunchFailure:
     """Diagnose a launch in which NCCL's watchdog ended ranks that waited in a collective."""
     waiting = [rank for rank in ranks if rank.timed_out]
     absent = [rank for rank in ranks if not rank.timed_out]
-    headline = f"{_names(waiting)} timed out in {waiting[0].timed_out}"
-    if flight is not None:
-        absent = [rank for rank in ranks if rank.rank in flight.missing_ranks]
-        headline += f"; {_names(absent)} missing from {flight.collective} number {flight.sequence}"
-    elif absent:
+    calls = dict.fromkeys(rank.timed_out for rank in waiting)
+    headline = " and ".join(
+        f"{_names([rank for rank in waiting if rank.timed_out == call])} timed out in {call}" for call in calls
+    )
+    if absent:
         headline += f"; {_names(absent)} not in this collective"
     first = absent[0] if absent else min(waiting, key=lambda rank: rank.steps)
     return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, headline, _positions(ranks), first.rank)

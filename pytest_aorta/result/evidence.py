@@ -1,31 +1,23 @@
-"""Evidence that the ranks of a failed launch left: files, stacks, ends of logs, dumps of NCCL's flight recorder."""
+"""Evidence that the ranks of a failed launch left: files, stacks, ends of logs, the last collectives."""
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 import re
 import signal
-import sys
-import tempfile
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
 
-from pytest_aorta.common.documents import UnreadableFile, open_regular, read_bytes
-from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import write_text
+from pytest_aorta.common.documents import UnreadableFile, open_regular
 from pytest_aorta.common.model import Count, Model, read_model
-from pytest_aorta.common.processes import run_program
-from pytest_aorta.common.text import brief, is_harness, without_harness
+from pytest_aorta.common.text import is_harness, without_harness
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
-from pytest_aorta.result.folder import FLIGHT_FOLDER, FLIGHT_PREFIX, FLIGHT_REPORT
 from pytest_aorta.result.outcome import RAN, read_marks
 
 T = TypeVar("T")
@@ -285,24 +277,8 @@ def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
         return None
 
 
-ANALYZER = "torch.distributed.flight_recorder.fr_trace"
-# The analyzer imports torch, which takes minutes from a cold network disk or on a busy machine.
-_LIMIT_S = 300.0
-# A rank dumps its last 2,000 collectives: about 4 MB if every collective has a deep stack.
-MAX_DUMP_BYTES = 64 << 20
-# What pickle raises for a file that is torn.
-_TORN = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, MemoryError)
-_MAX_REPORT = 1 << 20
-_DUMP = re.compile(rf"{FLIGHT_PREFIX}[0-9]{{1,6}}")
-_FINDING = re.compile(
-    r"Not all ranks joining collective, sequence number: (?P<sequence>\d+)"
-    r"(?=.*?collective: (?P<collective>\S+)).*?missing ranks: \{(?P<missing>[\d, ]+)\}",
-    re.DOTALL,
-)
-
-
 @dataclass(frozen=True)
-class FlightVerdict:
+class MissedCollective:
     """The first collective that not all ranks joined, and the ranks that are missing from it."""
 
     collective: str
@@ -310,13 +286,13 @@ class FlightVerdict:
     missing_ranks: tuple[int, ...]
 
 
-def first_missed(ranks: Iterable[RankEvidence]) -> FlightVerdict | None:
+def first_missed(ranks: Iterable[RankEvidence]) -> MissedCollective | None:
     """Return the first collective that a rank waits in and others have not entered, by the ranks' own records."""
     recorded = [rank for rank in ranks if rank.collectives is not None]
     waiting = [collective for rank in recorded if (collective := rank.in_flight)]
     for awaited in sorted(waiting, key=lambda collective: collective.time_created_ns):
         if missing := tuple(rank.rank for rank in recorded if _has_missed(rank, awaited)):
-            return FlightVerdict(awaited.profiling_name, awaited.collective_seq_id, missing)
+            return MissedCollective(awaited.profiling_name, awaited.collective_seq_id, missing)
     return None
 
 
@@ -353,51 +329,3 @@ def _is_usual(rank: RankEvidence, collective: Collective) -> bool:
         for end in range(len(before))
     ]
     return bool(before) and before[max(range(len(before)), key=lambda end: repeated[end])] == collective.what
-
-
-def flight_verdict(run_dir: Path) -> FlightVerdict | None:
-    """Analyze the dumps of a launch and write the analyzer's report to the run folder; None without a finding."""
-    dumps = [path for path in sorted((run_dir / FLIGHT_FOLDER).glob(f"{FLIGHT_PREFIX}*")) if _DUMP.fullmatch(path.name)]
-    if not dumps:
-        return None
-    with tempfile.TemporaryDirectory(prefix="aorta-flight-") as folder:
-        refused = [reason for path in dumps if (reason := _copy(path, Path(folder)))]
-        report = _analyze(folder) if len(refused) < len(dumps) else ""
-    write_text(run_dir / FLIGHT_REPORT, "\n".join([*refused, report])[:_MAX_REPORT])
-    return read_report(report)
-
-
-class _BuiltinsOnly(pickle.Unpickler):
-    """Reads numbers, texts, lists, tuples and dictionaries, and refuses to import or call anything."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, allowed are built-in values")
-
-
-def _copy(path: Path, folder: Path) -> str:
-    """Write a dump of built-in values into ``folder``; return why it was refused, or nothing."""
-    try:
-        dump = _BuiltinsOnly(io.BytesIO(read_bytes(path, max_bytes=MAX_DUMP_BYTES))).load()
-    except UnreadableFile as error:
-        return f"refused {error}"
-    except _TORN as error:
-        return f"refused {path}: not a whole pickle of built-in values: {brief(str(error), 200)}"
-    (folder / path.name).write_bytes(pickle.dumps(dump))
-    return ""
-
-
-def _analyze(folder: str) -> str:
-    # -P: a module in the working folder must not take the place of torch or of the standard library.
-    command = [sys.executable, "-P", "-m", ANALYZER, folder, "--prefix", FLIGHT_PREFIX, "--allow-incomplete-ranks"]
-    try:
-        return "".join(run_program(command, os.environ, _LIMIT_S, cwd=Path(folder))[1:])
-    except SpecError as error:
-        return f"{ANALYZER} did not finish: {error}"
-
-
-def read_report(report: str) -> FlightVerdict | None:
-    """Return the first finding in the analyzer's text; None without a finding."""
-    if (found := _FINDING.search(report)) is None:
-        return None
-    missing = tuple(sorted(int(rank) for rank in found["missing"].split(",")))
-    return FlightVerdict(found["collective"], int(found["sequence"]), missing)

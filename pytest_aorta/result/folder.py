@@ -20,7 +20,6 @@ PLAN_FILE: Final = "plan.json"
 OUTCOME_FILE: Final = "outcome.json"
 AGENT_LOG: Final = "agent.log"
 AGENT_FILE: Final = "agent.json"
-FLIGHT_REPORT: Final = "flight_recorder.txt"
 # Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
 RESULT_FILE: Final = "result.json"
 TRACE_FILE: Final = "trace.json.gz"

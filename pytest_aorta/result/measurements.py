@@ -5,8 +5,7 @@ Results contain raw facts only; ``facts.py`` condenses them into statistics.
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,11 +30,11 @@ from pytest_aorta.common.model import (
     WeightHash,
     to_builtins,
 )  # fmt: skip
-from pytest_aorta.common.text import counted
 from pytest_aorta.plan.accelerators import Capability, Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.provenance import Provenance
+from pytest_aorta.result.series import Series, joined_hashes
 from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
 
@@ -263,70 +262,6 @@ class TensorHashes(Model, frozen=True):
         return found and f"{len(self.names)} names, {found[1]} entries of {found[0]}; they have to be equal"
 
 
-class LocalWeights(Model, frozen=True, omit_defaults=True):
-    """Hashes of one rank's own parts of parameters, which may be replicas, shards or different tensors.
-
-    Attributes:
-        names: the parameters, sorted.
-        shapes: the shape of this rank's part of each parameter.
-        layouts: where in its logical tensor each part lies; empty if it is the whole tensor, or not known.
-        tensors: step -> one hash per name, for some steps.
-        hashes: step -> hash of all parts; steps are counted from the optimizer's first one.
-        problem: why a tensor has no hash; empty if all have.
-    """
-
-    names: list[str] = field(default_factory=list)
-    shapes: list[list[Count]] = field(default_factory=list)
-    layouts: list[str] = field(default_factory=list)
-    tensors: dict[Step, list[TensorHash]] = field(default_factory=dict)
-    hashes: dict[Step, WeightHash] = field(default_factory=dict)
-    problem: str = ""
-
-    def contradiction(self) -> str | None:
-        """Return which lists differ in length from the list of names; None if all have its length."""
-        counts = {"shapes": len(self.shapes), "layouts": len(self.layouts)}
-        counts |= {f"step {step}": len(row) for step, row in self.tensors.items()}
-        wrong = [f"{count} entries of {what}" for what, count in counts.items() if count != len(self.names)]
-        return f"{len(self.names)} names, {wrong[0]}; they have to be equal" if wrong else None
-
-
-class Series(Model, frozen=True, omit_defaults=True):
-    """What was recorded of one optimizer of an unedited script on one rank; steps are counted from its first one.
-
-    Attributes:
-        optimizer: the class of the optimizer.
-        model: the class of the module that it trains, such as ``DDP(Net)``; empty if unknown.
-        num_steps: number of steps, with those that were not timed.
-        is_main: whether the result's step times are those of this optimizer.
-        collectives: calls of collectives in a timed step; None if unknown.
-        step_times_ms: the duration of each timed step.
-        loss: step -> sum of the tensors whose ``backward()`` was called.
-        grad_norm: step -> what ``clip_grad_norm_`` returned.
-        weights: the hashes of the parameters.
-    """
-
-    optimizer: Text
-    num_steps: Positive
-    model: str = ""
-    is_main: bool = False
-    collectives: NotNegative | None = None
-    step_times_ms: list[Milliseconds] = field(default_factory=list)
-    loss: dict[Step, float] = field(default_factory=dict)
-    grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
-    weights: LocalWeights = LocalWeights()
-
-    @property
-    def name(self) -> str:
-        """Return the optimizer with its model, such as ``AdamW of DDP(Net)``."""
-        return f"{self.optimizer} of {self.model}" if self.model else self.optimizer
-
-    def __str__(self) -> str:
-        """Return the name with the number of steps and of collectives."""
-        calls = self.collectives and f"{counted(round(self.collectives), 'collective')} a step"
-        known = "" if calls is None else f", {calls or 'no collective'}"
-        return f"{self.name} ({counted(self.num_steps, 'step')}{known})"
-
-
 class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     """The measurements of one rank.
 
@@ -514,7 +449,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     total_iterations = _OfRanks(lambda ranks: ranks[0].total_iterations)
     main_work_started = _OfRanks(lambda ranks: all(rank.main_work_started for rank in ranks))
     elapsed_sec = _OfRanks(lambda ranks: max(rank.elapsed_sec for rank in ranks))
-    weight_hashes = _OfRanks(lambda ranks: ranks[0].weight_hashes or _joined_hashes(ranks))
+    weight_hashes = _OfRanks(lambda ranks: ranks[0].weight_hashes or joined_hashes([rank.series for rank in ranks]))
     loss = _OfRanks(lambda ranks: ranks[0].loss)
     grad_norm = _OfRanks(lambda ranks: ranks[0].grad_norm)
     tensor_hashes = _OfRanks(lambda ranks: ranks[0].tensor_hashes)
@@ -579,17 +514,6 @@ def _unless_all_empty(values: list[T]) -> list[T]:
 
 def _by_name(ranks: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
     return {name: [rank[name] for rank in ranks] for name in ranks[0]}
-
-
-def _joined_hashes(ranks: Sequence[RankResult]) -> dict[str, str]:
-    """Return step -> hash of what all ranks hold of all optimizers' parameters, for unedited scripts."""
-    rows: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-    for rank, result in enumerate(ranks):
-        for number, series in enumerate(result.series):
-            for step, value in series.weights.hashes.items():
-                rows[step].append((number, rank, value))
-    steps = sorted(rows, key=int)
-    return {step: hashlib.blake2b(repr(rows[step]).encode(), digest_size=16).hexdigest() for step in steps}
 
 
 def _first_failures(ranks: Sequence[RankResult]) -> list[FailureDetail]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -103,24 +102,6 @@ def code_version(folder: Path) -> Version:
     except (SpecError, OSError):
         return None, None, None
     return parse_status(status)
-
-
-@functools.cache
-def code_digest(folder: Path, without: Path) -> str | None:
-    """Return a digest of the commit in ``folder`` and of the changes to tracked files, asking git once per process.
-
-    Changes below the folder ``without`` do not count. None if git gives no answer.
-    """
-    try:
-        root, commit = git(folder, "rev-parse", "--show-toplevel", "HEAD", limit_s=_GIT_S).splitlines()
-        left_out = os.path.relpath(without.resolve(), Path(root).resolve())
-        # Git refuses a path outside of the repository.
-        paths = [":/"] if left_out.startswith("..") else [":/", f":(top,exclude,literal){left_out}"]
-        diff = ("--no-optional-locks", "diff", "--full-index", "--no-ext-diff", "--no-textconv", "HEAD", "--", *paths)
-        changes = git(folder, *diff, limit_s=_GIT_S)
-    except (SpecError, OSError):
-        return None
-    return hashlib.sha256(f"{commit}\n{changes}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def parse_status(status: str) -> Version:

@@ -10,8 +10,7 @@ from typing import Any
 from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import write_json_rows
-from pytest_aorta.common.model import read_model
-from pytest_aorta.common.schema import violation
+from pytest_aorta.common.model import convert, read_model
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.adapter import FIRST
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -22,11 +21,8 @@ from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.provenance import provenance
 from pytest_aorta.result.trace.rank_files import read_arrivals, waits_of_ranks_ms
 
-SCHEMA = "workload_result.schema.json"
 MAX_RANK_RESULT_BYTES = 16 << 20
 MAX_RESULT_BYTES = 512 << 20
-# jsonschema takes 1 ms per rank. Ranks are decoded within the limits that the schema is generated from, all alike.
-VALIDATED_RANKS = 64
 _REDUCE = ": reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank"
 _LOG_REDUCED = (
     "; log a {} that is reduced over the ranks, or set `ranks: first` in the adapter to read the log of rank 0 alone"
@@ -83,9 +79,11 @@ def collect_result(
         ranks=ranks,
     )
     path, document = plan.run_dir / RESULT_FILE, result.to_json()
-    _refuse(path, violation(document | {"ranks": document["ranks"][:VALIDATED_RANKS]}, SCHEMA))
     try:
+        convert(document, WorkloadResult, str(path))
         write_json_rows(path, document)
+    except UnreadableFile as error:
+        raise ResultError(f"result invalid: {error}") from None
     except OSError as error:
         raise ResultError(f"result {path} can't be written: {error.strerror or error}") from None
     return result

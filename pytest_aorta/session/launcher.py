@@ -226,7 +226,6 @@ class Launcher:
             self.test.planned(plan)
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.start(plan)
-            self._leased.note(outcome)
             on_device = plan.world.device != DeviceKind.CPU
             found = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ""
             traces = [found] if found else []

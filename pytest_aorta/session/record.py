@@ -63,7 +63,7 @@ class Comparison(Model, frozen=True):
         notes: Explanations of the verdicts.
         baseline: File of the stored baseline, which may not exist; empty for a comparison of two variants.
         new: The launches to store as a baseline if the test passes.
-        detection: Lines on an interrupted recording, and on the changes that the new baseline detects.
+        detection: Lines on the changes that the new baseline detects.
         has_failed: Whether the comparison raised ``ComparisonFailed``, and the test did not expect it.
     """
 

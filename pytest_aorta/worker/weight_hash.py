@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
 from pytest_aorta.common.text import brief
-from pytest_aorta.result.measurements import LocalWeights
+from pytest_aorta.result.series import LocalWeights
 from pytest_aorta.worker.accelerator import group_device
 from pytest_aorta.worker.layout import Axis, Grid, is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.simulation import is_simulated

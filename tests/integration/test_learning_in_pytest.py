@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from pytest_aorta.result.provenance import code_digest
 from pytest_aorta.verdict.baseline import read_baseline_file
-from tests.integration.conftest import STEADY, TOY_YAML
+from tests.integration.conftest import STEADY
 
 
 def stored(project) -> dict:
@@ -176,67 +175,11 @@ def test_noisy_launches_are_taken_by_force_and_the_reason_is_kept_if_it_was_need
     assert stored(gpu)["forced"] == forced
 
 
-def kept_files(project) -> list:
-    return list(project.path.glob(".pytest_cache/d/aorta-recordings/*/*/*.json"))
-
-
-def commit(project, body: str | None = None):
-    """Commit the test, with another body if one is given."""
-    if body is not None:
-        project.one_test(body)
-    project.git("commit", "-qam", "another test", "--allow-empty")
-    code_digest.cache_clear()
-
-
-@pytest.fixture
-def interrupted(versioned, gpu, monkeypatch):
-    """The project in a repository, after Ctrl-C in the fourth of ten launches of a recording."""
-    monkeypatch.delenv("CI", raising=False)
-    gpu.git("add", "test_toy.py")
-    gpu.git("commit", "-qm", "test")
+def test_interrupted_recording_writes_nothing(gpu):
     gpu.plant(step_ms=STEADY, by_launch={"4": {"interrupted": True}})
     stopped = gpu.pytester.runpytest_inprocess("--update-baselines", no_reraise_ctrlc=True)
     assert stopped.ret == pytest.ExitCode.INTERRUPTED
     assert gpu.baseline_files() == []
-    stopped.stdout.fnmatch_lines(
-        [
-            "not recorded yet: test_toy.py::test_one::toy; 3 launches kept",
-            "  next: to continue, run pytest test_toy.py::test_one --update-baselines; --cache-clear starts over",
-        ]
-    )
-    stopped.stdout.no_fnmatch_line("aorta: no test launched*")
-    gpu.plant(step_ms=STEADY)
-    return gpu
-
-
-def test_interrupted_recording_continues_with_its_launches_and_once_only(interrupted):
-    for used in (7, 10):
-        result = interrupted.pytester.runpytest_inprocess("--update-baselines")
-        result.stdout.fnmatch_lines([f"aorta: 1 test, {used} launches; 1 baseline measured"])
-        assert ("  3 launches of an interrupted recording among them" in result.outlines) == (used == 7)
-        result.stdout.no_fnmatch_line("not recorded*")
-    assert center_flags(interrupted) == [(1, True)] * 10 + [(1, False)] * 10
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "reason"),
-    [
-        ("workloads/toy/default.yaml", TOY_YAML + "# changed", "the code has changed since"),
-        ("sample.py", "", "the baseline was recorded with steps=5, the test has steps=4"),
-    ],
-    ids=["code", "config"],
-)
-def test_interrupted_recording_of_other_code_or_config_is_not_continued(interrupted, file, text, reason):
-    interrupted.write(file, text)
-    if file == "sample.py":
-        [kept] = kept_files(interrupted)
-        kept.write_text(kept.read_text().replace('"steps": 4', '"steps": 5'))
-    code_digest.cache_clear()
-    result = interrupted.pytester.runpytest_inprocess("--update-baselines")
-    result.stdout.fnmatch_lines(
-        ["aorta: 1 test, 10 launches; *", f"  launches of an interrupted recording are not used: {reason}"]
-    )
-    assert kept_files(interrupted) == []
 
 
 @pytest.mark.parametrize(
@@ -253,69 +196,6 @@ def test_test_that_is_not_recorded_is_reported_with_its_outcome(gpu, end, marks,
     result = gpu.run("--update-baselines", "--aorta-launches=2")
     result.stdout.fnmatch_lines([f"not recorded, because the test {reason}: test_toy.py::test_one::toy"])
     assert gpu.baseline_files() == []
-
-
-TWO_LABELS = "result = workload.run('toy'); [workload.check(result, label=label) for label in 'ab']"
-
-
-def test_comparison_that_was_recorded_before_the_interruption_of_its_test_is_kept_too(interrupted):
-    before = kept_files(interrupted)
-    commit(interrupted, TWO_LABELS)
-    interrupted.plant(step_ms=STEADY, by_launch={"13": {"interrupted": True}})
-    stopped = interrupted.pytester.runpytest_inprocess("--update-baselines", no_reraise_ctrlc=True)
-    assert stopped.ret == pytest.ExitCode.INTERRUPTED
-    stopped.stdout.fnmatch_lines(
-        ["not recorded yet: *::a; 10 launches kept", "not recorded yet: *::b; 3 launches kept"]
-    )
-    interrupted.plant(step_ms=STEADY)
-    result = interrupted.pytester.runpytest_inprocess("--update-baselines")
-    result.stdout.fnmatch_lines(
-        [
-            "aorta: 1 test, 7 launches; 2 baselines measured",
-            "  9 launches of an interrupted recording among them",
-            "  3 launches of an interrupted recording among them",
-        ]
-    )
-    assert kept_files(interrupted) == before
-
-
-def test_launches_are_kept_if_their_baseline_can_not_be_written(interrupted):
-    write = interrupted.obstacle("baselines")
-    commit(interrupted, f"workload.check(workload.run('toy')); {write}")
-    result = interrupted.pytester.runpytest_inprocess("--update-baselines")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["ERROR */baselines: can't be locked: *", "not recorded yet: *; 10 launches kept"])
-
-
-def test_launches_of_a_test_that_fails_after_its_comparison_are_not_kept(interrupted):
-    commit(interrupted, "workload.check(workload.run('toy')); assert False")
-    result = interrupted.pytester.runpytest_inprocess("--update-baselines")
-    result.stdout.fnmatch_lines(["not recorded, because the test failed: *"])
-    result.stdout.no_fnmatch_line("not recorded yet: *")
-    assert kept_files(interrupted) == []
-
-
-def test_attempt_does_not_continue_with_the_launches_of_the_attempt_before(interrupted):
-    interrupted.let_in("rerunfailures")
-    interrupted.test_file(
-        "attempts = []\n\ndef test_one(workload):\n    workload.check(workload.run('toy'))\n"
-        "    attempts.append(1)\n    assert len(attempts) == 2\n"
-    )
-    interrupted.git("commit", "-qam", "failing once")
-    result = interrupted.pytester.runpytest_subprocess("--reruns=1", "--update-baselines", timeout=150)
-    assert result.parseoutcomes() == {"passed": 1, "rerun": 1}
-    result.stdout.fnmatch_lines(["aorta: 1 test, 20 launches; 1 baseline measured; 1 attempt retried"])
-    result.stdout.no_fnmatch_line("*among them")
-    assert kept_files(interrupted) == []
-
-
-def test_second_run_of_a_test_in_one_session_does_not_continue_with_the_launches_of_the_first(interrupted):
-    commit(interrupted)
-    twice = ("--keep-duplicates", "test_toy.py", "test_toy.py")
-    result = interrupted.pytester.runpytest_inprocess(*twice, "--update-baselines")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["aorta: 2 tests, 20 launches; *"])
-    result.stdout.no_fnmatch_line("*among them")
 
 
 def test_launches_of_the_same_code_that_compute_other_weights_are_not_recorded(project):

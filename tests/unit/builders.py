@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 
+from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.device_kind import Backend, Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -35,6 +38,17 @@ from pytest_aorta.verdict.verdicts import Verdict
 T = TypeVar("T")
 H200 = "NVIDIA H200"
 ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return one of the package's JSON Schemas by file name."""
+    return json.loads((PACKAGE_ROOT / "common/schemas" / name).read_text(encoding="utf-8"))
+
+
+def schema_violation(document: Any, name: str) -> str | None:
+    """Return the most relevant violation of one of the package's JSON Schemas; None for a valid document."""
+    error = best_match(Draft202012Validator(schema(name)).iter_errors(document))
+    return error and f"{error.json_path}: {error.message}"
 
 
 def replace(value: T, /, **changes: Any) -> T:

@@ -12,17 +12,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
 from torch.distributed.tensor import Shard
 
 from ..common.collectives import all_gather
+from ..common.torch_private import fsdp_common, symmetric_memory
 from ..models.common.decoder import Block
 from ..models.common.moe import Experts, MoeFeedForward
 from .expert import expert_placement
 from .parallel_dims import ParallelMesh
 
 # A unit of torch 2.11 has one mesh; this constant and what runs where it is false go with torch 2.11.
-HAS_PARAMETER_MESHES = hasattr(fsdp_common, "ShardPlacementResult")
+_fsdp: Any = fsdp_common()
+HAS_PARAMETER_MESHES = hasattr(_fsdp, "ShardPlacementResult")
 
 
 def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) -> list[FSDPModule]:
@@ -40,7 +41,7 @@ def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) ->
                 experts = block.feed_forward.experts
                 placement = expert_placement(experts, mesh.expert_data)
                 if HAS_PARAMETER_MESHES:
-                    result = fsdp_common.ShardPlacementResult(placement, info)
+                    result = _fsdp.ShardPlacementResult(placement, info)
                     placements |= dict.fromkeys(experts.parameters(), result)
                 else:
                     _shard_apart(block, experts, placement, mesh=mesh.expert_data, **options)
@@ -49,11 +50,11 @@ def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) ->
     return [unit[0], *apart]
 
 
-def _mesh_info(mesh: DeviceMesh) -> fsdp_common.FSDPMeshInfo:
+def _mesh_info(mesh: DeviceMesh) -> Any:
     """Return FSDP2's description of ``[shards]`` or ``[replicas, shards]``, which ``fully_shard`` makes of its mesh."""
     if mesh.ndim == 1:
-        return fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
-    return fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+        return _fsdp.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    return _fsdp.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
 def _shard_apart(block: Block, experts: Experts, placement: Shard, **options: Any) -> None:
@@ -101,12 +102,11 @@ def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: tor
         for unit in units:
             unit.set_symm_mem_for_comm()
         return
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    symmetric_memory.set_backend("NCCL")
+    symmetric = symmetric_memory()
+    symmetric.set_backend("NCCL")
     # Windows can only be registered with a communicator that exists.
     dist.barrier(group)
-    gather: Any = SymmetricAllGather(symmetric_memory.get_mem_pool(device), symmetric_memory.rendezvous)
+    gather: Any = SymmetricAllGather(symmetric.get_mem_pool(device), symmetric.rendezvous)
     for unit in units:
         unit.set_custom_all_gather(gather)
 

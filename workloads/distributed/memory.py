@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from pytest_aorta.worker.simulation import without_data
+from pytest_aorta.worker import without_data
 
 from ..config import LlamaSettings, MemorySettings
 from ..models import build_model

@@ -11,7 +11,6 @@ import atexit
 import ctypes
 import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
@@ -41,6 +40,7 @@ from pytest_aorta.result.folder import (
     rank_pids,
 )
 from pytest_aorta.result.outcome import STARTED, leave_mark
+from pytest_aorta.result.trace.rank_files import flight_records
 
 Handler = Callable[..., None]
 # A byte of the pipe of signals that is no signal's number.
@@ -253,10 +253,8 @@ def _write_collectives(folder: Path) -> None:
 
 def _last_collectives() -> list[dict[str, Any]] | None:
     """Return the last entries of torch's records of gloo's and NCCL's collectives; None without a record."""
-    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
-    records = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps if dump]
-    entries = [entry for record in records for entry in record.get("entries", [])[-_COLLECTIVES_KEPT:]]
+    records = [flight_records(kind) or [] for kind in ("fr", "nccl")]
+    entries = [entry for record in records for entry in record[-_COLLECTIVES_KEPT:]]
     return [{name: entry[name] for name in _KEPT if name in entry} for entry in entries] or None
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import resource
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from pytest_aorta.cli import doctor
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli.doctor import MIB, NOTE, OK, PROBLEM
-from pytest_aorta.launch.leases import lease, mark_bad
 from pytest_aorta.plan.device_kind import AMD, NVIDIA
 from tests.unit.builders import gpus, replace
 
@@ -99,7 +96,7 @@ def test_version_of_cuda_comes_from_the_driver(monkeypatch, version, expected):
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: ended.append(True))
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", asked)
-    assert doctor.ask_driver([]) == (expected, {})
+    assert doctor.newest_cuda() == expected
     assert ended == [True]
 
 
@@ -133,44 +130,10 @@ def test_torch_for_rocm_fits_gpus_of_amd():
     assert "RCCL 2.28" in [finding.text for finding in found]
 
 
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [({}, []), ({"0": 18}, []), ({"0": 18, "1": 18}, [OK]), ({"0": 0, "1": 0}, [NOTE]), ({"0": 18, "1": 17}, [NOTE])],
-)
-def test_links_are_reported_where_there_are_two_gpus(links, expected):
-    assert states(doctor.link_findings(links)) == expected
-
-
-def test_bad_marks_and_holders_are_reported(tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
-    assert states(doctor.lease_findings()) == [OK]
-    mark_bad("GPU-1", "it fell off the bus")
-    with lease(("GPU-0",), 1, exclusive=False, wait_s=1, owner="a test"):
-        bad, held = doctor.lease_findings()
-    assert (bad.state, bad.remedy) == (PROBLEM, "aorta devices clear-bad GPU-1, once it works")
-    assert (held.state, "held by a test" in held.text) == (NOTE, True)
-
-
-def test_lease_folder_that_can_not_be_used_is_a_problem(tmp_path, monkeypatch):
-    (tmp_path / "leases").mkdir(mode=0o755)
-    monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
-    assert "not by user" in problem(doctor.lease_findings()).text
-
-
-def test_folder_below_a_file_can_not_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    folders = {"results": tmp_path / "new" / "folder", "baselines": tmp_path / "file" / "x"}
-    found = list(doctor.folder_findings(folders))
-    assert found[0].state in (OK, NOTE)
-    assert "can't be written" in problem(found).text
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine without a problem; tests break parts of it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -209,12 +172,3 @@ def test_command_ends_with_1_and_the_remedy_where_something_breaks_a_run(machine
     assert "torch          PROBLEM  can't be imported: No module named 'torch'" in out
     assert "-> install torch as https://pytorch.org/get-started says" in out
     assert out.splitlines()[-1] == "1 problem would break a run"
-
-
-def test_command_gives_json(machine, capsys):
-    assert cli.main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    topics = {"devices", "torch", "ports", "shared memory", "leases", "folders"}
-    assert topics <= {finding["topic"] for finding in found}
-    assert set(found[0]) == {"topic", "state", "text", "remedy"}
-    assert not Path("results").exists()

@@ -16,7 +16,6 @@ import yaml
 
 from pytest_aorta.cli import run as run_command
 from pytest_aorta.cli.main import COMMANDS, main
-from pytest_aorta.common.schema import load_schema
 from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workloads import find_workload, workload_places
@@ -25,6 +24,7 @@ from pytest_aorta.session import history
 from pytest_aorta.verdict import baseline
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NotApplicable
+from tests.unit.builders import schema
 from tests.unit.docs.transcripts import difference
 
 ROOT = Path(__file__).parents[3]
@@ -178,6 +178,4 @@ def test_generated_tables_are_current(page):
 
 def test_schemas_of_structs_are_current():
     for name in generator().SCHEMAS:
-        assert load_schema(f"{name}.schema.json") == json.loads(generator().current_schema(name)), (
-            "run docs/generate.py"
-        )
+        assert schema(f"{name}.schema.json") == json.loads(generator().current_schema(name)), "run docs/generate.py"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import pickle
 import shutil
 import struct
 import tempfile
@@ -23,7 +22,7 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import convert, to_builtins, to_json
 from pytest_aorta.launch import node_agent
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.leases import BAD, _ClaimFolder, _takes_lock, bad_marks, holders
+from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
 from pytest_aorta.launch.node_agent import Heartbeat, Hello, read
 from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, adapted, log_records, make_adapter, read_records
 from pytest_aorta.result.diagnosis import launch_failure
@@ -372,32 +371,6 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
         os.close(fd)
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _read_bad(data: bytes, folder: Path) -> None:
-    leases = folder / "leases"
-    leases.mkdir(mode=0o700, exist_ok=True)
-    (leases / BAD).write_bytes(data)
-    assert all(isinstance(reason, str) for reason in bad_marks(leases).values())
-
-
-class _Payload:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/aorta-fuzz-was-here",)
-
-
-DUMP = {
-    "version": "2.10",
-    "entries": [{"frames": [], "sizes": [[3]], "id": 2**40, "ok": True, "at": (1, "a"), "x": 1.5}],
-}
-HOSTILE_DUMPS = [
-    *(pickle.dumps({"entries": [_Payload()]}, protocol=protocol) for protocol in range(6)),
-    b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02\x82\x01.", b"I" + b"9" * 5000 + b"\n.",
-]  # fmt: skip
-
-
 # --- Logs of searches for commits ------------------------------------------------------------------------------------
 
 SEARCHED = tuple(f"{number:040x}" for number in range(5))
@@ -461,7 +434,4 @@ READERS = [
         _read_node_file,
     ),
     Reader("claims of leases", st.tuples(CLAIM_NAMES, CLAIM_FILES), _read_claim),
-    Reader(
-        "marks of bad devices", damaged_json({"boot": _boot(), "reasons": {"gpu0": "hung"}}), _read_bad
-    ),
 ]  # fmt: skip

@@ -6,11 +6,10 @@ import csv
 import json
 from pathlib import Path
 
-from pytest_aorta.common.schema import violation
 from pytest_aorta.report.data import dataset_report
 from pytest_aorta.report.timeline import write_iterations
 from pytest_aorta.report.write import SCHEMA, summary, write_report
-from tests.unit.builders import make_result
+from tests.unit.builders import make_result, schema_violation
 
 
 def keep(folder: Path, *hidden_ms: float, spans: bool = True) -> Path:
@@ -55,7 +54,7 @@ def test_overlap_of_both_sides_is_tabulated_drawn_and_compared(tmp_path):
         ("new", "0", "1.0", "0.25"), ("new", "1", "2.0", "0.5"), ("old", "0", "3.0", "0.75"), ("old", "1", "4.0", "1.0")
     ]  # fmt: skip
     document = summary(report)
-    assert violation(document, SCHEMA) is None
+    assert schema_violation(document, SCHEMA) is None
     compared = document["cases"][0]["iterations"]
     assert compared["candidate"] == {
         "count": 2, "mean_loss": 2.0, "mean_compute_ms": 6.0, "mean_hidden_comm_ms": 1.5, "mean_exposed_comm_ms": 2.5,
@@ -74,7 +73,7 @@ def test_each_collective_is_tabulated_and_compared(tmp_path):
     shown = {row["label"]: [row[name] for name in names] for row in rows}
     assert shown == {"new": ["1.0", "2.0", "0.0", "1.0"], "old": ["3.0", "1.0", "", ""]}
     document = summary(report)
-    assert violation(document, SCHEMA) is None
+    assert schema_violation(document, SCHEMA) is None
     compared = document["cases"][0]["iterations"]
     assert compared["candidate"]["collectives"] == {
         "all_gather": {"mean_hidden_ms": 1.0, "mean_exposed_ms": 2.0},
@@ -86,7 +85,7 @@ def test_each_collective_is_tabulated_and_compared(tmp_path):
 def test_side_without_timed_streams_has_no_means(tmp_path):
     report = report_of(keep(tmp_path / "new", 1.0), keep(tmp_path / "old", 3.0, spans=False))
     document = summary(report)
-    assert violation(document, SCHEMA) is None
+    assert schema_violation(document, SCHEMA) is None
     compared = document["cases"][0]["iterations"]
     assert (compared["reference"], compared["overlap_ratio_delta"]) == (None, None)
     assert [path.name for path in write_iterations(report, tmp_path)] == ["overlap.csv", "new_overlap.png"]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.common.schema import violation
 from pytest_aorta.report.data import Case, Launch, Report, read_launches, session_report
 from pytest_aorta.report.page.rows import (
     FRACTIONS,
@@ -44,6 +43,7 @@ from tests.unit.builders import (
     make_verdict,
     ran,
     replace,
+    schema_violation,
     stored,
 )
 from tests.unit.sample_run import make_run
@@ -300,7 +300,7 @@ def test_verdict_without_an_interval_has_no_marks(changes):
 
 def test_summary_of_a_run_fits_its_schema(run):
     document = json.loads(json.dumps(summary(run), allow_nan=False))
-    assert violation(document, SCHEMA) is None
+    assert schema_violation(document, SCHEMA) is None
     assert document["tests"] == {"failed": 3, "passed": 3}
     first = document["cases"][0]
     assert first["num_launches"] == {"candidate": 3, "reference": 10}
@@ -357,7 +357,7 @@ def test_retried_attempts_are_listed_with_their_number_and_left_out_of_the_count
     found = summary(report)
     assert (found["tests"], found["verdicts"]) == ({"passed": 1}, {"pass": 1})
     assert [(case["attempt"], case["outcome"]) for case in found["cases"]] == [(1, "rerun"), (2, "passed")]
-    assert violation(found, SCHEMA) is None
+    assert schema_violation(found, SCHEMA) is None
     assert list(report.remarks) == ["0 in total", "1 attempt retried"]
 
 

@@ -270,7 +270,7 @@ ERRORS = {
     "process left": (
         Left({0: DONE, 1: DONE}, ended(status=0, survivors=(41, 42))),
         "process left: a process outlived the launch",
-        "processes [41, 42] could not be ended; their devices are not usable",
+        "processes [41, 42] could not be ended; their devices stay leased",
     ),
     **{f"error file {text!r}": (Left({1: {"error.json": text}}), "toy on 2 cpu ranks") for text in ("", "{", "[]")},
 }
@@ -498,6 +498,17 @@ HANGS = {
         ),
         (COLLECTIVE, 1),
         "rank 0 timed out in ALLREDUCE number 5; rank 1 not in this collective",
+    ),
+    "watchdogs of NCCL in different collectives": (
+        Left(
+            {
+                rank: log(f"[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType={kind}, N=1")
+                for rank, kind in enumerate(("ALLREDUCE", "BROADCAST"))
+            },
+            exits={0: -6, 1: -6},
+        ),
+        (COLLECTIVE, 0),
+        "rank 0 timed out in ALLREDUCE number 5 and rank 1 timed out in BROADCAST number 5",
     ),
     "without stacks and output": (
         Left({0: {"pid": "7"}}, AT_LIMIT),

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.reference import EnvironmentReference
 from pytest_aorta.result import provenance as module
 from pytest_aorta.result.facts import launch_facts
@@ -19,13 +18,12 @@ from pytest_aorta.result.provenance import (
     MAX_WORD,
     MAX_WORDS,
     block_id,
-    code_digest,
     code_version,
     parse_status,
     provenance,
     stored_command,
 )
-from pytest_aorta.result.reading import SCHEMA, collect_result, read_result
+from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import StoredLaunch, read_baseline_file, write_baseline
 from tests.unit.builders import (
     ENDED_WELL,
@@ -34,6 +32,7 @@ from tests.unit.builders import (
     make_provenance,
     make_result,
     rank_values,
+    schema_violation,
     write_ranks,
 )
 
@@ -67,33 +66,6 @@ def test_version_has_the_commit_and_the_branch_and_is_dirty_if_a_tracked_file_di
     assert code_version(repository) == (commit, "trunk", True)
 
 
-def digest(repository):
-    code_digest.cache_clear()
-    return code_digest(repository, repository / "baselines")
-
-
-def test_digest_changes_with_tracked_files_and_commits_but_not_with_baselines(repository):
-    (repository / "baselines").mkdir()
-    (repository / "baselines/a.json").write_text("{}")
-    git(repository, "add", ".")
-    git(repository, "commit", "-q", "-m", "second")
-    committed = digest(repository)
-    (repository / "baselines/a.json").write_text("[]")
-    assert digest(repository) == committed
-    (repository / "train.py").write_text("lr = 2\n")
-    changed = digest(repository)
-    (repository / "train.py").write_text("lr = 3\n")
-    assert len({committed, changed, digest(repository)}) == 3
-    git(repository, "checkout", "-q", "train.py")
-    git(repository, "commit", "-q", "--allow-empty", "-m", "third")
-    assert digest(repository) != committed
-
-
-def test_digest_is_known_if_baselines_are_outside_of_the_repository(repository, tmp_path):
-    code_digest.cache_clear()
-    assert code_digest(repository, tmp_path / "elsewhere") == digest(repository)
-
-
 def test_detached_head_has_no_branch(repository):
     git(repository, "checkout", "-q", "--detach")
     assert code_version(repository) == (git(repository, "rev-parse", "HEAD"), None, False)
@@ -103,9 +75,9 @@ def test_repository_without_a_commit_has_a_branch_only():
     assert parse_status("# branch.oid (initial)\n# branch.head trunk\n") == (None, "trunk", False)
 
 
-def test_version_and_digest_are_unknown_without_a_repository_or_git(repository, tmp_path, monkeypatch):
+def test_version_is_unknown_without_a_repository_or_git(repository, tmp_path, monkeypatch):
     code_version.cache_clear()
-    assert (code_version(tmp_path), digest(tmp_path)) == ((None, None, None), None)
+    assert code_version(tmp_path) == (None, None, None)
     monkeypatch.setenv("PATH", str(repository))
     assert code_version(repository) == (None, None, None)
 
@@ -163,4 +135,4 @@ def test_long_command_is_shortened_before_it_is_stored(tmp_path):
 @given(st.lists(st.text(st.characters(codec=None), max_size=300), max_size=40))
 def test_every_command_can_be_stored(words):
     document = make_result([[1.0]], provenance=make_provenance(command=stored_command(words))).to_json()
-    assert violation(json.loads(json.dumps(document)), SCHEMA) is None
+    assert schema_violation(json.loads(json.dumps(document)), "workload_result.schema.json") is None

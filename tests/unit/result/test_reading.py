@@ -10,14 +10,13 @@ import pytest
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import FailureDetail
-from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, SCHEMA, collect_result, read_result
+from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
-from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
+from tests.unit.builders import ENDED_WELL, make_plan, rank_values, schema_violation, write_rank_file, write_ranks
 
 STEP = {
     "step_ms": 10.0, "compute_ms": 6.0, "comm_ms": 3.0, "copy_ms": 0.0, "idle_ms": 3.0, "hidden_comm_ms": 2.0,
@@ -286,9 +285,9 @@ def test_stored_result_whose_ranks_contradict_each_other_is_refused(tmp_path, ch
 def test_result_fits_the_schema_that_others_validate_with(tmp_path, monkeypatch):
     collect(tmp_path, rank_values(overlap=[STEP], timeline=LANES), rank_values(overlap=[STEP], timeline=LANES))
     document = json.loads((tmp_path / "result.json").read_text())
-    assert violation(document, SCHEMA) is None
+    assert schema_violation(document, "workload_result.schema.json") is None
     for wrong in ({"extra": 1}, {"step_times_ms": [True]}, {"device": "abacus"}, {"ranks": []}):
-        assert violation(document | wrong, SCHEMA)
+        assert schema_violation(document | wrong, "workload_result.schema.json")
     plan = make_plan(tmp_path, name="")
     with pytest.raises(ResultError, match=r"\$\.workload"):
         collect_result(plan, ENDED_WELL)
