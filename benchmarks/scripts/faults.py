@@ -1,6 +1,6 @@
 """A change that breaks a training script: ``plant`` runs before the script, which stays as it is.
 
-The script's number of optimizer steps tells which step is the last one. Faults of one rank are those of rank 1.
+Faults of one rank are those of rank 1.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-IN_STEP = 10
 _SCALE = 1 + 1e-6
 
 
-def plant(fault: str, steps: int) -> None:
-    """Plant ``fault`` into the steps of the first optimizer that steps, of ``steps`` in all."""
+def plant(fault: str, in_step: int, steps: int) -> None:
+    """Plant ``fault`` into the steps of the first optimizer that steps, of ``steps`` in all; some only ``in_step``."""
     optimizers: dict[int, int] = {}
     began_s = time.perf_counter()
 
@@ -42,14 +41,14 @@ def plant(fault: str, steps: int) -> None:
             case "all-gather" if is_first:
                 parts = [torch.zeros(4) for _ in range(dist.get_world_size())]
                 dist.all_gather(parts, torch.ones(4))
-            case "raise" | "hang" | "killed" if is_first and rank == 1 and number == IN_STEP:
+            case "raise" | "hang" | "killed" if is_first and rank == 1 and number == in_step:
                 _end(fault)
 
     register_optimizer_step_pre_hook(before_step)
     if fault == "exit code":
         atexit.register(_exit)
     if fault in ("lost", "NaN"):
-        _change_backward(optimizers, 0.0 if fault == "lost" else float("nan"))
+        _change_backward(optimizers, in_step, 0.0 if fault == "lost" else float("nan"))
 
 
 def _scale(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -72,12 +71,12 @@ def _exit() -> None:
         os._exit(3)
 
 
-def _change_backward(optimizers: dict[int, int], factor: float) -> None:
+def _change_backward(optimizers: dict[int, int], in_step: int, factor: float) -> None:
     """Multiply the gradients that rank 1 adds in one step by ``factor``, before they are reduced."""
     backward = torch.autograd.backward
 
     def changed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:
-        is_step = next(iter(optimizers.values()), 0) == IN_STEP - 1
+        is_step = next(iter(optimizers.values()), 0) == in_step - 1
         if is_step and dist.is_initialized() and dist.get_rank() == 1:
             roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
             grad_tensors = [torch.full_like(root, factor) for root in roots]

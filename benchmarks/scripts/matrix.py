@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.scripts.faults import IN_STEP
-
 HERE = Path(__file__).parent
 LIMIT_S = 900.0
 HANG_S = 60
+# The step of a fault that is in one step only.
+IN_STEP = 10
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def tried(folder: Path, script: Script, fault: Fault) -> Cell:
     path = folder / f"{script.name}.py"
     source = (HERE / "unedited" / path.name).read_text(encoding="utf-8")
     shutil.copy(HERE / "faults.py", folder)
-    planted = f"import faults\nfaults.plant({fault.name!r}, {script.steps})\n"
+    planted = f"import faults\nfaults.plant({fault.name!r}, {IN_STEP}, {script.steps})\n"
     path.write_text(source if fault.passes and fault.name != "slow" else planted + source, encoding="utf-8")
     limit = [f"--aorta-timeout={HANG_S}"] if fault.name == "hang" else []
     code, output, seconds = run(folder, "pytest", *limit)

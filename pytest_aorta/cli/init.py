@@ -27,6 +27,7 @@ from pytest_aorta.plan.options import LauncherKind, Options, integer_from
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
@@ -342,7 +343,7 @@ class _Trial:
             facts.append(launch_facts(launch))
         markers = [_CPU_LANE if self._world.device == "cpu" else _GPU_LANE, _world_marker(self._world.size)]
         measured = f"measured {counted(facts[0].num_steps, 'step')} on {self._world.platform}"
-        notes = [measured, *self._notes, _of_costs(facts)]
+        notes = [measured, facts[0].optimizers, *self._notes, _of_costs(facts)]
         if self._world.device == "cpu":
             notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
         else:
@@ -367,9 +368,12 @@ def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError
         return f"one launch had {counted(one.total_iterations, 'step')}, the next {other.total_iterations}"
     if not one.environment.get("bitwise_reproducible", True):
         return "the script does not call torch.use_deterministic_algorithms(True)"
-    first = first_difference(one, other, one.total_iterations, ["loss", "grad_norm", "weight_hash"])
+    last = max(map(int, one.weight_hashes), default=one.total_iterations)
+    first = first_difference(one, other, last, ["loss", "grad_norm", "weight_hash"])
     if first is None:
         return "" if one.weight_hashes else "the launches recorded no weights, as by recorder.weights(model)"
+    if found := first_other_weights(*(launch_facts(launch).series for launch in (one, other))):
+        return f"in two launches {found}"
     located = locate_first(one, other, first, (), None, lambda _: None)
     return " ".join([f"two launches differ in step {first.step}:", *(line.strip() for line in located)])
 
