@@ -62,7 +62,7 @@ def test_a_rank_that_fails_is_named_by_its_number(workload):
 WIDE = {"dim": 1024, "n_kv_heads": 4, "ffn_hidden": 1024, "vocab_size": 1024}
 LAYOUTS = {
     "replicas and tensor parallelism": (
-        {"data_parallel_replicate_degree": 4, "tensor_parallel_degree": 2},
+        {"data_parallel_replicate_degree": 4, "tensor_parallel_degree": 2, "activation_checkpointing": "full"},
         {("all_gather", 2), ("reduce_scatter", 2), ("all_gather", 128), ("reduce_scatter", 128), ("all_reduce", 4)},
     ),
     "stages and experts": (
