@@ -236,6 +236,8 @@ class TensorMemory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # Such as those that compiled checkpointing calls.
+        self.supports_higher_order_operators = True
         self.current = self.peak = 0
         # Address of a storage -> its rounded size.
         self._known: dict[int, int] = {}

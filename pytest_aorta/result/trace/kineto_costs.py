@@ -157,7 +157,8 @@ def _collectives(
             (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
         )
         request = _request_of(event["args"], served, known.get(id(event), RecordedCall()))
-        if event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.ALL_GATHER:
+        is_gather = event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.ALL_GATHER
+        if is_gather and not event["name"].endswith("_out"):
             request = request.gathered()  # the operator has no argument for its result
         rows[str(collective_of(event["name"])), request.call.group_size, request.call.dtype].append(request)
     found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
