@@ -8,12 +8,12 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode, add_folder
-from pytest_aorta.cli.run import tolerance_texts
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.files import locked, slug
 from pytest_aorta.common.processes import terminable
@@ -105,7 +105,7 @@ def _is_complete(log: SearchLog) -> bool:
 
 
 def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> SearchRequest:
-    tolerances = tolerance_texts(arguments.tolerance)
+    tolerances = _tolerance_texts(arguments.tolerance)
     parse_tolerances(tolerances, "--tolerance")
     if arguments.metric is not None and arguments.metric not in METRICS:
         raise UsageError(f"--metric: got {arguments.metric!r}, allowed is one of {', '.join(METRICS)}")
@@ -122,6 +122,18 @@ def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> Search
         tolerances,
         arguments.metric,
     )
+
+
+def _tolerance_texts(given: Sequence[str]) -> dict[str, str]:
+    """Return metric -> text from values of ``--tolerance``.
+
+    Raises:
+        UsageError: A value is not METRIC=VALUE.
+    """
+    pairs = [text.partition("=") for text in given]
+    if wrong := [text for text, (key, equals, _) in zip(given, pairs, strict=True) if not (key and equals)]:
+        raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
+    return {key: value for key, _, value in pairs}
 
 
 def _command(text: str) -> tuple[str, ...]:
@@ -150,29 +162,46 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
     """
     log, launches = folder / LOG_FILE, folder / LAUNCHES_FOLDER
     own = ["-rs", "-p", PLUGIN, f"--aorta-bisect={log.absolute()}", f"--aorta-results={launches.absolute()}"]
-    argv = [sys.executable, "-m", "pytest", *own, *request.pytest]
     shown = len(SearchLog.read(log).events())
-    with (folder / OUTPUT_FILE).open("wb") as output, terminable():
-        # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            changed_ns = log.stat().st_mtime_ns
-            while process.poll() is None:
-                time.sleep(_POLL_S)
-                # Reading the log only after it has changed leaves the processors to the ranks.
-                if (now_ns := log.stat().st_mtime_ns) != changed_ns:
-                    changed_ns = now_ns
-                    shown += _print_events(log, commits, shown)
-        finally:
-            _end(process)
+    with running_pytest([*own, *request.pytest], folder) as process:
+        changed_ns = log.stat().st_mtime_ns
+        while process.poll() is None:
+            time.sleep(_POLL_S)
+            # Reading the log only after it has changed leaves the processors to the ranks.
+            if (now_ns := log.stat().st_mtime_ns) != changed_ns:
+                changed_ns = now_ns
+                shown += _print_events(log, commits, shown)
     _print_events(log, commits, shown)
     finished = SearchLog.read(log)
     if not _is_complete(finished) and (process.returncode or not finished.ends()):
-        printed = (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-        lines = ["pytest ended before the search:", *printed[-_MAX_OUTPUT_LINES:], f"all output: {output.name}"]
-        raise AortaError("\n".join(lines))
+        raise ended_early("the search", folder)
+
+
+@contextmanager
+def running_pytest(arguments: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run pytest, with its output in a file of a folder, while the body runs."""
+    with (folder / OUTPUT_FILE).open("wb") as output, terminable():
+        # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def ended_early(before: str, folder: Path) -> AortaError:
+    """Return the error that pytest has ended too early, with the end of its output."""
+    path = folder / OUTPUT_FILE
+    printed = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return AortaError(
+        "\n".join([f"pytest ended before {before}:", *printed[-_MAX_OUTPUT_LINES:], f"all output: {path}"])
+    )
 
 
 def _print_events(path: Path, commits: Sequence[Commit], shown: int) -> int:

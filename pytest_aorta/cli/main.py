@@ -107,7 +107,7 @@ COMMANDS = (
     Command("agent", "run this node's part of launches over several nodes", _add_agent),
     Command("baselines", "list and move stored baselines"),
     Command("history", "find changes in what --aorta-history has kept over commits, and draw it"),
-    Command("devices", "list devices and leases of this host, clear bad marks"),
+    Command("devices", "list devices and leases of this host"),
     Command("report", "write a page that compares two sets of kept results"),
     Command("doctor", "look for problems that would break a run"),
     Command("completion", "print the completion script of a shell", _add_completion),

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.cli.workloads import require_folder
 from pytest_aorta.common.documents import UnreadableFile
-from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, ResultError, SpecError, UsageError
+from pytest_aorta.common.errors import DevicesUnavailable, ResultError, SpecError, UsageError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
@@ -29,15 +29,12 @@ from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult, over_ranks
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
-from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.verdict.applicability import identity
-from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, parse_tolerances
+from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta run"
 # Options of pytest that this command shares.
-SHARED = ("gpus", "timeout", "workloads", "launcher", "fail_on", "profiler")
+SHARED = ("gpus", "timeout", "workloads", "launcher", "profiler")
 MAX_TRIALS = 100
 MAX_STEPS = 1 << 30
 
@@ -59,14 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
     )  # fmt: skip
     add_config(parser)
-    parser.add_argument("--check", metavar="PATH", type=Path, help="baseline to compare with: a file, or a folder")
-    parser.add_argument(
-        "--tolerance",
-        metavar="METRIC=VALUE",
-        action="append",
-        default=[],
-        help="tolerance for --check, as in the tolerance marker",
-    )
     present = parser.add_mutually_exclusive_group()
     for kind, text in ((APPEND, "add to existing trials"), (OVERWRITE, "replace existing trials")):
         present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
@@ -93,25 +82,21 @@ def add_shared(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launch, keep and print each trial, then compare the trials with a baseline on request.
+    """Launch, keep and print each trial.
 
     Raises:
         UsageError: The command line is wrong; nothing was launched.
         SpecError: The workload or its config is wrong; nothing was launched.
-        AortaError: A launch or a comparison failed; earlier trials are kept.
+        AortaError: A launch failed; earlier trials are kept.
     """
     trials = arguments.trials
-    options, tolerances = (
-        given_options(arguments),
-        parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance"),
-    )
+    options = given_options(arguments)
     check_profiler(options.profiler, "--profiler")
     launch = given_launch(arguments, options)
-    spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc), tolerances)
+    spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
     test = RunningTest(OWNER)
     with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
-        _refuse_other_baseline(arguments.check, launch, world)
         # Checked last: --append and --overwrite help only if the rest of the command line is right.
         folder = arguments.results / launch.folder
         first = _first_number(folder, arguments.existing)
@@ -124,8 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
                 emit([f"  {note}" for note in test.launches[-1].traces])
                 sys.stdout.flush()
-            if arguments.check is not None:
-                _check(WorkloadRunner(distributed_world), test, results, arguments.check)
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
     return ExitCode.PROBLEM if failed else ExitCode.OK
@@ -140,11 +123,6 @@ class _Launch:
     min_world_size: int = 1
     config: dict[str, Any] | None = None
     args: list[str] | tuple[str, ...] = ()
-
-    @property
-    def result_name(self) -> str:
-        """The name of the workload in results."""
-        return self.name if self.config is not None else Path(self.name).name
 
     def start(self, world: DistributedWorld) -> WorkloadResult:
         """Launch once."""
@@ -189,60 +167,6 @@ def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
     return world
 
 
-def _check(runner: WorkloadRunner, test: RunningTest, results: list[WorkloadResult], given: Path) -> None:
-    path = _baseline(given, results[-1])
-    try:
-        runner.check_stored(results, path)
-    finally:
-        record = test.record()
-        rows = [*map(str, record.verdicts), *(f"note: {note}" for note in record.notes)]
-        emit([f"compared with {path}:", *(f"  {row}" for row in rows)] if rows else [])
-
-
-def _refuse_other_baseline(given: Path | None, launch: _Launch, world: World) -> None:
-    """Check before any launch that the file of --check exists and belongs to this workload and platform."""
-    if given is None or given.is_dir():
-        return
-    if not given.exists():
-        raise UsageError(f"--check: there is no file or folder {given}")
-    baseline = read_baseline_file(given)
-    of_run = launch.result_name, world.platform
-    if (baseline.workload, baseline.platform) != of_run:
-        raise UsageError(
-            f"--check: {given} is a baseline of {baseline.workload!r} on {baseline.platform}, but this run launches "
-            f"{of_run[0]!r} on {of_run[1]}"
-        )
-
-
-def _baseline(given: Path, result: WorkloadResult) -> Path:
-    """Return the file, or the only file of a folder with this workload, platform and config.
-
-    Raises:
-        BaselineError: No file or several files fit.
-    """
-    if not given.is_dir():
-        return given
-    found, others, config = [], [], identity(result.config)
-    for path in sorted((given / result.platform).glob("*.json")):
-        baseline = read_baseline_file(path)
-        if baseline.workload != result.workload:
-            continue
-        differs = next((key for key in sorted(baseline.config) if baseline.config[key] != config.get(key)), None)
-        if differs is None:
-            found.append(path)
-        else:
-            others.append(f"{path} has {differs}={baseline.config[differs]!r}, this run {config.get(differs)!r}")
-    if len(found) == 1:
-        return found[0]
-    there = f"{len(found)} fit: {', '.join(map(str, found))}; name one of them" if found else "none fits"
-    if others and not found:
-        there += f": {'; '.join(others)}"
-    raise BaselineError(
-        f"--check: {given} has to hold one baseline of workload {result.workload!r} with this config on "
-        f"{result.platform}; {there}"
-    )
-
-
 def given_options(arguments: argparse.Namespace, **chosen: Any) -> Options:
     """Return the options that a command line gives, or that the command has ``chosen``.
 
@@ -266,11 +190,17 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
     if facts.late_steps:
         lines.append(f"overlap: {facts.late_steps}")
+    lines += filter(None, (facts.optimizers, facts.replicas))
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)
         lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")
     if result.loss:
         lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
+    for series in facts.series:
+        if curve := [*series.loss[0].values()] if series.loss else []:
+            lines.append(
+                f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} in the last"
+            )
     return lines + _failure_lines(result)
 
 
@@ -386,18 +316,6 @@ def _given_config(
         _assign(spec, given, path, _typed(_schema(spec, path), value, assignment.partition("=")[2]))
     resolve_config(spec, given)
     return given
-
-
-def tolerance_texts(given: Sequence[str]) -> dict[str, str]:
-    """Return metric -> text from values of ``--tolerance``.
-
-    Raises:
-        UsageError: A value is not METRIC=VALUE.
-    """
-    pairs = [text.partition("=") for text in given]
-    if wrong := [text for text, (key, equals, _) in zip(given, pairs, strict=True) if not (key and equals)]:
-        raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
-    return {key: value for key, _, value in pairs}
 
 
 def _read_file(file: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class DevicesUnavailable(AortaError):
 
 
 class LeaseError(AortaError):
-    """Resources can't be leased: too many requested, held by others for too long, bad, or an unusable folder."""
+    """Resources can't be leased: too many requested, held by others for too long, or an unusable folder."""
 
 
 class LaunchError(AortaError):

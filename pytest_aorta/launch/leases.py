@@ -18,7 +18,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,15 +26,12 @@ from pathlib import Path
 from pytest_aorta.common import variables
 from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import LeaseError
-from pytest_aorta.common.files import write_json
-from pytest_aorta.common.model import Model, convert, read_model, to_builtins
+from pytest_aorta.common.model import Model, convert, to_builtins
 from pytest_aorta.launch.sweep import end_processes, is_alive, pid_namespace, processes_of, start_ticks
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.outcome import LaunchOutcome
 
 GATE = "gate"
-BAD = "bad.json"
 OVERTAKEN = "overtaken"
 # Lines about a launch on the claim's resources: written before its first process, and after its last process is gone.
 LAUNCH, ENDED = "launch ", "ended "
@@ -53,7 +50,7 @@ POLL_S = 0.01
 STOP_S = 20.0
 # A request that waits for longer says once what it waits for.
 SAY_S = 2.0
-# A waiting request notices a change of bad marks within LOOK_S, and every other change that matters within POLL_S.
+# A waiting request notices a change that matters within POLL_S, and looks for orphans every LOOK_S.
 LOOK_S = 1.0
 # CPU ranks wait for each other most of the time.
 CPU_SLOTS_PER_CORE = 2
@@ -108,8 +105,8 @@ def lease(
         say: Called once after SAY_S of waiting, with lines that name the holders.
 
     Raises:
-        LeaseError: Fewer than ``count`` resources of the pool work; the resources were not free within ``wait_s``, and
-            the message names the holders; or the lease folder can't be used.
+        LeaseError: The resources were not free within ``wait_s``, and the message names the holders; or the lease
+            folder can't be used.
     """
     pid = os.getpid()
     claim = _Claim(owner[:MAX_TEXT], pid, tuple(pool), count, exclusive, pid_namespace(), start_ticks(pid))
@@ -171,34 +168,15 @@ def holders(folder: Path | None = None) -> list[_Claim]:
         return [claim for claim in opened.claims().values() if claim.resources]
 
 
-def bad_marks(folder: Path | None = None) -> dict[str, str]:
-    """Return the resources that are marked bad, with the reasons."""
-    with _ClaimFolder.opened(folder) as opened, opened.gate():
-        return opened.bad()
-
-
-def mark_bad(resource: str, reason: str, folder: Path | None = None) -> None:
-    """Lease ``resource`` to no request until ``clear_bad`` or the host's next start."""
-    with _ClaimFolder.opened(folder) as opened, opened.gate():
-        opened.write_bad(opened.bad() | {resource: reason[:MAX_TEXT]})
-
-
-def clear_bad(resource: str, folder: Path | None = None) -> None:
-    """Make ``resource`` available again; do nothing if the resource is not marked."""
-    with _ClaimFolder.opened(folder) as opened, opened.gate():
-        opened.write_bad({name: reason for name, reason in opened.bad().items() if name != resource})
-
-
 def _try(folder: _ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
     """Take the resources of claim ``name`` if the claim's turn has come; return them, or nothing."""
     claims = folder.claims()
-    mine, bad = claims.pop(name), folder.bad()
-    _refuse_bad(mine, bad)
+    mine = claims.pop(name)
     held = [claim for claim in claims.values() if claim.resources]
     ahead = _ahead(name, mine, claims)
     # An earlier request that can start takes its resources when it looks next.
-    barred = any(other.overtaken >= MAX_OVERTAKES or _choice(other, held, bad) for other in ahead.values())
-    resources = () if barred else _choice(mine, held, bad)
+    barred = any(other.overtaken >= MAX_OVERTAKES or _choice(other, held) for other in ahead.values())
+    resources = () if barred else _choice(mine, held)
     if resources:
         for other in ahead:
             folder.overtake(other)
@@ -226,22 +204,13 @@ def _ahead(name: str, mine: _Claim, claims: Mapping[str, _Claim]) -> dict[str, _
     }
 
 
-def _choice(claim: _Claim, held: Sequence[_Claim], bad: Collection[str]) -> tuple[str, ...]:
+def _choice(claim: _Claim, held: Sequence[_Claim]) -> tuple[str, ...]:
     """Return the resources that ``claim`` can take now: all that it asks for, or none."""
     if any(other.exclusive or claim.exclusive for other in held):
         return ()
     taken = {resource for other in held for resource in other.resources}
-    free = [resource for resource in claim.pool if resource not in taken and resource not in bad]
+    free = [resource for resource in claim.pool if resource not in taken]
     return tuple(free[: claim.count]) if len(free) >= claim.count else ()
-
-
-def _refuse_bad(claim: _Claim, bad: Mapping[str, str]) -> None:
-    reasons = [f"{_listed([name])} ({bad[name]})" for name in claim.pool if name in bad]
-    if len(claim.pool) - len(reasons) < claim.count:
-        raise LeaseError(
-            f"{claim.owner}: {claim.count} of {len(claim.pool)} resources asked for, and marked bad are "
-            f"{', '.join(reasons)}; clear a mark when its resource works again"
-        )
 
 
 def _waited_text(name: str, claims: dict[str, _Claim], wait_s: float) -> str:
@@ -316,23 +285,11 @@ class LeasedWorld:
                 self._world = replace(self._world, devices=chosen)
         return self._world
 
-    def note(self, outcome: LaunchOutcome) -> None:
-        """Mark devices on which a process could not be ended as bad; over several nodes, each node marks its own."""
-        if self._world.nodes == 1:
-            mark_survivors(self._world, outcome, self._owner)
-
     def release(self) -> None:
         """Release the lease; ranks that still run keep holding it."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
-
-
-def mark_survivors(world: World, outcome: LaunchOutcome, owner: str) -> None:
-    """Mark this host's devices of ``world`` as bad where a process of ``owner`` could not be ended."""
-    if outcome.survivors:
-        for device in world.devices:
-            mark_bad(device.uuid, f"processes {list(outcome.survivors)} of {owner} could not be ended")
 
 
 def cpu_slots() -> tuple[str, ...]:
@@ -393,18 +350,6 @@ class _Claim(Model, frozen=True):
     def competes_with(self, other: _Claim) -> bool:
         """Return whether either claim could keep the other waiting."""
         return self.exclusive or other.exclusive or not set(self.pool).isdisjoint(other.pool)
-
-
-class _BadMarks(Model, frozen=True):
-    """Resources that are leased to nobody until the host starts again.
-
-    Attributes:
-        boot: The host's boot id.
-        reasons: Name of the resource -> reason.
-    """
-
-    boot: str
-    reasons: dict[str, str]
 
 
 def _default_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -536,20 +481,6 @@ class _ClaimFolder:
             # A guess could lease a device twice.
             raise _unusable(self.path, f"claim of a living process can't be read: {error}") from None
 
-    def bad(self) -> dict[str, str]:
-        """Return the resources marked bad since the host started, with the reasons."""
-        if not os.path.lexists(self.path / BAD):
-            return {}
-        try:
-            marks = read_model(self.path / BAD, _BadMarks, max_bytes=MAX_FILE_BYTES)
-        except UnreadableFile as error:
-            raise _unusable(self.path, f"{error}; repair the file, or delete it with its marks") from None
-        return marks.reasons if marks.boot == _boot_id() else {}
-
-    def write_bad(self, reasons: dict[str, str]) -> None:
-        """Replace the marks of bad resources."""
-        write_json(self.path / BAD, to_builtins(_BadMarks(_boot_id(), reasons)))
-
 
 def _open_folder(path: Path) -> int:
     if not path.is_absolute():
@@ -631,7 +562,3 @@ def _takes_lock(fd: int, mode: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

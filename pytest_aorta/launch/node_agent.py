@@ -24,7 +24,7 @@ from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.guarded import GuardedLaunch
-from pytest_aorta.launch.leases import LeasedWorld, mark_survivors
+from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
@@ -270,9 +270,7 @@ def _run(plan: LaunchPlan, zero: Pulse, terminated: list[int]) -> LaunchOutcome:
                 if not is_stopped and (zero.orders != Orders.RUN or terminated):
                     is_stopped = True
                     launch.stop()
-        outcome = launch.outcome()
-        mark_survivors(plan.world, outcome, _owner(plan))
-    return outcome
+        return launch.outcome()
 
 
 def _nothing(reason: EndReason, detail: str = "") -> LaunchOutcome:

@@ -30,7 +30,7 @@ from pytest_aorta.session.rounds import (
 )
 from pytest_aorta.session.search import Bisection
 from pytest_aorta.verdict.applicability import identity
-from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import (
     STEP_METRICS,
     compare_steps,
@@ -115,6 +115,18 @@ class WorkloadRunner:
         """
         return passed(self._world.launch_script(script, args, environment, **settings))
 
+    def run_command(
+        self, command: tuple[str, ...] | list[str], *, environment: Mapping[str, str] | None = None, **settings: Any
+    ) -> WorkloadResult:
+        """Launch a command that starts its own ranks, such as ``accelerate launch train.py``, and return its result.
+
+        The arguments are those of :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_command`.
+
+        Raises:
+            WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
+        """
+        return passed(self._world.launch_command(command, environment, **settings))
+
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
 
@@ -149,14 +161,6 @@ class WorkloadRunner:
         again = {Side.CANDIDATE: (result, False), Side.REFERENCE: (result, True)}
         verdicts, comparison = self._settled(comparison, comparing, again)
         return self._concluded(comparison, verdicts, self._test.nodeid)
-
-    def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
-        """Compare results with the baseline in the file ``path``, without further launches; else as :meth:`check`."""
-        baseline = read_baseline_file(path)
-        launched = ((Side.CANDIDATE, result) for result in results)
-        comparison = self._begun(baseline.case, ReferenceKind.BASELINE, *launched, baseline=path)
-        stored = self._stored(comparison, results[-1], baseline, len(results))
-        return self._concluded(comparison, stored.judge(comparison.facts(Side.CANDIDATE)), baseline.test)
 
     def compare(
         self,
@@ -360,9 +364,7 @@ class WorkloadRunner:
     def _compared(self, side: Side, result: WorkloadResult) -> ComparedLaunch:
         return ComparedLaunch(side, launch_facts(result), str(self._folder(result) or ""))
 
-    def _stored(
-        self, comparison: Comparison, result: WorkloadResult, baseline: Baseline | None, most: int | None = None
-    ) -> StoredComparison:
+    def _stored(self, comparison: Comparison, result: WorkloadResult, baseline: Baseline | None) -> StoredComparison:
         if baseline:
             # A key that was added after the baseline was recorded had its default then.
             baseline = baseline.replace(config=self._defaults(result) | baseline.config)
@@ -374,7 +376,7 @@ class WorkloadRunner:
             baseline,
             self._marked,
             priors,
-            most or self._options.max_launches,
+            self._options.max_launches,
             comparison.baseline,
             workload=result.workload,
         )

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.cli import devices as devices_command
 from pytest_aorta.cli import main as cli
-from pytest_aorta.launch.leases import bad_marks, lease, mark_bad
+from pytest_aorta.launch.leases import lease
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.verdict.baseline import StoredLaunch, write_baseline
 from tests.unit.builders import make_baseline, make_facts, with_p50
@@ -149,28 +149,13 @@ def gpus(monkeypatch):
     return devices
 
 
-def test_devices_are_listed_with_holder_and_mark(here, gpus, capsys):
-    mark_bad("GPU-0002", "pid 7 can't be killed")
+def test_devices_are_listed_with_their_holders(here, gpus, capsys):
     with lease(["GPU-0000", "cpu-0"], 2, exclusive=False, wait_s=0, owner="tests/test_a.py::test_x"):
         lines = said(capsys, "devices", "list").splitlines()
     assert "held by tests/test_a.py::test_x (pid" in lines[1]
     assert lines[2].split() == ["1", "GPU-0001", "NVIDIA", "H200", "free"]
-    assert lines[3].endswith("bad: pid 7 can't be killed")
     assert lines[4].startswith("-      cpu-0")
-    assert lines[5] == "3 GPUs visible, 2 resources leased, 1 marked bad"
-
-
-@pytest.mark.parametrize("token", ["GPU-0002", "2"])
-def test_bad_mark_is_cleared_by_name_and_by_number(here, gpus, capsys, token):
-    mark_bad("GPU-0002", "stuck")
-    assert said(capsys, "devices", "clear-bad", token) == "GPU-0002 can be leased again; the mark was: stuck\n"
-    assert bad_marks() == {}
-
-
-def test_clearing_what_is_not_marked_names_what_is(here, gpus, capsys):
-    mark_bad("GPU-0002", "stuck")
-    assert "'1' is not marked bad; marked are: GPU-0002" in refused(capsys, "devices", "clear-bad", "1")
-    assert bad_marks() == {"GPU-0002": "stuck"}
+    assert lines[5] == "3 GPUs visible, 2 resources leased"
 
 
 # the command itself

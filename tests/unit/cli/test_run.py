@@ -21,8 +21,7 @@ from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from pytest_aorta.session.launcher import Session
-from pytest_aorta.verdict.baseline import write_baseline
-from tests.unit.builders import ENDED_WELL, make_baseline, make_result, on_cpu, rank_values, stored, with_p50
+from tests.unit.builders import ENDED_WELL, make_result, rank_values
 
 YAML = """
 description: a toy
@@ -223,9 +222,6 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
         (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
         (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
         (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),
-        (["--check", "absent.json"], "--check: there is no file or folder absent.json"),
-        (["--tolerance", "speed=5%"], "--tolerance: metrics ['speed'] are unknown"),
-        (["--tolerance", "speed"], "--tolerance: got 'speed', allowed is METRIC=VALUE"),
         (["--", "--lr", "1"], "['--lr', '1']: a workload takes no arguments"),
     ],
 )
@@ -244,7 +240,6 @@ def test_wrong_usage_is_one_paragraph_and_launches_nothing(toy, capsys, argument
         (["--timeout", "soon"], "--timeout/--aorta-timeout: got 'soon', allowed is a number of seconds"),
         (["--profiler", "nsys:wait=1"], "allowed is one of torch, nsys, rocprofv3, or torch:SCHEDULE"),
         (["--launcher", "mpi"], "--launcher/--aorta-launcher: invalid choice: 'mpi' (choose from "),
-        (["--fail-on", "all"], "--fail-on/--aorta-fail-on: got 'all', allowed is a comma-separated list of "),
         (["--aorta-share-host"], "unrecognized arguments: --aorta-share-host"),
     ],
 )
@@ -342,51 +337,6 @@ def test_signal_ends_the_launch_and_keeps_what_is_done(toy, capsys, number, code
     assert toy.trials() == ["trial_0.json"]
     assert f"ended by {number.name}; finished launches are kept" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def keep_baseline(p50: float = 2.0, **changes) -> Path:
-    launches = stored(*(with_p50(on_cpu(num_steps=3, weight_hashes={"3": "ab" * 8}), p50) for _ in range(10)))
-    config = {"steps": 3, "rate": 0.5, "name": "a"}
-    values = {"platform": "cpu-x2-gloo", "workload": "toy", "config": config, "launches": launches} | changes
-    return write_baseline(Path("baselines"), make_baseline(**values))
-
-
-def test_check_of_a_folder_finds_the_baseline_of_this_config(toy, capsys):
-    keep_baseline()
-    keep_baseline(case="tests/test_a.py::test_other::toy", config={"steps": 99})
-    assert run("--check", "baselines") == 0
-    out = capsys.readouterr().out
-    assert "compared with baselines/cpu-x2-gloo/tests-test-a-py-test-x-fsdp" in out
-    assert "step_time_p50: not applicable" in out
-
-
-def test_regression_against_the_baseline_exits_1_and_names_metric(toy, capsys):
-    path = keep_baseline(launches=stored(on_cpu(num_steps=3, weight_hashes={"3": "0" * 16})))
-    toy.all_ranks(weight_hashes={"3": "f" * 16})
-    assert run("--check", str(path)) == 1
-    assert "weight_hash: regression" in capsys.readouterr().err
-    assert toy.trials() == ["trial_0.json"]
-
-
-def test_check_of_a_folder_without_such_a_baseline_says_what_it_looked_for(toy, capsys):
-    keep_baseline(config={"steps": 99})
-    assert run("--check", "baselines") == 1
-    message = capsys.readouterr().err
-    assert "one baseline of workload 'toy' with this config on cpu-x2-gloo; none fits" in message
-    assert "-fsdp-" in message
-    assert "has steps=99, this run 3" in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"platform": "cpu-x4-gloo"}, "of 'toy' on cpu-x4-gloo, but this run launches 'toy' on cpu-x2-gloo"),
-        ({"workload": "other"}, "is a baseline of 'other' on cpu-x2-gloo"),
-    ],
-)
-def test_check_of_a_baseline_of_something_else_launches_nothing(toy, capsys, changes, said):
-    assert said in refused(capsys, "--check", str(keep_baseline(**changes)))
-    assert toy.plans == []
 
 
 def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):

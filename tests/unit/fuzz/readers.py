@@ -22,7 +22,7 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import convert, to_builtins, to_json
 from pytest_aorta.launch import node_agent
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.leases import BAD, _ClaimFolder, _takes_lock, bad_marks, holders
+from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
 from pytest_aorta.launch.node_agent import Heartbeat, Hello, read
 from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, adapted, log_records, make_adapter, read_records
 from pytest_aorta.result.diagnosis import launch_failure
@@ -371,17 +371,6 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
         os.close(fd)
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _read_bad(data: bytes, folder: Path) -> None:
-    leases = folder / "leases"
-    leases.mkdir(mode=0o700, exist_ok=True)
-    (leases / BAD).write_bytes(data)
-    assert all(isinstance(reason, str) for reason in bad_marks(leases).values())
-
-
 # --- Logs of searches for commits ------------------------------------------------------------------------------------
 
 SEARCHED = tuple(f"{number:040x}" for number in range(5))
@@ -445,7 +434,4 @@ READERS = [
         _read_node_file,
     ),
     Reader("claims of leases", st.tuples(CLAIM_NAMES, CLAIM_FILES), _read_claim),
-    Reader(
-        "marks of bad devices", damaged_json({"boot": _boot(), "reasons": {"gpu0": "hung"}}), _read_bad
-    ),
 ]  # fmt: skip

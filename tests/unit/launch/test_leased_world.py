@@ -6,7 +6,6 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.launch.leases import LeasedWorld, cpu_slots, holders
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.outcome import LaunchOutcome
 from tests.unit.builders import gpus
 
 
@@ -53,12 +52,3 @@ def test_cpu_ranks_lease_slots_and_more_ranks_than_slots_take_all():
     with pytest.raises(LeaseError, match=f"of {len(cpu_slots())} resources"):
         leased(1, [], device="cpu").world()
     crowd.release()
-
-
-def test_device_with_a_surviving_process_is_not_leased_again():
-    first = leased(1, gpus(1))
-    first.world()
-    first.note(LaunchOutcome("time_limit", None, (), (41,), 1.0))
-    first.release()
-    with pytest.raises(LeaseError, match=r"marked bad are GPU-0 \(processes \[41\] of a test could not be ended\)"):
-        leased(1, gpus(1)).world()

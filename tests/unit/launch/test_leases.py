@@ -26,10 +26,8 @@ from pytest_aorta.launch.leases import (
     MAX_OVERTAKES,
     Lease,
     _default_folder,
-    clear_bad,
     holders,
     lease,
-    mark_bad,
     record_launch,
 )
 from pytest_aorta.launch.sweep import launch_id, pid_namespace, start_ticks
@@ -343,7 +341,6 @@ def test_any_text_can_name_a_resource_without_naming_a_file(
         with pytest.raises(LeaseError) as caught:
             ask(1, pool=HOSTILE[2:3])
         assert len(str(caught.value)) < 2000
-        mark_bad("../../x", "stuck", folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["leases"]
     assert {path.suffix for path in folder.iterdir()} <= {".claim", ".json", ""}
 
@@ -450,34 +447,6 @@ def test_unreadable_claim_of_a_living_process_stops_all_leases(ask: Callable[...
         ):
             ask(1)
     ask(1).release()
-
-
-def test_bad_resource_is_left_out_until_cleared(ask: Callable[..., Lease], folder: Path) -> None:
-    mark_bad("GPU-0", "pid 7 can't be killed", folder)
-    with ask(7) as got:
-        assert got.resources == POOL[1:]
-    with pytest.raises(LeaseError, match=r"8 of 8 resources asked for, and marked bad are GPU-0 \(pid 7 can't be kill"):
-        ask(8, wait_s=60)
-    clear_bad("GPU-0", folder)
-    clear_bad("GPU-0", folder)
-    ask(8).release()
-
-
-def test_bad_mark_ends_a_wait_that_can_not_succeed(
-    ask: Callable[..., Lease], folder: Path, waiting: Callable[..., Future[Lease]]
-) -> None:
-    with ask(1):
-        future = waiting(8)
-        mark_bad("GPU-3", "stuck", folder)
-        with pytest.raises(LeaseError, match="GPU-3"):
-            future.result(timeout=HANG_S / 2)
-
-
-def test_bad_mark_from_before_the_hosts_start_is_ignored(ask: Callable[..., Lease], folder: Path) -> None:
-    mark_bad("GPU-0", "stuck", folder)
-    marks = folder / "bad.json"
-    marks.write_text(json.dumps(json.loads(marks.read_text()) | {"boot": "an earlier one"}))
-    ask(8).release()
 
 
 UNSHARE = ("unshare", "--user", "--map-current-user", "--pid", "--fork")

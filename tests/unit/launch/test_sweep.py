@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.launch import sweep
+from pytest_aorta.launch.guarded import GuardedLaunch
 from pytest_aorta.launch.leases import holders, lease, record_end, record_launch
 from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids, processes_of, unmarked
+from tests.unit.builders import make_plan, replace
 
 Starter = Callable[..., subprocess.Popen[bytes]]
 # Writes a line after it has marked itself.
@@ -116,6 +119,26 @@ def test_resources_of_a_lost_launch_are_leased_when_its_processes_are_gone(tmp_p
     with take(leases, "second"):
         assert left.poll() == -signal.SIGKILL
         assert [claim.owner for claim in holders(leases)] == ["second"]
+
+
+def test_device_with_a_process_that_could_not_be_ended_is_leased_when_it_has_ended(tmp_path, start, monkeypatch):
+    monkeypatch.setattr("pytest_aorta.launch.leases.end_processes", lambda _launches: None)
+    leases, plan = tmp_path / "leases", make_plan(tmp_path / "run")
+    left = start(ids=launch_ids(plan.run_dir, {}))
+    verdict = f'{{"reason": "exit", "agent_status": 0, "stopped": [], "survivors": [{left.pid}], "wall_s": 1.0}}'
+
+    def report(_plan: object, _environ: object, *fds: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["echo", verdict], pass_fds=fds, stdout=fds[-1])
+
+    with take(leases, "first") as held:
+        with GuardedLaunch(replace(plan, lease_fds=held.fds), {}, report) as ran:
+            ran.wait()
+        assert ran.outcome().survivors == (left.pid,)
+    with pytest.raises(LeaseError, match="cpu-0 held by first"):
+        take(leases, "second", wait_s=0.1)
+    left.kill()
+    left.wait()
+    take(leases, "second", wait_s=5.0).release()
 
 
 def test_launch_that_has_ended_is_not_looked_for(tmp_path, start):
