@@ -1,1 +1,1 @@
-"""Benchmarks by subject; docs/benchmarks.md says how to run each."""
+"""Benchmarks by subject; benchmarks/README.md says how to run them."""
