@@ -41,5 +41,7 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"  # light or dark, as the reader's system is set
 html_title = "pytest-aorta"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]  # tables and samples fit into wide and narrow windows
 html_copy_source = False
 html_show_sourcelink = False

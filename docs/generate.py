@@ -6,12 +6,11 @@ that the table is also in the repository. ``tests/unit/docs/test_docs.py`` fails
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ import msgspec
 from pytest_aorta.plan.options import OPTIONS, Option
 from pytest_aorta.plan.workloads import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
-from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import DERIVED, SCHEMA_VERSION, WorkloadResult
-from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.session import history
 from pytest_aorta.session.history import HistoryEntry
 from pytest_aorta.verdict import baseline
@@ -33,7 +30,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 # Layouts are declared beside the test that launches them.
 sys.path.insert(0, str(ROOT))
-from tests.distributed.layouts import COLLECTIVES, COLUMNS, LAYOUTS, REFERENCE, Layout  # noqa: E402
+from tests.distributed.layouts import COLUMNS, LAYOUTS  # noqa: E402
 
 BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
@@ -45,9 +42,9 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def options() -> str:
-    """Return the table of command line options: ini key, default, meaning."""
+    """Return the table of command line options: default and meaning."""
     shown = (option for option in OPTIONS if not option.ini_only)
-    return table(("option", "ini", "default", "meaning"), ((_flag(option), *_row(option)) for option in shown))
+    return table(("option", "default", "meaning"), ((_flag(option), *_row(option)[1:]) for option in shown))
 
 
 def ini_keys() -> str:
@@ -62,7 +59,7 @@ def _flag(option: Option) -> str:
 
 
 def _row(option: Option) -> tuple[str, ...]:
-    meaning = re.sub(r"--[\w-]+(?==|$|[ :,])|python:PATH", r"`\g<0>`", option.help)
+    meaning = re.sub(r"--[\w-]+(?:=[^\s,:]+)?|python:PATH", r"`\g<0>`", option.help)
     return f"`{option.key}`" if option.ini else "", option.shown_default, meaning
 
 
@@ -84,56 +81,59 @@ def _metric(metric: Metric) -> tuple[str, ...]:
 
 
 def layouts() -> str:
-    """Return the table of layouts, with what each backend of `llama_simple_fsdp` gives in them."""
-    heads = ("layout", "ranks", f"`{REFERENCE}`", *(f"`{column}`" for column in COLUMNS))
-    return table(heads, map(_layout, LAYOUTS))
+    """Return the names of the layouts, and the table of those in which a backend is equal to the reference."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for column in COLUMNS:
+        for layout in LAYOUTS:
+            difference = layout.difference(column)
+            if difference is not None:
+                found.setdefault((column, f"differs: {difference}" if difference else "equal"), []).append(layout.name)
+    text = f"{len(LAYOUTS)} layouts: {'; '.join(layout.name for layout in LAYOUTS)}.\n\n"
+    rows = ((f"`{column}`", outcome, _names(names)) for (column, outcome), names in found.items())
+    return text + table(("backend", "bits", "layouts"), rows)
 
 
-def _layout(layout: Layout) -> tuple[str, ...]:
-    return layout.name, str(layout.world_size), "reference", *(_cell(layout.difference(column)) for column in COLUMNS)
-
-
-def _cell(difference: str | None) -> str:
-    if difference is None:
-        return "no test"
-    return f"differs: {difference}" if difference else "equal"
-
-
-def collectives() -> str:
-    """Return the table of the collectives of a step, by process group, kind and number."""
-    rows = ((layout.name, *(COLLECTIVES[layout.name].get(name, "") for name in WORKLOADS)) for layout in LAYOUTS)
-    shown = ((name, eager, "the same" if traced == eager else traced) for name, eager, traced in rows)
-    return table(("layout", *(f"`{name}`" for name in WORKLOADS)), shown)
-
-
-WORKLOADS = (REFERENCE, "llama_simple_fsdp")
+def _names(names: list[str]) -> str:
+    """Return the names of layouts, or of those that are left out where these are fewer."""
+    others = [layout.name for layout in LAYOUTS if layout.name not in names]
+    if not others:
+        return "all"
+    return f"all but {'; '.join(others)}" if len(others) < len(names) else "; ".join(names)
 
 
 def config_keys() -> str:
-    """Return the tables of config keys, one per built-in workload."""
+    """Return the tables of config keys: one per built-in workload, and one per pair that shares keys."""
     folders = sorted(path.parent for path in (ROOT / "workloads").glob("*/default.yaml"))
-    specs = [read_workload(folder.name, folder, None) for folder in folders]
-    sharing = [spec for spec in specs if spec.extends]
-    shared = {spec.extends: spec.shared for spec in sharing}
-    parts = [_workload(spec) for spec in specs]
-    for file, keys in shared.items():
-        names = " and ".join(f"`{spec.name}`" for spec in sharing if spec.extends == file)
-        parts.append(f"## Keys of {names}\n\n{_keys(keys.properties, keys.presets)}")
-    return "\n".join(parts)
+    specs = {folder.name: read_workload(folder.name, folder, None) for folder in folders}
+    parts: dict[str, str] = {}
+    for names in _PAIRS:
+        first, second = (specs[name].properties for name in names)
+        shared = {key: schema for key, schema in first.items() if second.get(key) == schema}
+        of_both = specs[names[0]].shared.presets
+        title = " and ".join(f"`{name}`" for name in names)
+        parts[names[1]] = f"## Keys of both {title}\n\n{_keys(shared, of_both)}"
+        for name in names:
+            own = {key: schema for key, schema in specs[name].properties.items() if key not in shared}
+            presets = {key: values for key, values in specs[name].presets.items() if key not in of_both}
+            parts[name] = _workload(specs[name], own, presets) + ("\n" + parts[name] if name in parts else "")
+    alone = {name: _workload(spec, spec.properties, spec.presets) for name, spec in specs.items() if name not in parts}
+    return "\n".join((alone | parts)[name] for name in (*alone, *(name for names in _PAIRS for name in names)))
 
 
-def _workload(spec: WorkloadSpec) -> str:
-    own = {key: schema for key, schema in spec.properties.items() if key not in spec.shared.properties}
-    presets = {key: values for key, values in spec.presets.items() if key not in spec.shared.presets}
+# Workloads of one model, most of whose keys are the same.
+_PAIRS = (("llama_fsdp2", "llama_simple_fsdp"), ("ddp_overlap", "ranking"))
+
+
+def _workload(spec: WorkloadSpec, own: Mapping[str, Any], presets: Mapping[str, Any]) -> str:
     text = f"## `{spec.name}`\n\n{_sentence(spec.description)} At least {_counted(spec.min_world_size)}."
-    if spec.extends:
-        text += " The keys of both Llama workloads are below."
     return f"{text}\n\n{_keys(own, presets)}"
 
 
 def _keys(properties: Mapping[str, Any], presets: Mapping[str, Any]) -> str:
+    # Every workload has the key `environment`.
     text = table(
-        ("key", "values", "default", "meaning"), [row for key in properties for row in _key(key, properties[key])]
+        ("key and default", "meaning"),
+        [row for key in properties if key != "environment" for row in _key(key, properties[key])],
     )
     for key, values in presets.items():
         text += f"\n`{key}` sets the defaults of other keys:\n\n"
@@ -142,33 +142,26 @@ def _keys(properties: Mapping[str, Any], presets: Mapping[str, Any]) -> str:
 
 
 def _key(key: str, schema: dict[str, Any]) -> list[tuple[str, ...]]:
-    default = json.dumps(schema["default"]) if "default" in schema else "-"
-    rows: list[tuple[str, ...]] = [(f"`{key}`", _values(schema), f"`{default}`", schema.get("description", ""))]
-    for name, inner in schema.get("properties", {}).items():
-        rows += _key(f"{key}.{name}", inner)
-    return rows
+    """Return the row of a key, or those of the keys in its object."""
+    if "properties" in schema:
+        return [row for name, inner in schema["properties"].items() for row in _key(f"{key}.{name}", inner)]
+    default = schema.get("default")
+    shown = default if default and isinstance(default, str) else json.dumps(default)
+    values = _allowed(schema)
+    return [(f"`{key}: {shown}`", schema.get("description", "") + (f" ({values})" if values else ""))]
 
 
-def _values(schema: dict[str, Any], root: dict[str, Any] | None = None) -> str:
-    """Return the allowed values in words; ``root`` is the whole schema, to which references point."""
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Return the values that the default of a key does not show."""
     if "enum" in schema:
-        return ", ".join("null" if value is None else f"`{value}`" for value in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "anyOf" in schema:
-        return " or ".join(_values(part, root) for part in schema["anyOf"])
-    if "$ref" in schema:
-        target = functools.reduce(lambda part, name: part[name], schema["$ref"].split("/")[1:], root or {})
-        is_described = schema["$ref"].startswith("#/$defs/") and "properties" in target
-        return schema["$ref"].rpartition("/")[2].replace("_", " ") if is_described else _values(target, root)
-    given = schema.get("type", "any")
-    kinds = [given] if isinstance(given, str) else given
-    limits = [f"{words} {schema[key]}" for key, words in _LIMITS.items() if key in schema]
-    text = " or ".join(kinds) + (f", {' and '.join(limits)}" if limits else "")
-    return f"{text} of {_values(schema['items'], root)}" if isinstance(schema.get("items"), dict) else text
+        return ", ".join(f"`{value}`" for value in schema["enum"] if value is not None)
+    if "items" in schema:
+        return _allowed(schema["items"])
+    shown = {key: schema[key] for key in _SIGNS if schema.get(key) is not None and (key, schema[key]) != ("minimum", 0)}
+    return ", ".join(f"{_SIGNS[key]} {limit}" for key, limit in shown.items())
 
 
-_LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
 # The structs whose JSON Schemas are files of the package, and the versions of the schemas.
@@ -227,48 +220,30 @@ def _describe(part: dict[str, Any]) -> None:
 
 
 def schemas() -> str:
-    """Return the tables of the keys of stored files, from their JSON schemas."""
-    names = sorted(path.name for path in _SCHEMA_FOLDER.glob("*.schema.json"))
-    loaded = {name: json.loads((_SCHEMA_FOLDER / name).read_text(encoding="utf-8")) for name in names}
-    # Schemas with definitions alone are those of files that only pytest-aorta reads.
-    return "\n".join(_schema(name, schema) for name, schema in loaded.items() if "properties" in schema)
+    """Return the tables of the keys of stored files that a reader needs, from their JSON schemas."""
+    loaded = {
+        name: json.loads((_SCHEMA_FOLDER / f"{name}.schema.json").read_text(encoding="utf-8")) for name in SCHEMAS
+    }
+    return "\n".join(
+        f"## {title}\n\n{_sentence(part['description'])}\n\n{_properties(part)}"
+        for name, titles in _SHOWN.items()
+        for title in titles
+        for part in (loaded[name] if title == loaded[name]["title"] else loaded[name]["$defs"][title],)
+    )
 
 
-# A key without a description in the schema has the one of the attribute that is read from the key.
-_CLASSES = {
-    "launch": (LaunchFacts,),
-    "launch.kernels": (FamilyTime,),
-    "launch.collectives": (CollectiveFacts,),
+# The structs whose keys are listed, by file; the schema files describe those of the others.
+_SHOWN = {
+    "workload_result": ("WorkloadResult",),
+    "baseline": ("Baseline", "StoredLaunch", "LaunchFacts"),
+    "history": ("HistoryEntry", "Verdict"),
 }
 
 
-def _schema(name: str, schema: dict[str, Any]) -> str:
-    text = f"## {schema['title']}\n\n{_sentence(schema['description'])} `pytest_aorta/common/schemas/{name}`.\n\n"
-    text += _properties(schema, schema["title"], schema)
-    for part, inner in schema.get("$defs", {}).items():
-        if "properties" in inner:
-            text += f"\n### {schema['title']}: {part.replace('_', ' ')}\n\n{_properties(inner, part, schema)}"
-    return text
-
-
-def _properties(schema: dict[str, Any], part: str, root: dict[str, Any]) -> str:
-    return table(("key", "values", "required", "meaning"), _rows(schema, part, root))
-
-
-def _rows(schema: dict[str, Any], described: str, root: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, ...]]:
-    """Yield a row for each key, followed by the keys of the object or objects in it."""
-    said = {
-        name: text
-        for cls in _CLASSES.get(described, ())
-        for name, text in _attributes(inspect.getdoc(cls) or "").items()
-    }
-    required = set(schema.get("required", ()))
-    for key, inner in schema["properties"].items():
-        name, meaning = f"{prefix}{key}", inner.get("description", said.get(key, ""))
-        yield f"`{name}`", _values(inner, root), "yes" if key in required else "", meaning
-        for brackets, part in (("", inner), ("[]", inner.get("items")), ("[name]", inner.get("additionalProperties"))):
-            if isinstance(part, dict) and "properties" in part:
-                yield from _rows(part, f"{described}.{key}", root, f"{name}{brackets}.")
+def _properties(schema: Mapping[str, Any]) -> str:
+    return table(
+        ("key", "meaning"), ((f"`{key}`", inner.get("description", "")) for key, inner in schema["properties"].items())
+    )
 
 
 def _attributes(docstring: str) -> dict[str, str]:
@@ -287,7 +262,7 @@ def _cell_text(text: str) -> str:
 
 
 def _pairs(keys: dict[str, Any]) -> str:
-    return ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in keys.items())
+    return f"`{', '.join(f'{key}: {value}' for key, value in keys.items())}`"
 
 
 def _sentence(text: str) -> str:
@@ -306,7 +281,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "config-keys": config_keys,
     "layouts": layouts,
-    "collectives": collectives,
     "schemas": schemas,
 }
 

@@ -206,11 +206,6 @@ class LlamaSettings:
         """Return whether activation checkpointing is chosen in setup, by the memory that steps need."""
         return self.activation_checkpointing == AUTO
 
-    @property
-    def has_memory_choices(self) -> bool:
-        """Return whether setup makes a choice by the memory that steps need."""
-        return self.chooses_checkpointing or self.communication.no_reshard_blocks is None
-
     def check(self) -> None:
         """Raise ValueError if a key contradicts another one, whatever the world's size."""
         if self.fill_uninitialized_memory and not self.deterministic:
@@ -228,23 +223,13 @@ class LlamaSettings:
                 f"loss_chunks is {self.loss_chunks} and pipeline_parallel_degree is {degree}: torch computes the loss "
                 f"from the logits of the last stage; allowed is loss_chunks 0"
             )
-        if (budget := self.memory.memory_budget_bytes) is not None and not self.has_memory_choices:
+        if (budget := self.memory.memory_budget_bytes) is not None and not self.chooses_checkpointing:
             raise ValueError(
-                f"memory_budget_bytes is {budget}, activation_checkpointing is "
-                f"{self.activation_checkpointing!r} and no_reshard_blocks is "
-                f"{self.communication.no_reshard_blocks}: only auto and null keep to a budget"
-            )
-        if self.communication.no_reshard_blocks is None and self.degrees.pipeline_parallel_degree > 1:
-            raise ValueError(
-                f"no_reshard_blocks is null and pipeline_parallel_degree is {self.degrees.pipeline_parallel_degree}: "
-                f"stages may have different numbers of blocks; give a number"
+                f"memory_budget_bytes is {budget} and activation_checkpointing is {self.activation_checkpointing!r}: "
+                f"only auto keeps to a budget"
             )
         self.checkpoint.check()
         self.lr_schedule.check()
-
-    def with_no_reshard_blocks(self, number: int) -> Self:
-        """Return the same settings with the number of blocks that keep gathered parameters."""
-        return replace(self, communication=replace(self.communication, no_reshard_blocks=number))
 
     @property
     def fuses_blocks(self) -> bool:
@@ -302,13 +287,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class CommunicationSettings:
-    """The keys of collectives, which each workload implements in its own way.
-
-    If ``no_reshard_blocks`` is None, setup replaces it by a number that depends on the memory that steps need.
-    """
+    """The keys of collectives, which each workload implements in its own way."""
 
     blocks_per_bucket: int = 1
-    no_reshard_blocks: int | None = 0
+    no_reshard_blocks: int = 0
     async_tensor_parallel: bool = False
 
     def buckets(self, num_blocks: int, *, reshard_after_forward: bool) -> list[Bucket]:
@@ -319,9 +301,9 @@ class CommunicationSettings:
         Raises:
             ValueError: ``no_reshard_blocks`` is more than all blocks, or not a number of whole buckets.
         """
-        size, num_kept = self.blocks_per_bucket, self.no_reshard_blocks or 0
+        size, num_kept = self.blocks_per_bucket, self.no_reshard_blocks
         starts, first_kept = range(0, num_blocks, size), num_blocks - num_kept
-        if num_kept not in (allowed := self.whole_buckets(num_blocks)):
+        if num_kept not in (allowed := [0, *(num_blocks - start for start in reversed(starts))]):
             raise ValueError(
                 f"no_reshard_blocks is {num_kept}, and {num_blocks} blocks are divided into buckets of "
                 f"blocks_per_bucket {size}; whole buckets are kept, so allowed are {allowed}"
@@ -331,16 +313,11 @@ class CommunicationSettings:
             for start in starts
         ]
 
-    def whole_buckets(self, num_blocks: int) -> list[int]:
-        """Return the numbers of last blocks, from 0 on, that are whole buckets."""
-        return [0, *(num_blocks - start for start in reversed(range(0, num_blocks, self.blocks_per_bucket)))]
-
     def check_resharding(self, *, reshard_after_forward: bool) -> None:
         """Raise ValueError if some blocks are to keep their parameters although all blocks do."""
-        if self.no_reshard_blocks != 0 and not reshard_after_forward:
-            shown = "null" if self.no_reshard_blocks is None else self.no_reshard_blocks
+        if self.no_reshard_blocks and not reshard_after_forward:
             raise ValueError(
-                f"no_reshard_blocks is {shown} and reshard_after_forward is false, which keeps the "
+                f"no_reshard_blocks is {self.no_reshard_blocks} and reshard_after_forward is false, which keeps the "
                 f"parameters of all blocks; use one of the two"
             )
 

@@ -20,8 +20,7 @@ from .config import LlamaSettings
 from .distributed.activation_checkpoint import Choice, checkpoint_blocks, same_on_all
 from .distributed.context import key_lengths, own_positions
 from .distributed.expert import balance_experts
-from .distributed.memory.budget import Decision, DeviceMemory, Options, decide, own_budget
-from .distributed.memory.estimate import Gathering, estimate
+from .distributed.memory import Decision, Gathering, decide, estimate, own_budget
 from .distributed.parallel_dims import ParallelMesh
 from .distributed.parallelize import check_parallelism, parallelize
 from .distributed.pipeline import Pipeline, Stages
@@ -52,10 +51,6 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     @abstractmethod
     def gathering(self, model: Decoder) -> Gathering:
         """Return how blocks are compiled and parameters gathered, for an estimate of memory."""
-
-    def device_memory(self) -> DeviceMemory | None:
-        """Return the memory of this rank's device; None if ranks share the memory of their host."""
-        return DeviceMemory.read(self._device)
 
     def prepare(self, model: Decoder) -> None:
         """Change an allocated and initialized model, that of a stage if there are several; nothing by default."""
@@ -89,9 +84,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
         settings = self._settings = settings.with_kernels(self._choose_attention(settings))
-        self._decision = self._decide() if settings.has_memory_choices else None
-        if self._decision is not None:
-            settings = self._settings = settings.with_no_reshard_blocks(self._decision.unsharded)
+        self._decision = self._decide() if settings.chooses_checkpointing else None
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)
@@ -139,7 +132,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             saved_state.save(folder, self._model, self._optimizer)
         result = measured.result(settings.steps, self._device, any_cpu=self.is_same_on_any_cpu)
         result = result.replace(
-            environment=result.environment | {"attention": settings.model.attention} | self._chosen(),
+            environment=result.environment
+            | {"attention": settings.model.attention}
+            | ({} if self._decision is None else {"activation_checkpointing": str(self._decision.choice)}),
             metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm),
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
@@ -189,20 +184,16 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return same_on_all(self._settings.activation_checkpointing, self._settings.model.n_layers)
 
     def _decide(self) -> Decision:
-        """Make the choices that the config leaves open, by the memory that a step needs; collective."""
+        """Choose the activation checkpointing by the memory that a step needs; collective."""
         settings = self._settings
-        budget = own_budget(settings.memory, self.device_memory())
+        budget = own_budget(settings.memory, self._device)
         with torch.device("meta"):
             gathering = self.gathering(build_model(settings.model))
         step = estimate(settings, self._mesh, self._device, gathering)
-        decision = decide(step, Options.of(settings), budget, self._device)
+        decision = decide(step, settings.model.n_layers, budget, self._device)
         if self._rank == 0:
             print(decision, flush=True)
         return decision
-
-    def _chosen(self) -> dict[str, str | int | float | bool | None]:
-        """Return the decisions by memory as facts for the result; empty if there were none."""
-        return {} if self._decision is None else dict(self._decision.facts)
 
     def _choose_attention(self, settings: _Settings) -> str:
         """Return the kernel of attention for the heads and positions that this rank computes."""

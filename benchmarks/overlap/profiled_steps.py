@@ -23,7 +23,7 @@ SIZES = {
     "fsdp": {"layers": 16, "gemm_size": 4096, "fsdp_shard_size": 1 << 23, "dtype": "bfloat16", "span_every": 0},
     "llama_fsdp2": {"size": "1b", "n_layers": 8, "seq_len": 4096, "param_dtype": "bfloat16"},
     "ranking": MODEL | {"n_layers": 12, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
-    "ddp_overlap": MODEL | {"n_layers": 6, "compute_dtype": "bfloat16", "span_every": 0},
+    "ddp_overlap": MODEL | {"n_layers": 6, "compute_dtype": "bfloat16"},
 }
 
 

@@ -82,9 +82,9 @@ class Effect:
 
     def change(self, device: str) -> tuple[float, float, float]:
         """Return the relative change of the step time, and its 95% interval."""
-        differences = [math.log(with_lever.step_p50_ms / plain.step_p50_ms) for plain, with_lever in self.pairs]
+        pairs = [(math.log(with_lever.step_p50_ms), math.log(plain.step_p50_ms)) for plain, with_lever in self.pairs]
         within = prior_variance(_METRIC, device, ()).within
-        decision = decide_pairs(differences, within, _TOLERANCE, max_pairs=len(self.pairs), worse=_METRIC.worse)
+        decision = decide_pairs(pairs, within, _TOLERANCE, max_pairs=len(pairs), worse=_METRIC.worse)
         return math.expm1(decision.effect), math.expm1(decision.low), math.expm1(decision.high)
 
     def cells(self, device: str) -> list[str]:

@@ -23,7 +23,7 @@ from pytest_aorta.session.runner import WorkloadRunner
 
 LAUNCHES = int(os.environ.get("REPEAT_LAUNCHES", "10"))
 WORKLOADS = ("copy_compute", "ddp_overlap", "fsdp", "llama_fsdp2", "llama_simple_fsdp", "ranking")
-_HEAD = """
+HEAD = """
 import torch
 import torch.distributed as dist
 from pytest_aorta.worker import record_optimizer_steps
@@ -107,7 +107,7 @@ def test_repeats(workload: WorkloadRunner, tmp_path: Path, name: str) -> None:
     """Launch the same code many times, idle and busy, and print what differs."""
     launches = []
     script = tmp_path / "train.py"
-    script.write_text(_HEAD + SCRIPTS.get(name, ""), encoding="utf-8")
+    script.write_text(HEAD + SCRIPTS.get(name, ""), encoding="utf-8")
     for busy in (0, 2):
         with load(busy):
             for _ in range(LAUNCHES // 2):

@@ -186,15 +186,15 @@ def paired(
     max_pairs: int,
 ) -> tuple[Outcome, int]:
     """Return the A/B's verdict, after a first launch that decided nothing, and how many launches it took."""
-    differences: list[float] = []
+    pairs: list[tuple[float, float]] = []
     stored = lab.draw(lab.pool(candidates[0].block), lab.size)
     variance = lab.baseline(stored, metric).variance.within
     for one, other in zip(candidates, references, strict=False):
         here, there = METRIC_OF[metric](change(one.steps)), METRIC_OF[metric](other.steps)
-        differences.append(math.log(here / there))
-        decision = decide_pairs(differences, variance, tolerance, max_pairs=max_pairs, worse=1)
+        pairs.append((math.log(here), math.log(there)))
+        decision = decide_pairs(pairs, variance, tolerance, max_pairs=max_pairs, worse=1)
         if decision.outcome is not None:
-            return decision.outcome, 1 + 2 * len(differences)
+            return decision.outcome, 1 + 2 * len(pairs)
     raise AssertionError("the last look decides")
 
 

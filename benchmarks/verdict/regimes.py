@@ -128,9 +128,9 @@ def _commit(
 
 
 def _pairs(launch: Launches, change: float, variance: Variance) -> tuple[Outcome, int]:
-    differences: list[float] = []
+    pairs: list[tuple[float, float]] = []
     while True:
-        differences.append((launch() - launch()) / 100 + change)
-        decision = decide_pairs(differences, variance, TOLERANCE, max_pairs=MAX_PAIRS, worse=1)
+        pairs.append((launch() / 100 + change, launch() / 100))
+        decision = decide_pairs(pairs, variance, TOLERANCE, max_pairs=MAX_PAIRS, worse=1)
         if decision.outcome is not None:
-            return decision.outcome, 1 + 2 * len(differences)
+            return decision.outcome, 1 + 2 * len(pairs)

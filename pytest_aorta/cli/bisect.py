@@ -20,7 +20,7 @@ from pytest_aorta.common.text import brief, counted, emit, table
 from pytest_aorta.plan.reference import ENVIRONMENTS, cache_folder, commit_of, git, setup_program
 from pytest_aorta.session.search import LOG_FILE, Event, SearchLog, SearchRequest, Skip
 from pytest_aorta.verdict.commit_search import SearchEnd, SearchOutcome
-from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
+from pytest_aorta.verdict.metrics import METRICS, metric_of, parse_tolerances
 from pytest_aorta.verdict.verdicts import format_change
 
 PLUGIN = "pytest_aorta.plugin.bisecting"
@@ -226,7 +226,7 @@ def _end_lines(end: SearchEnd, commits: Sequence[Commit]) -> list[str]:
         (
             f"{commits[row.commit].hash[:12]} {brief(commits[row.commit].subject, _MAX_SUBJECT)}",
             str(row.launches),
-            "-" if row.change is None else format_change(row.change, METRICS[end.metric].scale),
+            "-" if row.change is None else format_change(row.change, metric_of(end.metric).scale),
             f"{row.probability:.1%}",
             row.detail,
         )
@@ -264,7 +264,7 @@ def _change(end: SearchEnd) -> str:
         return f"{end.metric} differs from that of the good commit; {probability}"
     if end.num_confirming:
         probability += f", confirmed in {counted(end.num_confirming, 'pair')} with the commit before"
-    scale = METRICS[end.metric].scale
+    scale = metric_of(end.metric).scale
     low, high = (format_change(edge, scale) for edge in (end.low, end.high))
     return f"{end.metric} {format_change(end.change, scale)} [{low}, {high}]; {probability}"
 

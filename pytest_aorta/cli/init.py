@@ -1,4 +1,4 @@
-"""``aorta init``: writes a test, pytest's settings and ``.gitignore``, so that a script can be tested at once."""
+"""``aorta init``: launches a script twice, and writes a test that fits what it measured, with settings of pytest."""
 
 from __future__ import annotations
 
@@ -7,19 +7,38 @@ import configparser
 import re
 import textwrap
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli.run import add_shared, given_options
 from pytest_aorta.common.documents import read_regular
-from pytest_aorta.common.errors import AortaError, UsageError
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, ResultError, UsageError
 from pytest_aorta.common.files import write_text
-from pytest_aorta.common.text import did_you_mean, emit
+from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.text import counted, did_you_mean, emit
+from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.work_folder import files_of, written
 from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.options import LauncherKind, Options, integer_from
+from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
+from pytest_aorta.session.record import RunningTest
+from pytest_aorta.verdict.bitwise import first_difference, locate_first
+from pytest_aorta.verdict.metrics import METRICS
 
+# The name of the lease's holder, which tests that wait for the lease report.
+OWNER = "aorta init"
+# Options of pytest that this command shares.
+SHARED = ("gpus", "timeout")
 # Folders that runs write to; baselines are committed.
 _IGNORED = ("results/",)
+_RESULTS = Path("results")
 _MAX_IGNORED_BYTES = 1 << 20
 _INI = """\
 [pytest]
@@ -29,6 +48,10 @@ aorta_launcher = forkserver
 aorta_results = results
 # A test whose marker names a metric fails if the launches do not decide it.
 aorta_fail_on = missing,marked-inconclusive
+"""
+_NOT_COLLECTED = """\
+# The script has the name of a test, and pytest would run it while it collects tests.
+addopts = --ignore={script}
 """
 _BUILT_IN_TEST = '''\
 """Trains a small Llama under FSDP2 and compares it with the baseline."""
@@ -49,34 +72,9 @@ import pytest
 
 {markers}
 def test_{name}(workload):
-    result = workload.run_script({measured!r}{arguments})
-{note}    workload.check(result)
+{notes}    result = workload.{call}
+    workload.check(result)
 '''
-_MEASURED = '''\
-"""Runs {what} unchanged and records its steps, from one step of the optimizer to the next."""
-
-import runpy
-import sys
-from pathlib import Path
-
-from pytest_aorta.worker import record_optimizer_steps
-
-{before}
-
-{note}record_optimizer_steps(warmup=3, hash_weights={hash_weights})
-{started}
-'''
-_OF_SCRIPT = {
-    "what": "{shown}",
-    "before": "SCRIPT = Path(__file__).with_name({script.name!r})",
-    "started": 'sys.argv[0] = str(SCRIPT)\nrunpy.run_path(str(SCRIPT), run_name="__main__")',
-}
-_OF_MODULE = {
-    "what": "the module {module}",
-    "before": "# The package of this folder comes before an installed one.\n"
-    "sys.path.insert(0, str(Path(__file__).parent / {top!r}))",
-    "started": 'runpy.run_module({module!r}, run_name="__main__", alter_sys=True)',
-}
 # Files with settings of pytest, in its order -> their section; None: the whole file.
 _SETTINGS = {
     **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")),
@@ -86,17 +84,14 @@ _SETTINGS = {
 }
 # Folders that contain packages, from the root.
 _TOPS = (".", "src")
+# Names that pytest collects by default, without the part that makes it so.
+_COLLECTED = re.compile(r"^test_(?P<before>.+)$|^(?P<after>.+)_test$")
 # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
-_CPU_MARKERS = ("numerics", "world(size=2)")
-_GPU_MARKERS = ("overlap", "world(size=2)")
-_STEP_TIMES = 'tolerance(step_time_p50="5%")'
-# Weights are reproducible only if the script makes both calls.
-_DETERMINISTIC = {
-    r"\bmanual_seed\(": "manual_seed(SEED)",
-    r"\buse_deterministic_algorithms\(": "use_deterministic_algorithms(True)",
-}
-_USES_RECORDER = r"\brecorder\.step\("
-_RECORDS_WEIGHTS = r"\brecorder\.weights\("
+_CPU_LANE, _GPU_LANE = "numerics", "overlap"
+_WORLD_SIZE = 2
+# A tolerance has to be this many times as large as the difference of two launches.
+_TIMES_THE_DIFFERENCE = 3
+_TOLERANCES_PERCENT = (5, 10, 20)
 _WIDTH = 100
 
 
@@ -104,63 +99,116 @@ _WIDTH = 100
 class _NewFile:
     path: Path
     text: str
-    # A line about what the file lacks.
-    note: str = ""
 
 
 @dataclass(frozen=True)
-class _Module:
-    """A module of a package; ``top`` is the folder that contains the package, from the root."""
+class _Target:
+    """What a test launches.
 
+    Attributes:
+        method: The method of the fixture that launches it, with its first arguments.
+        shown: Its name in a docstring.
+        name: The name of its test, after ``test_``.
+        other_name: The name of its test if another test has that name.
+        collected: The script's path if pytest would collect it as a test, else empty.
+        settings: Further arguments of the method.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    shown: str
     name: str
-    top: str
+    other_name: str
+    collected: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def call(self, settings: Mapping[str, Any]) -> str:
+        """Return the call that launches it, as Python."""
+        given = [repr(self.script), *([repr(list(self.args))] if self.args else [])]
+        return f"run_script({', '.join([*given, *(f'{key}={value!r}' for key, value in settings.items())])})"
+
+    def launch(self, world: DistributedWorld, settings: Mapping[str, Any]) -> WorkloadResult:
+        """Launch it once."""
+        return world.launch_script(self.script, self.args, **settings)
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """What two launches have shown.
+
+    Attributes:
+        settings: Arguments of the test's launches.
+        markers: Markers of the test.
+        notes: Lines that say why the test is as it is.
+    """
+
+    settings: Mapping[str, Any]
+    markers: Sequence[str]
+    notes: Sequence[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
-    parser.usage = "aorta init [SCRIPT] [-- ARG ...]"
+    parser.usage = "aorta init [--nproc N] [SCRIPT | -m MODULE] [-- ARG ...]"
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) or dotted module to test")
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="module to test, which may be installed")
     parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script in the test, after --")
+    parser.add_argument(
+        "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
+        help=f"ranks of the test (default: {_WORLD_SIZE}, or 1 on a machine with one GPU)",
+    )  # fmt: skip
+    add_shared(parser, SHARED)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files and lines that do not exist yet, and print what was written.
+    """Launch the script, write the files and lines that do not exist yet, and print what was written and why.
 
     Raises:
         UsageError: The script does not exist in this folder.
-        AortaError: A file can't be written, or a driver does not list the GPUs; then nothing was written.
+        AortaError: The script fails, a file can't be written, or a driver does not list the GPUs; then nothing was
+            written.
     """
     root = Path.cwd()
+    options = given_options(arguments, launcher=LauncherKind.FORKSERVER, results=_RESULTS)
     settings, ignored = _settings_of_pytest(root), _ignored(root)
-    files = _files(root, arguments.script, arguments.args)
-    notes = [f"note: {file.note}" for file in files if file.note and not file.path.exists()]
-    emit(_written(root, file) for file in files)
-    emit([_write_settings(root, settings), _write_ignored(root, ignored)])
-    emit([*notes, "next: record the baseline with pytest --update-baselines, and commit baselines/"])
+    tests = root / "tests" if (root / "tests").is_dir() else root
+    target, notes = _target(root, arguments), []
+    if target is None:
+        on_gpus = options.gpus != 0 and bool(visible_devices())
+        markers = (_GPU_LANE if on_gpus else _CPU_LANE, _world_marker(arguments.nproc or _WORLD_SIZE))
+        file = _NewFile(tests / "test_training.py", _BUILT_IN_TEST.format(markers=_decorators(markers)))
+    else:
+        found = _measured(options, target, arguments.nproc)
+        file, notes = _test(tests, target, found), [f"note: {note}" for note in found.notes]
+    emit([_written(root, file), _write_settings(root, settings, target), _write_ignored(root, ignored), *notes])
+    emit([f"next: record the baseline with pytest --update-baselines {file.path.relative_to(root)}, then commit it"])
     return ExitCode.OK
 
 
-def _files(root: Path, script: str | None, args: Sequence[str]) -> list[_NewFile]:
-    tests = root / "tests" if (root / "tests").is_dir() else root
-    if script is None:
-        return [_NewFile(tests / "test_training.py", _BUILT_IN_TEST.format(markers=_markers()))]
-    relative = _find(root, script).relative_to(root.resolve())
-    source = (root / relative).read_text(encoding="utf-8", errors="replace")
+def _target(root: Path, arguments: argparse.Namespace) -> _Target | None:
+    """Return what the command line names; None for the built-in workload.
+
+    Raises:
+        UsageError: There is no such script.
+    """
+    if arguments.module is not None:
+        # argparse takes the first argument of a module for the script.
+        given = [arguments.script, *arguments.args] if arguments.script is not None else []
+        if not all(part.isidentifier() for part in arguments.module.split(".")):
+            raise UsageError(f"-m: got {arguments.module!r}, allowed is a dotted module")
+        name = arguments.module.removesuffix(".__main__").replace(".", "_")
+        return _Target(arguments.module, tuple(given), arguments.module, name, name)
+    if arguments.script is None:
+        return None
+    relative = _find(root, arguments.script).relative_to(root.resolve())
     module = _module(root, relative)
-    measured, note, files = module.name if module else str(relative), "", []
-    if re.search(_USES_RECORDER, source):
-        if not re.search(_RECORDS_WEIGHTS, source):
-            note = f"weights are not compared, because {relative} does not call recorder.weights(model); add this"
-    else:
-        # The folder of a script is on the path of its ranks, where modules of a package would hide others.
-        path = Path(f"{relative.stem}_measured.py") if module else relative.with_name(f"{relative.stem}_measured.py")
-        measured, files = str(path), [_measured(root, path, relative, module, source)]
-    name = re.sub(r"\W", "_", relative.stem)
-    arguments = f", {list(args)!r}" if args else ""
-    values = {"shown": _in_docstring(relative), "name": name, "measured": measured, "arguments": arguments}
-    text = _SCRIPT_TEST.format(**values, markers=_markers(_STEP_TIMES), note=_comment(note, "    "))
-    return [*files, _NewFile(tests / f"test_{name}.py", text, note)]
+    collected = _COLLECTED.match(relative.stem)
+    # A test with the script's own name would be in the script's place.
+    stem = f"{collected['before'] or collected['after']}_script" if collected else relative.stem
+    named, longer = (re.sub(r"\W", "_", name) for name in (stem, "_".join([*relative.parts[:-1], stem])))
+    own = str(relative) if collected else ""
+    return _Target(module or str(relative), tuple(arguments.args), _in_docstring(relative), named, longer, own)
 
 
 def _find(root: Path, given: str) -> Path:
@@ -178,43 +226,187 @@ def _find(root: Path, given: str) -> Path:
         file = f"{given.replace('.', '/')}.py"
         found = [place for top in _TOPS if (place := (root / top / file).resolve()).is_file()]
         if not found:
-            raise UsageError(f"module {given!r}: there is no file {file}, also not below src; {allowed}")
+            raise UsageError(
+                f"module {given!r}: there is no file {file}, also not below src; {allowed}; "
+                f"-m {given} names an installed module"
+            )
         path = found[0]
     if path.suffix != ".py" or not path.is_file() or not path.is_relative_to(root.resolve()):
         raise UsageError(f"SCRIPT: got {given!r}, {allowed}")
     return path
 
 
-def _module(root: Path, script: Path) -> _Module | None:
+def _module(root: Path, script: Path) -> str | None:
     """Return the module that a script below ``root`` is; None for a script outside of packages."""
     top = script.parent
     while top != Path() and (root / top / "__init__.py").is_file():
         top = top.parent
     parts = script.relative_to(top).with_suffix("").parts
-    is_module = len(parts) > 1 and all(part.isidentifier() for part in parts)
-    return _Module(".".join(parts), str(top)) if is_module else None
+    is_module = str(top) in _TOPS and len(parts) > 1 and all(part.isidentifier() for part in parts)
+    return ".".join(parts) if is_module else None
 
 
-def _markers(*of_times: str) -> str:
-    """Return the lines of a test's markers; ``of_times`` are needed where step times are compared, on GPUs."""
-    names = (*_GPU_MARKERS, *of_times) if visible_devices() else _CPU_MARKERS
-    return "\n".join(f"@pytest.mark.{name}" for name in names)
+def _measured(options: Options, target: _Target, given_size: int | None) -> _Findings:
+    """Launch the script, as often as it takes to see what of it can be compared.
+
+    Raises:
+        AortaError: A launch failed.
+    """
+    with closing(Session(options)) as session, terminable():
+        size = given_size or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE)
+        try:
+            world = resolve_world(WorldSpec(size), options, session.devices)
+        except DevicesUnavailable as error:
+            raise UsageError(f"--nproc, --gpus: {error}") from None
+        require_torch()
+        folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
+        with session.launcher(world, TestSpec(WorldSpec(size)), RunningTest(OWNER), folder, timed=True) as launcher:
+            return _Trial(target, DistributedWorld(launcher), options.rootdir).findings()
 
 
-def _measured(root: Path, measured: Path, script: Path, module: _Module | None, source: str) -> _NewFile:
-    """Return the script that records another script's steps, and the weights if the other script is deterministic."""
-    absent = [call for pattern, call in _DETERMINISTIC.items() if not re.search(pattern, source)]
-    note = (
-        f"weights are not compared, because {script} does not call torch's {' and '.join(absent)}; "
-        f"add this, then set hash_weights=True in {measured}"
-        if absent
-        else ""
-    )
-    own = {"script": script, "shown": _in_docstring(script)}
-    named = {"module": module.name, "top": module.top} if module else own
-    parts = {key: text.format(**named) for key, text in (_OF_MODULE if module else _OF_SCRIPT).items()}
-    text = _MEASURED.format(**parts, hash_weights=not absent, note=_comment(note))
-    return _NewFile(root / measured, text, note)
+class _Trial:
+    """The launches of a script, and what they show.
+
+    A script that resumes from a checkpoint, or appends to a file, computes something else in its second launch. If it
+    repeats in copies of the folder that lack what it wrote, the test launches it in such copies.
+    """
+
+    def __init__(self, target: _Target, world: DistributedWorld, root: Path) -> None:
+        self._target = target
+        self._world = world
+        self._root = root
+        self._notes: list[str] = []
+
+    def findings(self) -> _Findings:
+        """Launch until it is known whether launches repeat, and return what the test should say."""
+        plain: dict[str, Any] = {"record": {"hash_weights": True}}
+        before = files_of(self._root, [str(_RESULTS)])
+        first = self._launch(plain)
+        fresh = {"fresh": written(before, files_of(self._root, [str(_RESULTS)]))}
+        second = self._tried(plain)
+        varies = _varies(first, second)
+        if not varies:
+            self._notes.append("weights are compared bit by bit: two launches computed the same")
+            return self._fitted(plain, first, second)
+        resumed = varies if fresh["fresh"] else ""
+        if resumed:
+            first, second = self._launch(plain | fresh), self._tried(plain | fresh)
+            if not (varies := _varies(first, second)):
+                self._notes.append(f"each launch runs in a copy of this folder {_without(fresh)}; else {resumed}")
+                return self._fitted(plain | fresh, first, second)
+        if resumed:
+            plain |= fresh
+            self._notes.append(f"each launch runs in a copy of this folder {_without(fresh)}")
+        return self._made_deterministic(plain, varies)
+
+    def _made_deterministic(self, settings: dict[str, Any], varies: str) -> _Findings:
+        """Return the findings with seeds and deterministic algorithms; without weights if launches still differ."""
+        settings = settings | {"record": {"hash_weights": True, "deterministic": True}}
+        one, other = self._tried(settings), self._tried(settings)
+        if still := _varies(one, other):
+            self._notes.append(f"weights are not compared: {varies}; with seeds and deterministic algorithms: {still}")
+            settings |= {"record": {}}
+            one, other = self._tried(settings), self._tried(settings)
+        else:
+            self._notes.append(
+                f"the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because "
+                f"without them {varies}"
+            )
+        return self._fitted(settings, one, other)
+
+    def _launch(self, settings: Mapping[str, Any]) -> WorkloadResult:
+        return self._target.launch(self._world, settings)
+
+    def _tried(self, settings: Mapping[str, Any]) -> WorkloadResult | AortaError:
+        """Return the result of a launch, or why it failed, such as at the end of a training that it resumed."""
+        try:
+            return self._launch(settings)
+        except (LaunchError, ResultError) as error:
+            return error
+
+    def _fitted(
+        self, settings: Mapping[str, Any], one: WorkloadResult | AortaError, other: WorkloadResult | AortaError
+    ) -> _Findings:
+        facts: list[LaunchFacts] = []
+        for launch in (one, other):
+            if isinstance(launch, AortaError):
+                raise launch
+            facts.append(launch_facts(launch))
+        markers = [_CPU_LANE if self._world.device == "cpu" else _GPU_LANE, _world_marker(self._world.size)]
+        measured = f"measured {counted(facts[0].num_steps, 'step')} on {self._world.platform}"
+        notes = [measured, *self._notes, _of_costs(facts)]
+        if self._world.device == "cpu":
+            notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
+        else:
+            marker, note = _of_times(facts)
+            markers += [marker] if marker else []
+            notes.append(note)
+        return _Findings(settings, markers, [note for note in notes if note])
+
+
+def _without(fresh: Mapping[str, Sequence[str]]) -> str:
+    return f"without {', '.join(fresh['fresh'])}, which the script writes"
+
+
+def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError) -> str:
+    """Return how two launches of the same code differ; empty if they computed the same bits."""
+    for launch in (one, other):
+        if isinstance(launch, AortaError):
+            return f"a launch fails: {str(launch).splitlines()[0]}"
+    assert not isinstance(one, AortaError)
+    assert not isinstance(other, AortaError)
+    if one.total_iterations != other.total_iterations:
+        return f"one launch had {counted(one.total_iterations, 'step')}, the next {other.total_iterations}"
+    if not one.environment.get("bitwise_reproducible", True):
+        return "the script does not call torch.use_deterministic_algorithms(True)"
+    first = first_difference(one, other, one.total_iterations, ["loss", "grad_norm", "weight_hash"])
+    if first is None:
+        return "" if one.weight_hashes else "the launches recorded no weights, as by recorder.weights(model)"
+    located = locate_first(one, other, first, (), None, lambda _: None)
+    return " ".join([f"two launches differ in step {first.step}:", *(line.strip() for line in located)])
+
+
+def _of_costs(facts: Sequence[LaunchFacts]) -> str:
+    rows = [row for row in METRICS.values() if row.cost is not None]
+    values = {row.name: [row.measure(launch) for launch in facts] for row in rows}
+    known = {name: pair for name, pair in values.items() if None not in pair}
+    if not known:
+        return "costs of a step are not compared, because no warm-up step was counted"
+    varying = [name for name, pair in known.items() if len(set(pair)) > 1]
+    return f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"
+
+
+def _of_times(facts: Sequence[LaunchFacts]) -> tuple[str, str]:
+    """Return the marker of a tolerance that launches can decide, or none; and why."""
+    row = METRICS["step_time_p50"]
+    if facts[0].num_steps < row.min_steps:
+        return "", f"step times are not compared: they need {row.min_steps} steps, {facts[0].num_steps} were measured"
+    one, other = (launch.step_time_ms["p50"] for launch in facts)
+    percent = 100 * abs(one - other) / min(one, other)
+    fits = next((each for each in _TOLERANCES_PERCENT if each >= _TIMES_THE_DIFFERENCE * percent), None)
+    said = f"the median step of two launches differs by {percent:.1f}%"
+    if fits is None:
+        return "", f"step times have no marker, because {said}; costs and kernel times do not depend on the host"
+    return f'tolerance(step_time_p50="{fits}%")', f"step times are compared with a tolerance of {fits}%: {said}"
+
+
+def _world_marker(size: int) -> str:
+    return f"world(size={size})"
+
+
+def _decorators(markers: Iterable[str]) -> str:
+    return "\n".join(f"@pytest.mark.{marker}" for marker in markers)
+
+
+def _test(tests: Path, target: _Target, found: _Findings) -> _NewFile:
+    """Return the file of a test; another test that has its name keeps it."""
+    call = target.call(found.settings)
+    path, name = tests / f"test_{target.name}.py", target.name
+    if path.exists() and target.call({})[:-1] not in path.read_text(encoding="utf-8", errors="replace"):
+        path, name = tests / f"test_{target.other_name}.py", target.other_name
+    notes = "".join(_comment(note, "    ") for note in found.notes)
+    values = {"shown": target.shown, "name": name, "call": call, "notes": notes}
+    return _NewFile(path, _SCRIPT_TEST.format(**values, markers=_decorators(found.markers)))
 
 
 def _in_docstring(name: Path) -> str:
@@ -263,14 +455,19 @@ def _has_settings(path: Path, section: str | None) -> bool:
     return parser.has_section(section)
 
 
-def _write_settings(root: Path, found: Path | None) -> str:
+def _write_settings(root: Path, found: Path | None, target: _Target | None) -> str:
+    collected = target.collected if target else ""
     if found is None:
-        return _written(root, _NewFile(root / "pytest.ini", _INI))
+        return _written(
+            root, _NewFile(root / "pytest.ini", _INI + _NOT_COLLECTED.format(script=collected) * bool(collected))
+        )
     # TOML has no text without quotes.
     launcher, folder = ('"forkserver"', '"results"') if found.suffix == ".toml" else ("forkserver", "results")
     return (
         f"kept {found.name}, which has settings of pytest; add aorta_launcher = {launcher} there to start ranks "
         f"faster, and aorta_results = {folder} to keep logs and results"
+        + f"; and --ignore={collected} to addopts, since pytest would collect the script"
+        * bool(collected)
     )
 
 

@@ -102,6 +102,7 @@ COMMANDS = (
     ),
     Command("scale", "show how the costs of a step grow with the number of ranks, without devices"),
     Command("bisect", "find the commit that changed a metric of a test"),
+    Command("selftest", "plant faults into the launches of tests, and show which are found"),
     Command("workloads", "list workloads, or the config keys of one workload"),
     Command("agent", "run this node's part of launches over several nodes", _add_agent),
     Command("baselines", "list and move stored baselines"),

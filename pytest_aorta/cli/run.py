@@ -167,13 +167,13 @@ def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
     return world
 
 
-def given_options(arguments: argparse.Namespace) -> Options:
-    """Return the options that a command line gives.
+def given_options(arguments: argparse.Namespace, **chosen: Any) -> Options:
+    """Return the options that a command line gives, or that the command has ``chosen``.
 
     Raises:
         UsageError: A folder of workloads does not exist.
     """
-    values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS}
+    values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS} | chosen
     for folder in values["workloads"]:
         require_folder(folder)
     return make_options(values, Path.cwd(), command=arguments.command_line)

@@ -15,6 +15,7 @@ PROFILER_SCHEDULE = "AORTA_PROFILER_SCHEDULE"  # as text, for ranks under torch'
 LATE_PATH = "AORTA_LATE_PATH"
 DEVICE = "AORTA_DEVICE"
 SIMULATED = "AORTA_SIMULATED"  # size of a simulated world and the ranks to simulate, e.g. 1024:0,512
+PLANT = "AORTA_PLANT"  # a fault for the ranks, as JSON, by `aorta selftest`
 COLLECTIVE_TIMEOUT_S = "AORTA_COLLECTIVE_TIMEOUT_S"
 PROGRESS_FILE = "AORTA_PROGRESS_FILE"
 RANK_FOLDER = "AORTA_RANK_FOLDER"

@@ -135,8 +135,11 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept |= {name: str(value) for name, value in given.items() if value is not None}
     # torchrun would set the variable with a warning; measured times depend on its value.
     kept.setdefault("OMP_NUM_THREADS", "1")
-    if plan.world.device == DeviceKind.CPU:
+    if plan.world.device == DeviceKind.CPU and plan.compares_bits:
         kept = pinned_cpu_kernels() | kept
+    if plan.record is not None and plan.record.deterministic:
+        # Without it, torch refuses matrix products under deterministic algorithms on NVIDIA GPUs.
+        kept.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if program := plan.program():
         kept |= program.environment
     # Set after all that a config can set: without the id, processes could be left when the guard is killed.
@@ -392,7 +395,7 @@ def start_watcher(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=plan.cwd,
+            cwd=plan.folder,
             env=environ,
             pass_fds=(*fds, *plan.lease_fds),
             # A Ctrl-C in the terminal must reach only pytest, which then ends the launch through the lifeline.

@@ -196,6 +196,7 @@ class ForkServer:
             "request": "launch",
             "spec": guard_spec(plan, lifeline_fd, verdict_fd),
             "environ": launch_environment(plan, environ),
+            "folder": str(plan.folder),
         }
         with (plan.run_dir / AGENT_LOG).open("wb") as log:
             try:

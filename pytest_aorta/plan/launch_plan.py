@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 from msgspec.structs import replace
 
+from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.model import Model, convert
+from pytest_aorta.common.model import Count, Model, convert
 from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
@@ -44,7 +46,50 @@ def limits_under(profiler: str | None) -> Limits:
     return Limits(straggler_s=WRAPPED_STRAGGLER_S) if profiler in WRAPPERS else Limits()
 
 
-class LaunchRequest(Model, frozen=True):
+class StepRecording(Model, frozen=True, omit_defaults=True):
+    """How the steps of a script that does not use the recorder are recorded, from one optimizer step to the next.
+
+    Attributes:
+        warmup: Number of steps after the first one that are not recorded.
+        hash_weights: Whether the weights are hashed, because launches of the same code compute the same bits.
+        deterministic: Whether each rank sets seeds and ``torch.use_deterministic_algorithms`` before the script runs.
+    """
+
+    warmup: Count = 3
+    hash_weights: bool = False
+    deterministic: bool = False
+
+
+class ScriptSettings(Model, frozen=True, kw_only=True, omit_defaults=True):
+    """What a test can say about the launches of a script, besides its arguments.
+
+    Attributes:
+        record: How the steps of a script are recorded; None if the script uses the recorder, and for a workload.
+        fresh: Paths from pytest's root folder, such as those of checkpoints, that a launch starts without. The launch
+            runs in a copy of the root folder, so that no launch reads what another has written; None: no copy.
+    """
+
+    record: StepRecording | None = None
+    fresh: tuple[str, ...] | None = None
+
+
+def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
+    """Return the settings of a script, from the keywords of a test; ``where`` starts the message of an error.
+
+    Raises:
+        SpecError: A key is unknown, or its value is not allowed.
+    """
+    try:
+        settings = convert(dict(given), ScriptSettings, where)
+    except UnreadableFile as error:
+        raise SpecError(str(error)) from None
+    for path in map(PurePath, settings.fresh or ()):
+        if path.is_absolute() or ".." in path.parts or path == PurePath():
+            raise SpecError(f"{where}: fresh: got {str(path)!r}, allowed are paths below pytest's root folder")
+    return settings
+
+
+class LaunchRequest(ScriptSettings, frozen=True):
     """A request to run a workload with a config, or a script with arguments.
 
     Attributes:
@@ -72,7 +117,8 @@ class LaunchPlan(LaunchRequest, frozen=True):
         world: Ranks and their devices.
         timeout_s: Time limit in seconds.
         run_dir: Folder of the launch's files.
-        cwd: Working folder of the ranks.
+        cwd: Working folder of the ranks, or the folder that ``copy`` is a copy of.
+        copy: Working folder of the ranks if this launch has a copy of its own.
         limits: Limits besides the time limit.
         launcher: Preferred way to start ranks.
         lease_fds: Descriptors of open files that hold the lease of the devices until the last rank is gone.
@@ -88,6 +134,7 @@ class LaunchPlan(LaunchRequest, frozen=True):
     timeout_s: float
     run_dir: Path
     cwd: Path
+    copy: Path | None = None
     limits: Limits = Limits()
     launcher: LauncherKind = LauncherKind.TORCHRUN
     lease_fds: tuple[int, ...] = ()
@@ -97,6 +144,11 @@ class LaunchPlan(LaunchRequest, frozen=True):
     node_launcher: tuple[str, ...] = ()
     node: int | None = None
     command: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The working folder of the ranks."""
+        return self.copy or self.cwd
 
     def ranks_of(self, node: int) -> range:
         """Return the ranks of a node."""
@@ -109,14 +161,29 @@ class LaunchPlan(LaunchRequest, frozen=True):
         return f"{self.name} at {self.reference.name}" if self.reference else self.name
 
     @property
+    def compares_bits(self) -> bool:
+        """Whether bits of the launch may be compared, for which the kernels of CPU ranks are pinned.
+
+        The pins make the steps of some scripts half as long again.
+        """
+        return self.record is None or self.record.hash_weights
+
+    @property
     def own_config(self) -> dict[str, Any]:
         """The config that the workload is given."""
         return {key: value for key, value in self.config.items() if key != ENVIRONMENT_KEY}
 
+    def counterpart(self, path: Path) -> Path:
+        """Return the place of ``path`` in the copy of the working folder; ``path`` itself if it is not in the copy."""
+        if self.copy is None or not path.is_relative_to(self.cwd):
+            return path
+        copied = self.copy / path.relative_to(self.cwd)
+        return copied if copied.exists() else path
+
     def program(self) -> CommandLine | None:
         """Return the script or command that ranks run; None for a workload that is a class."""
         if self.script is not None:
-            return CommandLine(self.script, self.args, {})
+            return CommandLine(str(self.counterpart(Path(self.script))), self.args, {})
         if self.spec is None or self.spec.command is None:
             return None
         return command_line(self.spec.command, self.config, folder=self.spec.folder, run_dir=self.run_dir)

@@ -23,7 +23,7 @@ from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
 from pytest_aorta.session.launcher import DistributedWorld, TestSpec
 from pytest_aorta.session.record import RunningTest, properties
-from pytest_aorta.verdict.metrics import METRICS, MetricKind
+from pytest_aorta.verdict.metrics import MetricKind, metric_of
 
 # The node id at collection, with the path of the file relative to pytest's root folder.
 NODE_ID = pytest.StashKey[str]()
@@ -132,7 +132,7 @@ class LaunchingTests:
         options, session = self.run.options, self.run.session
         session.line, session.say = self.run.line, partial(say, item.config)
         base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
-        timed = spec.measures_overlap or any(METRICS[name].kind is MetricKind.TIMING for name in spec.tolerances)
+        timed = spec.measures_overlap or any(metric_of(name).kind is MetricKind.TIMING for name in spec.tolerances)
         # Outside of the try: a driver that does not answer is an error, not a reason to skip the test.
         devices = session.devices
         try:

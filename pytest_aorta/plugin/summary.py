@@ -11,7 +11,7 @@ from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord, finding_cells, finding_groups, totals
-from pytest_aorta.verdict.metrics import METRICS, MetricKind, format_value
+from pytest_aorta.verdict.metrics import METRICS, MetricKind, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
@@ -130,7 +130,7 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     ]
     if not undecided:
         return []
-    is_speed = any(METRICS[row.metric].kind is MetricKind.TIMING for row in undecided)
+    is_speed = any(metric_of(row.metric).kind is MetricKind.TIMING for row in undecided)
     names = [f"{row.metric}{', which a marker names,' if row.is_marked else ''} in {row.case}" for row in undecided]
     return [
         f"WARNING: {'speed' if is_speed else 'a metric'} was not decided: {brief('; '.join(names), _MAX_UNDECIDED)}; "

@@ -34,6 +34,7 @@ from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
 from pytest_aorta.result.provenance import version_text
+from pytest_aorta.result.series import SeriesFacts, described, diverged, series_facts
 from pytest_aorta.result.trace.costs import CostsOfRanks, distinct
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
@@ -103,7 +104,7 @@ NUMERIC_ENVIRONMENT = (
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
-CHOICES = ("activation_checkpointing", "no_reshard_blocks")
+CHOICES = ("activation_checkpointing",)
 # A rank's steps of one sign of lag, at least, per step of the other sign. Ranks that are late in turns lag in as many
 # steps as they are ahead; with 1 ms of work on one rank of four H200s, this rank lagged in 92% of the steps or more.
 _MOST_IN_TURN = 2
@@ -153,6 +154,9 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
             profiled.
         costs: the costs of a step by the ranks that have them in common; empty if a rank counted none.
+        series: the optimizers of an unedited script, in the order of their first steps.
+        optimizers: a line on what the series measured; empty if there is nothing to say.
+        replicas: which replicas of parameters became different; empty if none did.
     """
 
     recorded_at: UtcTime
@@ -188,6 +192,9 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     kernels: Kernels = field(default_factory=dict)
     collectives: dict[CollectiveKind, CollectiveFacts] = field(default_factory=dict)
     costs: list[CostsOfRanks] = field(default_factory=list)
+    series: list[SeriesFacts] = field(default_factory=list)
+    optimizers: str = ""
+    replicas: str = ""
     command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -269,6 +276,9 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
         command=measured.command,
+        series=series_facts(optimized := [rank.series for rank in result.ranks]),
+        optimizers=described(optimized),
+        replicas=diverged(optimized),
     )
 
 

@@ -31,6 +31,8 @@ NODES_FOLDER: Final = "nodes"
 FLIGHT_FOLDER: Final = "flight"
 # torchrun's folder for its own logs, which stay empty; deleted after the launch.
 ELASTIC_FOLDER: Final = "torchelastic"
+# A script's copy of the working folder; deleted after the launch.
+COPY_FOLDER: Final = "copy"
 FLIGHT_PREFIX: Final = "rank_"
 # Files of a rank.
 PID_FILE: Final = "pid"

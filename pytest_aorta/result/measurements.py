@@ -34,6 +34,7 @@ from pytest_aorta.plan.accelerators import Capability, Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.provenance import Provenance
+from pytest_aorta.result.series import Series, joined_hashes
 from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
 
@@ -288,6 +289,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
         profile: the profiled steps; empty if no step was profiled.
         costs: the costs of a step; None if none was counted.
+        series: what was recorded of each optimizer of an unedited script, in the order of their first steps.
     """
 
     passed: bool
@@ -311,6 +313,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     boundary_hashes: dict[BoundaryKind, TensorHashes] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     costs: Costs | None = None
+    series: list[Series] = field(default_factory=list)
 
     def with_profile(self, profile: Profile) -> RankResult:
         """Return the result with profiled steps and their metrics."""
@@ -337,6 +340,9 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         for kind, hashes in (*self.tensor_hashes.items(), *self.boundary_hashes.items()):
             if problem := hashes.problem():
                 return f"hashes of {kind}: {problem}"
+        for series in self.series:
+            if problem := series.weights.contradiction():
+                return f"weights of {series.name}: {problem}"
         for number, step in enumerate(self.profile.steps):
             if rule := step.broken_rule():
                 return f"profiled step {number}: {rule}"
@@ -396,7 +402,8 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         total_iterations: measured steps that were done.
         main_work_started: whether every rank entered the measured loop.
         elapsed_sec: the largest of the ranks' wall times of the measured loop, in seconds.
-        weight_hashes: step -> hash of the logical weights, on which all ranks agree.
+        weight_hashes: step -> hash of the logical weights, on which all ranks agree; for an unedited script, of the
+            parts that the ranks hold, joined.
         loss: the loss of each measured step, on which all ranks agree; empty if nothing was trained.
         grad_norm: the norm of each measured step's gradients before clipping, on which all ranks agree.
         tensor_hashes: the hashes of logical tensors, on which all ranks agree.
@@ -442,7 +449,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     total_iterations = _OfRanks(lambda ranks: ranks[0].total_iterations)
     main_work_started = _OfRanks(lambda ranks: all(rank.main_work_started for rank in ranks))
     elapsed_sec = _OfRanks(lambda ranks: max(rank.elapsed_sec for rank in ranks))
-    weight_hashes = _OfRanks(lambda ranks: ranks[0].weight_hashes)
+    weight_hashes = _OfRanks(lambda ranks: ranks[0].weight_hashes or joined_hashes([rank.series for rank in ranks]))
     loss = _OfRanks(lambda ranks: ranks[0].loss)
     grad_norm = _OfRanks(lambda ranks: ranks[0].grad_norm)
     tensor_hashes = _OfRanks(lambda ranks: ranks[0].tensor_hashes)

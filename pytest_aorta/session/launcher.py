@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,13 +17,21 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
+from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
-from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
+from pytest_aorta.plan.launch_plan import (
+    LaunchPlan,
+    LaunchRequest,
+    at_reference,
+    limits_under,
+    script_settings,
+)
 from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
@@ -35,7 +44,7 @@ from pytest_aorta.plan.workloads import (
 )
 from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.folder import AGENT_LOG
+from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result
@@ -168,6 +177,18 @@ class Launcher:
         self._leased = leased
         self._run_base = run_base
 
+    def shared_folder(self) -> Path:
+        """Return the folder of this test's launches, which all nodes share.
+
+        Raises:
+            LaunchError: It can't be made.
+        """
+        try:
+            self._run_base.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self._run_base, error) from None
+        return self._run_base.absolute()
+
     def find(self, result: WorkloadResult) -> Launch | None:
         """Return the launch of a result; None for a result of another test, or a copy."""
         return next((launch for launch in self.launches if launch.result is result), None)
@@ -193,11 +214,13 @@ class Launcher:
             ResultError: The ranks left no valid result.
         """
         self.test.check()
-        self._refuse_several_nodes(version)
+        self._refuse_several_nodes(version, request.fresh)
         launched = at_reference(request, version) if version else request
-        note = LaunchNote()
+        note, plan = LaunchNote(), None
         try:
             plan = self._plan(launched, version)
+            if plan.copy is not None:
+                self._copy(plan, plan.copy)
             self.test.planned(plan)
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.start(plan)
@@ -218,11 +241,29 @@ class Launcher:
             note = note.replace(has_result=True, traces=tuple(traces))
         finally:  # pytest-timeout, too, ends a launch by an exception
             self.test.launches.append(note)
+            if plan is not None and plan.copy is not None:
+                shutil.rmtree(plan.copy, ignore_errors=True)
         self.launches.append(Launch(request, plan, outcome, result))
         return self.launches[-1]
 
-    def _refuse_several_nodes(self, version: AnyReference | None) -> None:
+    def _copy(self, plan: LaunchPlan, copy: Path) -> None:
+        """Copy the working folder of a launch, without results and without what other launches have written.
+
+        Raises:
+            SpecError: As in :func:`~pytest_aorta.launch.work_folder.copy_folder`.
+            LaunchError: A file can't be copied.
+        """
+        folders = {self._run_base.resolve(), (self.session.options.results_dir or self._run_base).resolve()}
+        results = [str(kept.relative_to(plan.cwd)) for kept in folders if kept.is_relative_to(plan.cwd)]
+        try:
+            copy_folder(plan.cwd, copy, [*results, *(plan.fresh or ())])
+        except OSError as error:
+            raise LaunchError(f"{plan.cwd} can't be copied: {error.filename}: {error.strerror or error}") from None
+
+    def _refuse_several_nodes(self, version: AnyReference | None, fresh: Sequence[str] | None) -> None:
         profiler = self.session.options.profiler
+        if fresh is not None and self.world.nodes > 1:
+            raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
             raise SpecError(
                 f"--aorta-ab={version.name}: the A/B reference exists on this node only; use it with nodes=1"
@@ -245,6 +286,7 @@ class Launcher:
             timeout_s=self.timeout_s,
             run_dir=run_dir,
             cwd=version.root if version else options.rootdir,
+            copy=run_dir.resolve() / COPY_FOLDER if request.fresh is not None else None,
             launcher=preferred if is_local else LauncherKind.TORCHRUN,
             lease_fds=self._leased.fds,
             reference=version,
@@ -321,19 +363,22 @@ class DistributedWorld:
         script: str | Path,
         args: tuple[str, ...] | list[str] = (),
         environment: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> WorkloadResult:
-        """Launch a script (a path ending in ``.py``, or a dotted module) that measures through the recorder.
+        """Launch a script (a path ending in ``.py``, or a dotted module), and return its validated result.
 
-        Return its validated result, even if its own checks failed.
+        The result is returned even if the script's own checks failed.
 
         Args:
             script: the path, relative to pytest's root folder, or the module's name.
             args: command line arguments of the script.
             environment: environment variables of the ranks.
+            settings: fields of :class:`~pytest_aorta.plan.launch_plan.ScriptSettings`. Without ``record``, the script
+                measures through the recorder.
 
         Raises:
             SpecError: The script does not exist, ``args`` is not a list or tuple, ``environment`` is not a mapping, or
-                an environment variable is not allowed; nothing was started.
+                an environment variable or a setting is not allowed; nothing was started.
             LeaseError, LaunchError, ResultError: As in :meth:`launch`.
         """
         target = str(script)
@@ -344,12 +389,14 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        words = _words(str(script), args)
-        config: dict[str, Any] = {"args": list(words)}
+        where, words = f"script {str(script)!r}", _words(str(script), args)
+        given = script_settings(where, settings)
+        # Settings are part of the config, since a launch with other settings can't be compared.
+        config: dict[str, Any] = {"args": list(words), **to_builtins(given)}
         if environment:
-            check_environment(f"script {target!r}", environment)
+            check_environment(where, environment)
             config[ENVIRONMENT_KEY] = dict(environment)
-        return self._launch(LaunchRequest(Path(script).name, None, config, target, words))
+        return self._launch(LaunchRequest(Path(script).name, None, config, target, words, **asdict(given)))
 
     def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.

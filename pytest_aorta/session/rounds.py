@@ -12,7 +12,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.metrics import METRICS, MetricKind
+from pytest_aorta.verdict.metrics import MetricKind, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NotApplicable, Verdict, Verdicts
 
@@ -134,7 +134,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], test: st
     launches = comparison.facts(Side.CANDIDATE)
     lines = [f"{where}, {launches[-1].num_steps} steps:"]
     lines += [f"  {line}" for line in (*failing, *unrecorded, *comparison.notes)]
-    if any(METRICS[verdict.metric].kind is MetricKind.TIMING for verdict in failing):
+    if any(metric_of(verdict.metric).kind is MetricKind.TIMING for verdict in failing):
         ranks = (
             median(launch.fastest_rank_p50_ms for launch in launches),
             median(launch.slowest_rank_p50_ms for launch in launches),

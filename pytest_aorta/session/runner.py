@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.options import FailOn
-from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, case_suffix, find_workload
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import learn
@@ -36,6 +37,7 @@ from pytest_aorta.verdict.bitwise import (
     difference_text,
     first_difference,
     from_first_step,
+    joined,
     locate_first,
     split,
 )
@@ -46,6 +48,8 @@ from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
+# Config keys of checkpoints, and of a learning rate that may depend on the length of the run.
+_SAVE, _LOAD, _SCHEDULE = "save_checkpoint", "load_checkpoint", "lr_schedule"
 N = TypeVar("N")
 R = TypeVar("R")
 
@@ -98,15 +102,18 @@ class WorkloadRunner:
         args: tuple[str, ...] | list[str] = (),
         *,
         environment: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> WorkloadResult:
         """Launch your own training script and return its result.
 
-        The arguments are those of :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_script`.
+        With ``record``, such as ``record={"hash_weights": True}``, the steps of a script that does not mention
+        pytest-aorta are recorded. The arguments are those of
+        :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_script`.
 
         Raises:
             WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
         """
-        return passed(self._world.launch_script(script, args, environment))
+        return passed(self._world.launch_script(script, args, environment, **settings))
 
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
@@ -211,6 +218,55 @@ class WorkloadRunner:
         verdicts, comparison = self._settled(comparison, comparing, again)
         return self._concluded(comparison, verdicts)
 
+    def compare_restart(
+        self,
+        config: Mapping[str, Any],
+        *,
+        steps: int,
+        after: int,
+        into: Mapping[str, Any] | None = None,
+        label: str = "restart",
+    ) -> Verdicts:
+        """Train ``steps`` steps, then again with new processes after a checkpoint; fail the test if a bit differs.
+
+        The workload is launched three times: straight on; for ``after`` steps, at whose end it saves a checkpoint; and
+        for the other steps from this checkpoint. The loss, gradient norm and weight hash of each step must be bitwise
+        equal, aligned by the number of the training step. The order of data, random state, learning rate and state of
+        the optimizer show in them.
+
+        Args:
+            config: The workload, at the key ``workload``, and config keys.
+            steps: Training steps in total.
+            after: The step after which training is restarted.
+            into: Config keys that differ after the restart, such as another layout that has equal bits.
+            label: As in :meth:`compare`.
+
+        Raises:
+            ComparisonFailed: A value of a step differs.
+            SpecError: An argument is not allowed, the workload has no checkpoints, or its learning rate depends on the
+                number of steps.
+            WorkloadFailed, LaunchError, ResultError: As in :meth:`compare`.
+        """
+        self._test.check()
+        if self._session.bisection:
+            raise SpecError("aorta bisect: the test uses compare_restart; name a test that uses workload.check")
+        _check_label("compare_restart", label)
+        _check_variant("config", config, "compare_restart")
+        _check_steps(steps, "compare_restart")
+        if isinstance(after, bool) or not isinstance(after, int) or not 0 < after < steps:
+            raise SpecError(f"compare_restart: after is {after!r}, allowed is an integer from 1 to {steps - 1}")
+        if self._launcher.world.simulated:
+            self._test.lacks("compares values step by step, which a simulated world does not have")
+        _check_restarts(find_workload(config["workload"], self._options.workload_dirs), config)
+        with tempfile.TemporaryDirectory(dir=self._launcher.shared_folder(), prefix="checkpoint-") as folder:
+            straight = self._variant(config, steps)
+            saved = self._variant({**config, _SAVE: folder}, after)
+            resumed = self._variant({**config, **(into or {}), _LOAD: folder}, steps - after)
+        here, case = joined(saved, resumed), self._case_of_variants(label)
+        comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, straight))
+        verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, straight, steps, [*STEP_METRICS]))
+        return self._concluded(comparison, verdicts, located=(here, straight, steps, False))
+
     def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
         """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.
 
@@ -280,7 +336,7 @@ class WorkloadRunner:
     def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
         if isinstance(given, WorkloadResult):
             return given
-        config = {key: value for key, value in given.items() if key != "workload"}
+        config = _without_name(given)
         spec = find_workload(given["workload"], self._options.workload_dirs)
         if steps is not None:
             config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
@@ -459,9 +515,26 @@ class WorkloadRunner:
         return there.plan.reference.name if is_same else ""
 
 
-def _check_steps(steps: object) -> None:
+def _check_restarts(spec: WorkloadSpec, config: Mapping[str, Any]) -> None:
+    """Check that a workload can go on from a checkpoint, and computes the same when it does."""
+    if absent := sorted({_SAVE, _LOAD} - set(spec.properties)):
+        raise SpecError(f"compare_restart: workload {spec.name!r} has no config key {absent[0]}, so it can't go on")
+    schedule = resolve_config(spec, _without_name(config)).get(_SCHEDULE) or {}
+    if schedule.get("kind", "constant") != "constant" and schedule.get("steps") is None:
+        raise SpecError(
+            f"compare_restart: {_SCHEDULE}.steps is null, so the learning rate depends on the number of steps of each "
+            f"launch, and a restart changes it; allowed is the number of all training steps"
+        )
+
+
+def _without_name(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config keys of a variant."""
+    return {key: value for key, value in config.items() if key != "workload"}
+
+
+def _check_steps(steps: object, method: str = "compare") -> None:
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
+        raise SpecError(f"{method}: steps is {steps!r}, allowed is an integer of 1 or more, or None")
 
 
 def _check_label(method: str, label: object) -> None:
@@ -478,11 +551,11 @@ def _names(metrics: object) -> tuple[str, ...]:
     return names
 
 
-def _check_variant(side: str, given: object) -> None:
+def _check_variant(side: str, given: object, method: str = "compare") -> None:
     is_mapping = isinstance(given, Mapping) and isinstance(given.get("workload"), str)
-    if not is_mapping and not isinstance(given, WorkloadResult):
+    if not is_mapping and (method != "compare" or not isinstance(given, WorkloadResult)):
         raise SpecError(
-            f"compare: the {side} is {given!r}, allowed is a result of this test, or a mapping with the name of a "
+            f"{method}: the {side} is {given!r}, allowed is a result of this test, or a mapping with the name of a "
             f"workload at the key 'workload' and with config keys"
         )
     if isinstance(given, WorkloadResult):

@@ -11,7 +11,17 @@ from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
 from pytest_aorta.result.trace.costs import Cost
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
+from pytest_aorta.verdict.metrics import (
+    METRICS,
+    UNDECLARED,
+    Metric,
+    MetricKind,
+    Origin,
+    Tolerance,
+    format_value,
+    metric_of,
+    own_metrics,
+)
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
 from pytest_aorta.verdict.verdicts import NotApplicable
 
@@ -21,7 +31,7 @@ _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "ker
 _OF_VERSIONS = (Cost.OPERATORS, Cost.KERNELS)
 _VERSIONS = ("torch", "cuda", "hip", "cudnn", "triton")
 # What needs data or a clock that a simulated world lacks.
-NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC)
+NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC, MetricKind.OWN)
 # The config key of test hooks. A launch with a planted fault is compared with the baseline of the undisturbed workload.
 TEST_HOOK_KEY = "fault"
 # Facts that can be None because of the host rather than the code under test.
@@ -38,8 +48,10 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
-    These are the metrics that a marker names, and the metrics with a default tolerance that any launch has. The launch
-    under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are left.
+    These are the metrics that a marker names, and the metrics with a default tolerance that any launch has. Other
+    metrics that the workload or script records are compared for presence if there is a launch to compare with. The
+    launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are
+    left.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
@@ -48,10 +60,10 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
     chosen = dict(marked)
     num_steps = facts[0].num_steps
     for name in marked:
-        if num_steps < METRICS[name].min_steps:
+        if num_steps < (least := metric_of(name).min_steps):
             raise SpecError(
                 f"tolerance of {name}: {num_steps} steps were measured, but {name} needs at least "
-                f"{METRICS[name].min_steps}; measure more steps, or use step_time_tail5"
+                f"{least}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
         has_it = any(metric.measure(launch) is not None or not_profiled(metric, launch) for launch in facts)
@@ -63,8 +75,11 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
             continue
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
+    if len(facts) > 1:
+        chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
     left_out = NOT_SIMULATED if facts[0].simulated else ()
-    kept = {name: chosen[name] for name, metric in METRICS.items() if name in chosen and metric.kind not in left_out}
+    names = [*METRICS, *sorted(chosen.keys() - METRICS.keys())]
+    kept = {name: chosen[name] for name in names if name in chosen and metric_of(name).kind not in left_out}
     if left_out and not kept:
         raise SpecError("simulated world: no cost was counted, so nothing can be compared; record steps on the ranks")
     return kept
@@ -75,13 +90,13 @@ def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: Lau
     return {
         name: tolerance
         for name, tolerance in choose_tolerances(marked, facts, *others).items()
-        if not_applicable(METRICS[name], tolerance, facts, facts) is None
+        if not_applicable(metric_of(name, tolerance.direction), tolerance, facts, facts) is None
     }
 
 
 def without_costs(tolerances: Mapping[str, Tolerance], marked: Mapping[str, Tolerance]) -> dict[str, Tolerance]:
     """Return tolerances without those of costs that no marker names."""
-    return {name: tolerance for name, tolerance in tolerances.items() if name in marked or METRICS[name].cost is None}
+    return {name: tolerance for name, tolerance in tolerances.items() if name in marked or metric_of(name).cost is None}
 
 
 def has_costs(facts: LaunchFacts) -> bool:
@@ -127,6 +142,8 @@ def not_applicable(
 
     The details call ``recorded`` by the word ``side``.
     """
+    if tolerance.origin is Origin.UNDECLARED:
+        return NotApplicable.UNDECLARED, f"e.g. tolerance({metric.name}='+5%') if lower is better"
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
         detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
         return NotApplicable.LAUNCHER, detail
@@ -141,7 +158,7 @@ def not_applicable(
         return NotApplicable.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
         return None
-    if not (_reproducible(facts) and _reproducible(recorded)):
+    if not (is_reproducible(facts) and is_reproducible(recorded)):
         detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
         return NotApplicable.NOT_REPRODUCIBLE, detail
     different = other_machine(facts, recorded, side)
@@ -217,7 +234,7 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
     Without this check, code whose numbers changed could avoid the comparison. The text calls ``recorded`` by the word
     ``side``.
     """
-    if not _reproducible(recorded):
+    if not is_reproducible(recorded):
         return None
     for facts in launches:
         for key, there in sorted(recorded.environment.items()):
@@ -231,7 +248,8 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
     return None
 
 
-def _reproducible(facts: LaunchFacts) -> bool:
+def is_reproducible(facts: LaunchFacts) -> bool:
+    """Return whether a second launch is known to compute the same bits, or nothing else is known."""
     return bool(facts.environment.get("bitwise_reproducible", True))
 
 

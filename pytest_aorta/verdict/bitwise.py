@@ -79,6 +79,22 @@ def from_first_step(steps: int) -> dict[str, Any]:
     return {"steps": steps, "warmup": 0, "hash_every": 1}
 
 
+def joined(first: WorkloadResult, last: WorkloadResult) -> WorkloadResult:
+    """Return the steps of two launches as one result; the steps of ``last`` follow those of ``first``."""
+    before, done = first.ranks[0], first.total_iterations
+    ranks = [
+        after.replace(
+            total_iterations=done + after.total_iterations,
+            loss=[*before.loss, *after.loss],
+            grad_norm=[*before.grad_norm, *after.grad_norm],
+            weight_hashes=before.weight_hashes
+            | {str(done + int(step)): value for step, value in after.weight_hashes.items()},
+        )
+        for after in last.ranks
+    ]
+    return last.replace(ranks=ranks)
+
+
 def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
     """Split the metrics to compare into metrics of steps and of whole launches; None selects all metrics of steps.
 

@@ -15,7 +15,7 @@ from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.applicability import changed_choice
-from pytest_aorta.verdict.metrics import METRICS, MetricKind
+from pytest_aorta.verdict.metrics import MetricKind, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
 from pytest_aorta.verdict.verdicts import Verdict
@@ -134,8 +134,8 @@ def notes_on(
     rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str
 ) -> tuple[str, ...]:
     """Return the notes on a comparison. A straggler explains slower steps; a slow machine, times that differ alone."""
-    failed = {METRICS[row.metric].kind for row in rows if row.outcome is Outcome.REGRESSION}
-    open_kinds = {METRICS[row.metric].kind for row in rows if row.outcome is Outcome.INCONCLUSIVE}
+    failed = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION}
+    open_kinds = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.INCONCLUSIVE}
     found = _split_note(rows, launches, others)
     found += notes(launches, others, side, is_slower=MetricKind.TIMING in failed)
     is_time_alone = failed <= {MetricKind.TIMING} and MetricKind.TIMING in failed | open_kinds

@@ -21,7 +21,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_profiled
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (
     Posterior,
@@ -164,7 +164,7 @@ class _Aim:
 
     def varies(self) -> str:
         """Return why launches of one commit do not agree on a metric that is searched without noise."""
-        metric = METRICS[self.row.metric]
+        metric = metric_of(self.row.metric)
         if self.row.missing is not None:
             return f"{metric.name} is missing in some launches of one commit, but not in all of them"
         if metric.kind in (MetricKind.TIMING, MetricKind.MEMORY):
@@ -196,8 +196,12 @@ class _Aim:
         return self.metric.scale.change(self.metric.worse * worse_by)
 
 
+def _metric(row: Verdict) -> Metric:
+    return metric_of(row.metric, row.tolerance.direction)
+
+
 def _is_exact(row: Verdict) -> bool:
-    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not METRICS[row.metric].has_noise
+    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not _metric(row).has_noise
 
 
 def _aim_of(rows: Sequence[Verdict]) -> _Aim | None:
@@ -206,7 +210,7 @@ def _aim_of(rows: Sequence[Verdict]) -> _Aim | None:
     row = exact or max((row for row in rows if row.delta is not None), key=_clearness, default=None)
     if row is None:
         return None
-    return _Aim(row, METRICS[row.metric], exact is not None)
+    return _Aim(row, _metric(row), exact is not None)
 
 
 def _clearness(row: Verdict) -> float:
@@ -270,7 +274,7 @@ class CommitSearch:
         worse = [
             row
             for row in self._ends.failing({Outcome.MISSING})
-            if any(METRICS[row.metric].measure(side) is not None for side in sides)
+            if any(_metric(row).measure(side) is not None for side in sides)
         ]
         return worse or [row for row in self._ends.rows if row.outcome is Outcome.IMPROVED]
 

@@ -21,7 +21,7 @@ from pytest_aorta.verdict.applicability import (
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of, notes_on
 from pytest_aorta.verdict.costs import costs_notes, judge_costs
-from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, middle
+from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, metric_of, middle
 from pytest_aorta.verdict.noise import (
     RESET,
     Priors,
@@ -34,6 +34,7 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import Row
+from pytest_aorta.verdict.series import judge_curves, series_notes
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
@@ -59,11 +60,21 @@ class _Comparison(ABC):
         """Return one verdict per metric; verdicts in ``decided`` are kept."""
         rows = [
             (decided or {}).get(name)
-            or self._judge(Row(self.case, METRICS[name], tolerance, reference, launches, others, len(launches)))
+            or self._judge(
+                Row(
+                    self.case,
+                    metric_of(name, tolerance.direction),
+                    tolerance,
+                    reference,
+                    launches,
+                    others,
+                    len(launches),
+                )
+            )
             for name, tolerance in tolerances.items()
         ]
         notes = notes_on(rows, launches, others, str(reference)) + costs_notes(launches, others, str(reference))
-        return Verdicts(self.case, tuple(rows), notes)
+        return Verdicts(self.case, tuple(rows), (*notes, *series_notes(launches)))
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int
@@ -76,6 +87,8 @@ class _Comparison(ABC):
             return problem
         if row.metric.cost is not None:
             return judge_costs(row, row.metric.cost)
+        if row.metric.curve is not None:
+            return judge_curves(row, row.metric.curve)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if (found := self._decide(row)) is None:
@@ -250,6 +263,8 @@ class PairedComparison(_Comparison):
                 :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        if not self.version:
+            tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
         # Variants of a test have different costs on purpose.
         if self.only is None and (not self.version or not has_costs(references[0])):
             tolerances = without_costs(tolerances, self.marked)
@@ -278,11 +293,11 @@ class PairedComparison(_Comparison):
     def _decide(self, row: Row) -> tuple[Decision, Value] | None:
         metric = row.metric
         sides = (transformed_values(metric, side, row.others) for side in (row.launches, row.others))
-        differences = [a - b for a, b in zip(*sides, strict=True) if a is not None and b is not None]
-        if len(differences) < len(row.launches):
+        pairs = [(here, there) for here, there in zip(*sides, strict=True) if here is not None and there is not None]
+        if len(pairs) < len(row.launches):
             return None
         decision = decide_pairs(
-            differences,
+            pairs,
             self.variance(metric).within,
             row.tolerance.value or 0.0,
             max_pairs=self.max_pairs,

@@ -24,7 +24,7 @@ from pytest_aorta.verdict.applicability import (
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
-from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
@@ -41,9 +41,9 @@ def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wante
     Costs need a second launch, which shows the parts that depend on the data. Other exact metrics need one.
     """
     asked = applicable(marked, facts).items()
-    if any(METRICS[name].has_noise and not tolerance.is_exact for name, tolerance in asked):
+    if any(metric_of(name, tolerance.direction).has_noise and not tolerance.is_exact for name, tolerance in asked):
         return wanted
-    return min(wanted, 2) if any(METRICS[name].cost is not None for name, _ in asked) else 1
+    return min(wanted, 2) if any(metric_of(name).cost is not None for name, _ in asked) else 1
 
 
 class NewLaunches(Model, frozen=True):
@@ -135,7 +135,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
 
 def _is_settled(row: Verdict) -> bool:
     """Return True if no further launch can show that the metric is unchanged."""
-    return not METRICS[row.metric].has_noise or row.outcome is Outcome.NOT_APPLICABLE
+    return not metric_of(row.metric, row.tolerance.direction).has_noise or row.outcome is Outcome.NOT_APPLICABLE
 
 
 def _is_unchanged(row: Verdict) -> bool:
@@ -167,8 +167,8 @@ def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -
         name: "; ".join(problems)
         for name, tolerance in applicable(marked, launches[0]).items()
         if tolerance.value is not None
-        and METRICS[name].has_noise
-        and (problems := _problems(METRICS[name], tolerance.value, launches))
+        and (metric := metric_of(name, tolerance.direction)).has_noise
+        and (problems := _problems(metric, tolerance.value, launches))
     }
 
 
@@ -230,7 +230,7 @@ def detection_lines(
         return [*lines, f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     for name, tolerance in applicable(marked, center[-1]).items():
-        metric = METRICS[name]
+        metric = metric_of(name, tolerance.direction)
         stored = comparison.estimate(metric) if metric.has_noise else None
         if tolerance.value is None or stored is None or name in baseline.left_out:
             continue

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median_high, median_low
+from functools import cache
+from statistics import fmean, median_high, median_low
 from typing import TypeAlias
 
 from pytest_aorta.common.errors import SpecError
@@ -14,11 +15,15 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
+from pytest_aorta.result.series import SeriesFacts
 from pytest_aorta.result.trace.costs import Cost, by_rank
 from pytest_aorta.result.trace.families import is_compute
+from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
+# The values of each rank by step.
+Curve: TypeAlias = Callable[[SeriesFacts], list[dict[str, float]]]
 
 
 class MetricKind(StrEnum):
@@ -32,6 +37,8 @@ class MetricKind(StrEnum):
     """Depends on the config alone."""
     NUMERIC = "numeric"
     """Comparable bit for bit, within one numeric environment only."""
+    OWN = "own"
+    """A metric of a workload or script that is not a time; comparable between session blocks."""
 
 
 class Direction(StrEnum):
@@ -52,6 +59,8 @@ class Origin(StrEnum):
     """A marker, or an option of the command."""
     COMPARE = "compare"
     """Exactness, because ``workload.compare`` names the metric."""
+    UNDECLARED = "undeclared"
+    """Nothing: a metric of the workload or script only has to be there."""
 
 
 class Tolerance(Model, frozen=True):
@@ -61,11 +70,13 @@ class Tolerance(Model, frozen=True):
         value: The change, e.g. 0.05 for 5%, 5 points or 5% of a step by ``scale``; None allows no change of any bit.
         scale: The scale of the change.
         origin: The source of the tolerance.
+        direction: The direction in which a metric of a workload or script gets better; None for a metric of the table.
     """
 
     value: float | None
     scale: Scale = Scale.RELATIVE
     origin: Origin = Origin.MARKER
+    direction: Direction | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -74,7 +85,10 @@ class Tolerance(Model, frozen=True):
 
     def __str__(self) -> str:
         """Return the text of a marker that sets this tolerance."""
-        return "exact" if self.value is None else self.scale.text(self.value)
+        if self.origin is Origin.UNDECLARED:
+            return "-"
+        sign = "" if self.direction is None else _SIGNS[self.direction]
+        return "exact" if self.value is None else f"{sign}{self.scale.text(self.value)}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,8 @@ class Metric:
             of the whole launch.
         only_on_gpus: Whether the default tolerance is that of GPUs alone.
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
+        curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
+            one, while ``measure`` returns the last of them.
     """
 
     name: str
@@ -107,11 +123,12 @@ class Metric:
     by_step: Callable[[LaunchFacts], dict[int, str]] | None = None
     only_on_gpus: bool = False
     cost: Cost | None = None
+    curve: Curve | None = None
 
     @property
     def has_noise(self) -> bool:
-        """Return False if equal code has equal values, so that one launch decides."""
-        return self.direction is not Direction.EXACT and self.cost is None
+        """Return False if one launch decides, e.g. because equal code has equal values."""
+        return self.direction is not Direction.EXACT and self.cost is None and self.curve is None
 
     @property
     def worse(self) -> int:
@@ -124,15 +141,16 @@ class Metric:
         Raises:
             SpecError: The value is neither of the two, or is not allowed for this metric.
         """
+        own = None if self.name in METRICS else self.direction
         if given == "exact":
             return Tolerance(None)
         most = LARGEST[self.scale]
-        change = self.scale.parse(given)
+        change = self.scale.parse(given if own is None else str(given)[1:])
         is_exact = self.direction is Direction.EXACT
         if is_exact or change is None or not 0 < change <= most:
             allowed = "'exact'" if is_exact else f"{_range_text(self.scale, most)}, or 'exact'"
             raise SpecError(f"tolerance of {self.name}: got {given!r}, allowed is {allowed}")
-        return Tolerance(change, self.scale)
+        return Tolerance(change, self.scale, direction=own)
 
 
 # The largest tolerance on each scale; a larger one would allow every change.
@@ -187,6 +205,24 @@ def _cost(cost: Cost, unit: str, percent: float | None, text: str) -> Metric:
     return Metric(cost.value, unit, MetricKind.COUNT, Direction.LOWER, default, measure, text, cost=cost)
 
 
+def _curve(name: str, curve: Curve, text: str) -> Metric:
+    """Return the row of a quantity that is compared by step and rank; a step may differ by 5%."""
+
+    def measure(facts: LaunchFacts) -> Value:
+        known = [series for series in facts.series if curve(series)]
+        values = curve(max(known, key=lambda series: series.num_steps)) if known else []
+        return fmean([*rank.values()][-1] for rank in values if rank) if known else None
+
+    default = _default(5, Direction.LOWER)
+    return Metric(name, "", MetricKind.NUMERIC, Direction.LOWER, default, measure, text, curve=curve)
+
+
+def _other_steps_ms(facts: LaunchFacts) -> Value:
+    """Return the times of all optimizers but the one that :attr:`LaunchFacts.step_time_ms` times."""
+    times = sorted(series.p50_ms for series in facts.series if not series.is_main and series.p50_ms is not None)
+    return math.fsum(times) if times else None
+
+
 def _kernel_ms(facts: LaunchFacts) -> Value:
     times = [ms for family, ms in facts.kernel_ms.items() if is_compute(family)]
     return math.fsum(times) if times else None
@@ -200,7 +236,7 @@ def _hashes_by_step(facts: LaunchFacts) -> dict[int, str]:
     return {int(step): value for step, value in facts.weight_hashes.items()}
 
 
-_TIME, _MEMORY, _COUNT, _NUMERIC = MetricKind
+_TIME, _MEMORY, _COUNT, _NUMERIC, _ = MetricKind
 _LOWER, _HIGHER, _EXACT = Direction
 _POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
 
@@ -209,6 +245,10 @@ _ROWS = (
     _step_time("p99", 10, "99th percentile of step times", MIN_STEPS_P99),
     _step_time("mean", None, "mean step time"),
     _step_time("tail5", None, "mean of the slowest 5% of steps"),
+    Metric(
+        "other_steps_ms", "ms", _TIME, _LOWER, _default(5, _LOWER), _other_steps_ms,
+        "median step times of the other optimizers of an unedited script, added up",
+    ),
     _recorded(
         "gemm_throughput_tflops", "TFLOP/s", _TIME, _HIGHER, None, "matrix products of one rank, over the measured loop"
     ),
@@ -260,11 +300,45 @@ _ROWS = (
         "weight_hash", "", _NUMERIC, _EXACT, _default(None, _EXACT), _weight_hash,
         "hash of the weights after the last step", by_step=_hashes_by_step,
     ),
+    _curve(
+        "loss", lambda series: series.loss,
+        "loss of each step and rank of an unedited script, bit for bit if recorded launches are equal",
+    ),
+    _curve(
+        "grad_norm", lambda series: series.grad_norm,
+        "what `clip_grad_norm_` returned in each step and rank of an unedited script, compared as `loss`",
+    ),
     Metric(
         "final_loss", "", _NUMERIC, _LOWER, None, lambda facts: facts.final_loss, "loss of the last measured step"
     ),
 )  # fmt: skip
 METRICS = {row.name: row for row in _ROWS}
+# Sign of the change by which a metric of a workload or script may get worse.
+_SIGNS = {Direction.LOWER: "+", Direction.HIGHER: "-"}
+_SIGN_NEEDED = (
+    "; for a metric that the workload or script records, write '+5%' if lower is better, '-5%' if higher is better"
+)
+# Ends of the names of times and rates, as a metric's name includes its unit.
+_TIME_UNITS = ("_us", "_ms", "_s", "_sec", "tflops")
+UNDECLARED = Tolerance(None, origin=Origin.UNDECLARED)
+
+
+def metric_of(name: str, direction: Direction | None = None) -> Metric:
+    """Return the row of a metric: that of the table, or one for a metric that the workload or script itself records."""
+    return METRICS.get(name) or _own_metric(name, direction or Direction.EXACT)
+
+
+@cache
+def _own_metric(name: str, direction: Direction) -> Metric:
+    kind = MetricKind.TIMING if name.endswith(_TIME_UNITS) else MetricKind.OWN
+    return Metric(
+        name, "", kind, direction, None, lambda facts: facts.metrics.get(name), "recorded by the workload or script"
+    )
+
+
+def own_metrics(facts: LaunchFacts) -> list[str]:
+    """Return the names of the metrics that the workload or script of a launch records beside those of the table."""
+    return [name for name in facts.metrics if name not in METRICS and name.removesuffix(AS_RUN) not in METRICS]
 
 
 def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
@@ -323,12 +397,18 @@ def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tole
     Raises:
         SpecError: A metric is unknown, or a text is not allowed for its metric.
     """
-    _refuse_unknown(given, METRICS, source)
-    return {name: METRICS[name].parse_tolerance(text) for name, text in given.items()}
+    _refuse_unknown([name for name, text in given.items() if _sign(text) is None], METRICS, source, _SIGN_NEEDED)
+    return {name: metric_of(name, _sign(text)).parse_tolerance(text) for name, text in given.items()}
 
 
-def _refuse_unknown(metrics: Collection[str], known: Collection[str], source: str) -> None:
+def _sign(given: object) -> Direction | None:
+    """Return the direction in which a metric of a workload or script gets better, by the sign of its tolerance."""
+    if given == "exact":
+        return Direction.EXACT
+    return next((found for found, sign in _SIGNS.items() if isinstance(given, str) and given.startswith(sign)), None)
+
+
+def _refuse_unknown(metrics: Collection[str], known: Collection[str], source: str, further: str = "") -> None:
     if unknown := sorted(set(metrics) - set(known)):
-        raise SpecError(
-            f"{source}: metrics {unknown} are unknown{did_you_mean(unknown, known)}; allowed are {sorted(known)}"
-        )
+        similar = did_you_mean(unknown, known)
+        raise SpecError(f"{source}: metrics {unknown} are unknown{similar}; allowed are {sorted(known)}{further}")

@@ -14,7 +14,7 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
-from pytest_aorta.verdict.metrics import LARGEST, METRICS, Metric, MetricKind, Tolerance
+from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Scale
 from pytest_aorta.verdict.statistics.stored import least_tolerance
 from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
@@ -34,9 +34,10 @@ CASES_DF = 2.0
 _WITHIN = {"cuda": 0.005, "cpu": 0.15}
 _BETWEEN = {"cuda": 0.005, "cpu": 0.25}
 _WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
-# Means and tails vary more than medians, by these factors; memory hardly varies.
+# Means and tails vary more than medians, by these factors; memory hardly varies. Nothing is known of metrics that a
+# workload itself records and that are no times.
 _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
-_MEMORY = 0.001
+_MEMORY, _OWN = 0.001, 0.01
 # Standard deviations of fractions, and of times as fractions of a step. Device idle time has its own values: on GPUs,
 # the host's delays are far larger than the noise of communication in steps in which the host has a head start.
 _FRACTION = {
@@ -54,8 +55,8 @@ def default_variance(metric: Metric, device: str) -> VarianceComponents:
     """Return the variance that is assumed without any measurement; ``device`` is ``cuda`` or ``cpu``."""
     if metric.kind is MetricKind.NUMERIC:
         return VarianceComponents.of(_NUMERIC, _NUMERIC, _NUMERIC_DF)
-    if metric.kind is MetricKind.MEMORY:
-        within = between = _MEMORY
+    if metric.kind in (MetricKind.MEMORY, MetricKind.OWN):
+        within = between = _MEMORY if metric.kind is MetricKind.MEMORY else _OWN
     elif metric.scale is not Scale.RELATIVE:
         within = between = _IDLE[device] if metric.name == "device_idle_ms" else _FRACTION[device][metric.scale]
     else:
@@ -182,10 +183,10 @@ def platform_priors(folder: Path, platform: str, device: str, case: str) -> Call
         return tuple(stored for stored in found if stored is not None and stored.baseline.case != case)
 
     @cache
-    def of(name: str) -> VarianceComponents:
-        return prior_variance(METRICS[name], device, others())
+    def of(metric: Metric) -> VarianceComponents:
+        return prior_variance(metric, device, others())
 
-    return lambda metric: of(metric.name)
+    return of
 
 
 def _stored_case(path: Path) -> StoredCase | None:

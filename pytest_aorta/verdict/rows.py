@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.verdict.applicability import (
     is_not_profiled_again,
     lost_reproducibility,
@@ -173,7 +174,8 @@ class Row:
             here, there = metric.by_step(launch), metric.by_step(other)
             if different := _different_steps(here, there):
                 first = different[0]
-                detail = f"after step {first}; after the last step, {max(here)}, the weights are equal"
+                where = first_other_weights(launch.series, other.series) or f"after step {first}"
+                detail = f"{where}; after the last step, {max(here)}, the weights are equal"
                 return self._other_bits(here[first], there[first], launch, other, detail)
         for launch in () if self.reference.is_variant else self.launches:  # variants of a test may hash different steps
             if lost := sorted(metric.by_step(self.others[-1]).keys() - metric.by_step(launch).keys()):
@@ -237,6 +239,8 @@ def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -
     """Return after which step two sides first differ; empty if both have a value for one step only, or for none."""
     if metric.by_step is None:
         return ""
+    if found := first_other_weights(launch.series, other.series):
+        return found
     here, there = metric.by_step(launch), metric.by_step(other)
     different, common = _different_steps(here, there), sorted(here.keys() & there.keys())
     if len(common) < 2 or not different:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from enum import StrEnum
 
 from pytest_aorta.common.model import Model
-from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, Value, format_value
+from pytest_aorta.verdict.metrics import Origin, Tolerance, Value, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 
 
@@ -71,6 +71,7 @@ class NotApplicable(StrEnum):
     NOT_REPRODUCIBLE = "bitwise comparison needs deterministic mode"
     ENVIRONMENT = "bitwise comparison needs the same versions and device"
     NOISY = "the baseline's launches were too noisy"
+    UNDECLARED = "present; a tolerance marker with a sign compares it"
 
 
 # Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
@@ -162,7 +163,7 @@ class Verdict(Model, frozen=True):
     @property
     def is_beyond(self) -> bool:
         """Return True if the metric got worse by more than the tolerance, decided or not."""
-        worse = METRICS[self.metric].worse if self.metric in METRICS else 1
+        worse = metric_of(self.metric, self.tolerance.direction).worse
         return self.delta is not None and worse * self.delta > (self.tolerance.value or 0.0)
 
     @property
@@ -186,8 +187,7 @@ class Verdict(Model, frozen=True):
 
     def cells(self) -> tuple[str, ...]:
         """Return a row of the summary: metric, value, baseline, change, tolerance, launches, outcome."""
-        # The metrics of a comparison step by step are not in the table and have no unit.
-        unit = METRICS[self.metric].unit if self.metric in METRICS else ""
+        unit = metric_of(self.metric).unit
         values = (format_value(shown, unit, exact=self.tolerance.is_exact) for shown in (self.value, self.baseline))
         return self.metric, *values, self.change, str(self.tolerance), str(self.launches), self.label
 
@@ -196,7 +196,7 @@ class Verdict(Model, frozen=True):
         """Return the change as text, with its interval if the interval is known."""
         if self.delta is None:
             return "-"
-        scale = METRICS[self.metric].scale if self.metric in METRICS else Scale.RELATIVE
+        scale = metric_of(self.metric).scale
         text = format_change(self.delta, scale)
         if self.low is None or self.high is None:
             return text

@@ -11,7 +11,7 @@ from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.operators import OperatorCapture
 from pytest_aorta.worker.overlap import capture_overlap, profiled
 from pytest_aorta.worker.recorder import Recorder, record_optimizer_steps, recorder
-from pytest_aorta.worker.simulation import drop_data, is_simulated, peak_memory
+from pytest_aorta.worker.simulation import drop_data, is_simulated, peak_memory, without_data
 from pytest_aorta.worker.spans import Handle, StreamSpans, Transfer
 from pytest_aorta.worker.timing import Delay, StepTimer, measure
 from pytest_aorta.worker.weight_hash import (
@@ -54,4 +54,5 @@ __all__ = [
     "profiled",
     "record_optimizer_steps",
     "recorder",
+    "without_data",
 ]

@@ -9,9 +9,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -103,6 +105,23 @@ def flight_records(dump: str) -> list[dict[str, Any]] | None:
     """Return the entries of a flight recorder of torch; None where this rank has not loaded the recorder."""
     found = getattr(sys.modules.get("torch._C._distributed_c10d"), dump, None)
     return None if found is None else json.loads(found(includeCollectives=True, onlyActive=False)).get("entries", [])
+
+
+def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
+    """Return the median number of collectives that this rank began in steps; None if torch has not recorded them.
+
+    ``spans_ns`` are the begin and end of each step by ``time.time_ns``.
+    """
+    dumps = (flight_records(name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
+    entries = [entry for found in dumps for entry in found or ()]
+    if not entries or not spans_ns:
+        return 0.0
+    created_ns = sorted(entry["time_created_ns"] for entry in entries if not entry["is_p2p"])
+    # The record is a ring, which may have lost the begin of its first step.
+    is_whole = any(entry["record_id"] == 0 for entry in entries)
+    covered = [span for span in spans_ns if is_whole or span[0] >= created_ns[0]]
+    counts = [bisect_right(created_ns, end) - bisect_left(created_ns, begin) for begin, end in covered]
+    return float(median_low(counts)) if counts else None
 
 
 def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:

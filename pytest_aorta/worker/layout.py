@@ -132,6 +132,16 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
+def layout_of(tensor: torch.Tensor) -> str:
+    """Return where in its logical tensor a DTensor's part lies; empty for other tensors, and where each rank has all.
+
+    A plain tensor may be a part too, as of FSDP1 or ZeRO.
+    """
+    if not is_dtensor(tensor) or all(place.is_replicate() for place in tensor.placements):
+        return ""
+    return f"{tuple(map(str, tensor.placements))} at {tensor.device_mesh.get_coordinate()}"
+
+
 def local_grids(name: str, tensor: DTensor) -> tuple[Grid, ...]:
     """Return the one or two grids at which this rank's part of ``tensor`` may lie; see :func:`_placed_grids`.
 

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import math
 import os
+import random
 import runpy
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,7 +23,8 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
-from pytest_aorta.plan.launch_plan import read_plan
+from pytest_aorta.plan.launch_plan import StepRecording, read_plan
+from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.result.folder import OUTPUT_LOG, PLAN_FILE, RESULT_FILE
@@ -30,6 +33,7 @@ from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import environment_facts, python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.timing import Progress, run_canary
@@ -49,11 +53,19 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     plan = read_plan(run_dir / PLAN_FILE)
     if is_simulated():
         simulate_world()
+    if planted := Planted.read(os.environ):
+        plant(planted)
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
+    sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
     if program := plan.program():
         pid = os.getpid()
         recorder.watch_optimizers()
+        adapter = plan.adapter(int(os.environ["RANK"]))
+        if plan.record is not None:
+            record_script(plan.record)
+        elif adapter is None:
+            recorder.observe(is_asked=False)
         _run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
@@ -62,7 +74,6 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         tracer = python_tracer()
         leave()
         _refuse_leaks(plan.reference)
-        adapter = plan.adapter(int(os.environ["RANK"]))
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
         recorder.refuse_non_finite()
         if recorded is None:
@@ -71,7 +82,8 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             recorded = _checked(recorded, recorder.named_parameters(), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device, tracer)
-        _leave_process_groups()
+        if not recorder.is_observing:
+            _leave_process_groups()
         return
     if plan.spec is None:
         raise ValueError(f"{run_dir / PLAN_FILE} names neither a script nor a workload")
@@ -128,8 +140,25 @@ def _load_workload(spec: WorkloadSpec) -> type[Workload]:
     return found
 
 
+def record_script(record: StepRecording) -> None:
+    """Record the steps of the script that runs next in this process; set seeds and deterministic algorithms if asked.
+
+    Each rank has a seed of its own, so that ranks that draw their data draw different data.
+    """
+    if record.deterministic:
+        seed = int(os.environ["RANK"])
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        torch.use_deterministic_algorithms(True)
+    # A script that uses the recorder records its steps itself.
+    recorder.observe(warmup=record.warmup, hash_weights=record.hash_weights, is_asked=False)
+
+
 def _run_script(script: str, args: list[str]) -> None:
     """Run a file or a dotted module as ``__main__`` with ``args``, and keep its globals alive.
+
+    A module is looked for in ``src`` too, where a package that is not installed has its own folder.
 
     Raises:
         SystemExit: The script exited with a code other than 0.
@@ -140,6 +169,8 @@ def _run_script(script: str, args: list[str]) -> None:
             sys.path.insert(0, str(Path(script).resolve().parent))
             _kept.append(runpy.run_path(script, run_name="__main__"))
         else:
+            if (Path("src") / script.partition(".")[0]).exists():
+                sys.path.insert(0, str(Path("src").resolve()))
             _kept.append(runpy.run_module(script, run_name="__main__", alter_sys=True))
     except SystemExit as error:
         # The frames of the traceback hold the script's globals.
@@ -193,11 +224,13 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device, trace
         if tracer:
             result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
         _write_result(folder, result)
-    if dist.is_initialized():
+    # Ranks of an unedited script may end at any time, and some may have left the group.
+    if dist.is_initialized() and not recorder.is_observing:
         dist.barrier()
         if result is not None and result.canary_before:
             _write_result(folder, result.replace(canary_after=run_canary(device)))
             dist.barrier()
+    if dist.is_initialized():
         # Only this private table lists every group. Without the table, only the default group is kept.
         _kept.extend(getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None}))
 

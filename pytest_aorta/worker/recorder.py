@@ -15,30 +15,28 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
-from pytest_aorta.worker.accelerator import own_device
+from pytest_aorta.worker.accelerator import memory_in_use, on_accelerator, own_device
 from pytest_aorta.worker.costs import StepCounter
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
+from pytest_aorta.worker.observing import STEPS_TO_COUNT, Observer
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.timing import StepTimer, run_canary
 from pytest_aorta.worker.weight_hash import hash_parameters, logical_name
 
-# The warm-up steps that costs need: one that is counted, and one that settles after it.
-_STEPS_TO_COUNT = 2
 _NOT_COUNTED = (
-    f"costs are counted in a warm-up step, and there are fewer than {_STEPS_TO_COUNT}: call "
-    f"recorder.start(warmup={_STEPS_TO_COUNT}) before the first step, and run as many steps more"
+    f"costs are counted in a warm-up step, and there are fewer than {STEPS_TO_COUNT}: call "
+    f"recorder.start(warmup={STEPS_TO_COUNT}) before the first step, and run as many steps more"
 )
 
 # Hashes of each parameter show where launches differ; those of many steps would make a large result.
@@ -71,7 +69,11 @@ class Recorder:
         self._canary_before: dict[str, float] = {}
         self._capture: Profile | None = None
         self._optimizers = Optimizers()
+        self._is_watching = False
+        self._num_optimized = 0
         self._counter: StepCounter | None = None
+        self._observer: Observer | None = None
+        self._is_observer_asked = False
 
     def start(self, device: torch.device | None = None, *, warmup: int = 0) -> None:
         """Set the device of the steps and the number of warm-up steps; collective.
@@ -87,14 +89,55 @@ class Recorder:
         """
         if self._timer is not None:
             raise RuntimeError("recorder.start() was called twice, or after the first recorder.step()")
+        self._leave_steps_to_script()
         self._device = device if device is not None else own_device()
         self._timer, self._warmup_left = StepTimer(self._device), warmup
         self.watch_optimizers()
         self._canary_before = run_canary(self._device)
 
     def watch_optimizers(self) -> None:
-        """Check the parameters of the optimizers that step from now on; see :meth:`refuse_non_finite`."""
-        self._optimizers.follow(is_recorded=self._timer is not None)
+        """Check the parameters of the optimizers that step from now on; see :meth:`refuse_non_finite`.
+
+        Until the first recorded step, the parameters are checked after steps 1, 2, 4, 8 and so on. Nothing is recorded
+        where a log is read, so these checks cost little of the times in the log.
+        """
+        if not self._is_watching:
+            register_optimizer_step_post_hook(self._note)
+        self._is_watching = True
+
+    def _note(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        if self._observer is not None:
+            return
+        self._optimizers.add(optimizer)
+        self._num_optimized += 1
+        if self._timer is None and self._num_optimized.bit_count() == 1:
+            self._optimizers.look(f"step {self._num_optimized}")
+
+    def observe(self, *, warmup: int = 3, hash_weights: bool = False, is_asked: bool = True) -> None:
+        """Record the steps of an unedited script, as :func:`record_optimizer_steps` does.
+
+        If it was not asked for, this ends without a word where the script records its steps itself.
+        """
+        self._observer = self._observer or Observer()
+        self._observer.warmup, self._observer.hash_weights = warmup, hash_weights
+        self._is_observer_asked = is_asked
+        self._observer.start()
+
+    def _leave_steps_to_script(self) -> None:
+        """End the observation, since the script records its steps itself.
+
+        Raises:
+            RuntimeError: Steps of an optimizer were recorded by :func:`record_optimizer_steps`.
+        """
+        if self._observer is None:
+            return
+        if self._is_observer_asked and self._observer.num_steps:
+            raise RuntimeError(
+                "recorder.step() was called under record_optimizer_steps(), which records all steps of optimizers: "
+                "use one of the two"
+            )
+        self._observer.stop()
+        self._observer = None
 
     @contextmanager
     def step(self, *, tokens: int = 0) -> Iterator[None]:
@@ -109,7 +152,7 @@ class Recorder:
         if self._is_in_step:
             raise RuntimeError(
                 "recorder.step() was called inside of another step, whose time would count twice: do not call it "
-                "around micro-batches, nor under record_optimizer_steps(), which records all steps"
+                "around micro-batches"
             )
         if self._timer is None:
             self.start()
@@ -124,7 +167,8 @@ class Recorder:
         finally:
             self._is_in_step = False
             self._warmup_left -= self._is_warming_up
-        self._optimizers.look()
+        num_steps = self._timer.num_steps
+        self._optimizers.look(f"measured step {num_steps}" if num_steps else "a warm-up step")
         if not self._is_warming_up:
             self._tokens += tokens
 
@@ -134,7 +178,7 @@ class Recorder:
         if not self._is_warming_up:
             return self._timer.step()
         # The last warm-up step follows the counted one, so that the timed steps begin without the profiler's end.
-        if self._warmup_left != _STEPS_TO_COUNT:
+        if self._warmup_left != STEPS_TO_COUNT:
             return nullcontext()
         self._counter = StepCounter(self._device)
         return self._counter.step()
@@ -171,7 +215,7 @@ class Recorder:
                 f"recorder.weights: got a {type(model).__name__}, allowed is a torch.nn.Module, or several in a "
                 f"torch.nn.ModuleList"
             )
-        steps = len(self._timer.step_times_ms()) if self._timer else 0
+        steps = self._num_steps
         rank = int(os.environ.get("RANK", "0"))
         inner = getattr(model, "_orig_mod", model)
         model = inner.module if isinstance(inner, DistributedDataParallel) else model
@@ -179,7 +223,7 @@ class Recorder:
         if is_simulated():
             return
         self.refuse_non_finite()
-        refuse_parameters(model.named_parameters(), rank, f"after measured step {steps}")
+        refuse_parameters(model.named_parameters(), rank, f"after {self._step_word} {steps}")
         self.hash_weights(steps, model.named_parameters())
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -187,8 +231,17 @@ class Recorder:
 
         There are none if the script has dropped these objects.
         """
-        model = self._model()
-        return self._optimizers.named() if model is None else model.named_parameters()
+        model, optimizers = self._model(), self._observer.optimizers if self._observer else self._optimizers
+        return optimizers.named() if model is None else model.named_parameters()
+
+    @property
+    def _num_steps(self) -> int:
+        return self._observer.num_steps if self._observer else self._timer.num_steps if self._timer else 0
+
+    @property
+    def _step_word(self) -> str:
+        """The word for a step with a number; those of an unedited script are counted as its user counts them."""
+        return "step" if self._observer else "measured step"
 
     def refuse_non_finite(self) -> None:
         """Check the losses, the gradient norms, and the parameters after each step; not collective.
@@ -200,11 +253,13 @@ class Recorder:
         """
         if is_simulated():
             return
-        rank, steps = int(os.environ.get("RANK", "0")), len(self._timer.step_times_ms()) if self._timer else 0
+        rank, steps = int(os.environ.get("RANK", "0")), self._num_steps
         # A loss is NaN before the weights are, so the loss shows the first bad step.
         refuse_series("loss", [float(value) for value in self._loss], rank, steps)
         refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
-        self._optimizers.refuse(rank, steps)
+        self._optimizers.refuse(rank)
+        if self._observer is not None:
+            self._observer.refuse(rank)
 
     def _series(self, name: str, series: list[float | torch.Tensor], value: float | torch.Tensor) -> None:
         if isinstance(value, torch.Tensor) and value.numel() != 1:
@@ -256,9 +311,14 @@ class Recorder:
         self._tensor_hashes[kind] = hashes
 
     @property
+    def is_observing(self) -> bool:
+        """Whether the steps are those of an unedited script, whose ranks may not all arrive at its end."""
+        return self._observer is not None
+
+    @property
     def device(self) -> torch.device:
         """The device of the steps; the CPU before the first step."""
-        return self._device
+        return self._observer.device if self._observer else self._device
 
     def overlap(self, capture: Profile) -> None:
         """Record the capture of :func:`~pytest_aorta.worker.capture_overlap`, with its metrics."""
@@ -272,42 +332,87 @@ class Recorder:
         """Return everything recorded so far.
 
         Raises:
-            RuntimeError: The script has recorded no step.
+            RuntimeError: The script has recorded no step; the message names the cause.
         """
+        if self._observer is not None:
+            return self._observed(self._observer)
         times = self._timer.step_times_ms() if self._timer else []
         if self._timer is None or not times:
             raise RuntimeError(
-                "the script recorded no step: wrap each training step in `with recorder.step():`, or let an optimizer "
-                "step after record_optimizer_steps(), as the script does that `aorta init SCRIPT` writes; and run more "
-                "steps than the warm-up has"
+                "the script recorded no step: run more steps than the warm-up has, and record each of them in "
+                "`with recorder.step():`"
             )
+        costs = Costs(problem=_NOT_COUNTED) if self._counter is None else self._counter.costs()
         throughput = {"tokens_per_s": 1000 * self._tokens / sum(times)} if self._tokens else {}
-        result = RankResult(
+        values = {"loss": self._loss, "grad_norm": self._grad_norm}
+        result = self._result_of(self._timer, self._began_s, throughput, costs, **values)
+        return result if self._capture is None else result.with_profile(self._capture)
+
+    def _observed(self, observer: Observer) -> RankResult:
+        """Return everything recorded of an unedited script, whose times are those of its main optimizer."""
+        observer.end()
+        main = observer.main
+        if main is None and observer.is_without_training:
+            return self._whole(observer)
+        if main is None:
+            raise RuntimeError(f"the script recorded no step: {observer.absence()}")
+        # Values that the script itself records after each step are those of all steps.
+        own = [
+            [values[step - 1] for step in main.timed] if len(values) == main.num_steps else values
+            for values in (self._loss, self._grad_norm)
+        ]
+        costs = Costs(problem=_NOT_COUNTED) if main.counter is None else main.counter.costs()
+        result = self._result_of(main.timer, observer.began_s, {}, costs, loss=own[0], grad_norm=own[1])
+        return result.replace(series=observer.series())
+
+    def _whole(self, observer: Observer) -> RankResult:
+        """Return the measurements of a script that trains nothing, as one step: its wall time and its memory."""
+        device, wall_s = own_device(), time.perf_counter() - observer.began_s
+        peak = {"peak_memory_bytes": torch.accelerator.max_memory_allocated(device)} if on_accelerator(device) else {}
+        return RankResult(
+            passed=not self._failures,
+            failure_count=len(self._failures),
+            failures=self._failures,
+            configured_iterations=1,
+            total_iterations=1,
+            step_times_ms=[1000 * wall_s],
+            elapsed_sec=wall_s,
+            metrics=self._metrics | peak,
+            environment=environment_facts(device),
+            memory_bytes=[memory_in_use(device)],
+            costs=Costs(problem="the script steps no optimizer, so it has no step whose costs could be counted"),
+        )
+
+    def _result_of(
+        self,
+        timer: StepTimer,
+        began_s: float,
+        throughput: dict[str, float],
+        costs: Costs,
+        *,
+        loss: Sequence[float | torch.Tensor],
+        grad_norm: Sequence[float | torch.Tensor],
+    ) -> RankResult:
+        times = timer.step_times_ms()
+        return RankResult(
             passed=not self._failures,
             failure_count=len(self._failures),
             failures=self._failures,
             configured_iterations=len(times),
             total_iterations=len(times),
             step_times_ms=times,
-            elapsed_sec=time.perf_counter() - self._began_s,
+            elapsed_sec=time.perf_counter() - began_s,
             metrics=throughput | self._metrics,
             weight_hashes=self._weight_hashes,
-            loss=self._of_steps(self._loss, len(times)),
-            grad_norm=self._of_steps(self._grad_norm, len(times)),
-            environment=environment_facts(self._device),
-            collective_ms=self._timer.collective_ms(),
-            memory_bytes=self._timer.memory_bytes(),
+            loss=[float(value) for value in loss],
+            grad_norm=[float(value) for value in grad_norm],
+            environment=environment_facts(timer.device),
+            collective_ms=timer.collective_ms(),
+            memory_bytes=timer.memory_bytes(),
             canary_before=self._canary_before,
             tensor_hashes=self._tensor_hashes,
-            costs=Costs(problem=_NOT_COUNTED) if self._counter is None else self._counter.costs(),
+            costs=costs,
         )
-        return result if self._capture is None else result.with_profile(self._capture)
-
-    def _of_steps(self, series: list[float | torch.Tensor], num_steps: int) -> list[float]:
-        values = [float(value) for value in series]
-        # If steps end at an optimizer's step, a value recorded after it falls into the step that has begun. Then the
-        # first value is that of the last warm-up step.
-        return values[1:] if self._is_in_step and len(values) == num_steps + 1 else values
 
 
 recorder = Recorder()
@@ -316,55 +421,15 @@ recorder = Recorder()
 def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> None:
     """Record the steps of the script that runs next in this process; call this before the script makes its optimizer.
 
-    A recorded step lasts from one step of the optimizer to the next, so it includes loading a batch. The time before
-    the optimizer's first step and the time after its last step are not recorded. If a script has several optimizers,
-    the recorder follows the optimizer that steps first. An iteration in which a ``GradScaler`` skips the optimizer is
-    part of the next recorded step.
+    A step lasts from one step of an optimizer to its next, so it includes loading a batch. Steps are counted from the
+    optimizer's first one, whose time is not known; the time after the last one is not recorded. Each optimizer has
+    times, losses, gradient norms and weights of its own. The loss of a step is the sum of the tensors whose
+    ``backward()`` was called in it, its gradient norm is what ``torch.nn.utils.clip_grad_norm_`` returned. An iteration
+    in which a ``GradScaler`` skips the optimizer is part of the next step. Nothing is collective.
 
     Args:
-        warmup: Number of steps that are not recorded, after the optimizer's first one.
-        hash_weights: Whether to record the hash of the optimizer's parameters after the measured steps 1, 2, 4, 8 and
-            so on, outside of the times; collective. The script has to set its seeds.
+        warmup: Number of steps that are not timed, after the optimizer's first one.
+        hash_weights: Whether to record the hash of each rank's parts of the parameters after steps 1, 2, 4, 8 and so
+            on, and after the last one, outside of the times. The script has to set its seeds.
     """
-    register_optimizer_step_post_hook(_Follower(recorder, warmup, hash_weights))
-
-
-class _Follower:
-    """Hook that records the steps of one optimizer; torch calls the hook after each step of any optimizer."""
-
-    def __init__(self, recorder: Recorder, warmup: int, hash_weights: bool) -> None:
-        self._recorder = recorder
-        self._warmup = warmup
-        self._hash_weights = hash_weights
-        self._followed: torch.optim.Optimizer | None = None
-        self._step: AbstractContextManager[None] | None = None
-        self._num_steps = 0
-        self._group: dist.ProcessGroup | None = None
-
-    def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        """End a recorded step and begin the next, if ``optimizer`` is the followed optimizer."""
-        if self._followed is None:
-            self._followed = optimizer
-        if optimizer is not self._followed:
-            return
-        if self._step is None:
-            self._recorder.start(warmup=self._warmup)
-            # Keep the group: gloo's destructor can deadlock, and would run when the script drops its last reference.
-            self._group = dist.group.WORLD if dist.is_initialized() else None
-        else:
-            self._step.__exit__(None, None, None)
-            self._num_steps += 1
-            measured = self._num_steps - self._warmup
-            # Hashes at powers of two cost little in a long run, and equal runs have hashes of the same steps.
-            if self._hash_weights and not is_simulated() and measured > 0 and measured.bit_count() == 1:
-                groups = enumerate(optimizer.param_groups)
-                named = [
-                    (f"{number}.{place}", part)
-                    for number, group in groups
-                    for place, part in enumerate(group["params"])
-                ]
-                self._recorder.refuse_non_finite()
-                self._recorder.hash_weights(measured, named)
-        # After the optimizer's last step, this step stays open, so that the end of the script is not measured.
-        self._step = self._recorder.step()
-        self._step.__enter__()
+    recorder.observe(warmup=warmup, hash_weights=hash_weights)

@@ -33,7 +33,7 @@ _c10d: Any = dist.distributed_c10d
 # Names of padded parameters that a result keeps.
 _NAMED = 4
 # The tracker of this rank's memory, on tensors without data.
-_memory: list[_Memory] = []
+_memory: list[TensorMemory] = []
 _without_data = ExitStack()
 # The methods of process groups that request a collective, whose groups a trace does not name. Torch 2.13 has added
 # those with `single`; the names with `base` and `tensor` go with torch 2.12.
@@ -137,16 +137,24 @@ def drop_data() -> None:
     Raises:
         RuntimeError: This version of torch lacks fake tensors.
     """
-    if not is_simulated():
-        return
+    if is_simulated():
+        _memory.append(_without_data.enter_context(without_data()))
+
+
+@contextmanager
+def without_data() -> Iterator[TensorMemory]:
+    """Give tensors that the body makes no data, and count the bytes that the data would need.
+
+    Raises:
+        RuntimeError: This version of torch lacks fake tensors.
+    """
     try:
         from torch._subclasses.fake_tensor import FakeTensorMode
     except ImportError as error:
         raise _lacking("FakeTensorMode of torch._subclasses.fake_tensor", error) from None
-    memory = _Memory()
-    _memory.append(memory)
-    for entered in (memory.follows_resizing(), FakeTensorMode(allow_non_fake_inputs=True), memory):
-        _without_data.enter_context(entered)
+    memory = TensorMemory()
+    with memory.follows_resizing(), FakeTensorMode(allow_non_fake_inputs=True), memory:
+        yield memory
 
 
 def restore_data() -> None:
@@ -200,8 +208,13 @@ def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]
     )
 
 
-class _Memory(TorchDispatchMode):
-    """Sum of the storages of all tensors that operators return, while the storages live; in bytes."""
+class TensorMemory(TorchDispatchMode):
+    """Sum of the storages of all tensors that operators return, while the storages live; in bytes.
+
+    Attributes:
+        current: the sum now.
+        peak: the largest sum so far; callers may set it back.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,8 +64,22 @@ class Progress:
 
     def advance(self, steps: int = 1) -> None:
         """Count more entered steps."""
-        self._count += steps
-        self._bytes[:8] = self._count.to_bytes(8, "little")
+        self.enter(self._count + steps)
+
+    def enter(self, step: int) -> None:
+        """Set the number of the entered step, counted from 1."""
+        self._count = step
+        self._bytes[:8] = step.to_bytes(8, "little")
+
+
+@dataclass
+class _OpenStep:
+    """A step that has begun, with the stretches that do not count."""
+
+    memory_bytes: list[int]
+    began_ns: int
+    begin: Moment
+    pauses: list[tuple[Moment, Moment]] = field(default_factory=list)
 
 
 class StepTimer:
@@ -75,10 +90,11 @@ class StepTimer:
     ``cpu`` the host's monotonic clock times each step.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._progress = Progress()
-        self._moments: list[tuple[Moment, Moment]] = []
+    def __init__(self, device: torch.device, *, has_progress: bool = True) -> None:
+        self.device = device
+        self._progress = Progress() if has_progress else None
+        self._open: _OpenStep | None = None
+        self._moments: list[tuple[Moment, Moment, list[tuple[Moment, Moment]]]] = []
         self._times_ms: list[float] = []
         self._began_ns: list[int] = []
         self._ended_ns: list[int] = []
@@ -87,21 +103,53 @@ class StepTimer:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time the body as one step; a body that raises adds no time."""
-        self._progress.advance()
+        self.open()
+        yield
+        self.close()
+
+    def open(self) -> None:
+        """Begin a step."""
+        if self._progress is not None:
+            self._progress.advance()
         if not self._began_ns:
             begin_measured_steps()
-        memory_bytes = [memory_in_use(self._device)] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
-        began_ns = time.time_ns()
-        begin = now(self._device)
-        yield
-        self._moments.append((begin, now(self._device)))
+        memory_bytes = [memory_in_use(self.device)] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
+        self._open = _OpenStep(memory_bytes, time.time_ns(), now(self.device))
+
+    def close(self) -> bool:
+        """End the step that has begun, and return whether there was one."""
+        if (step := self._open) is None:
+            return False
+        self._moments.append((step.begin, now(self.device), step.pauses))
         self._ended_ns.append(time.time_ns())
-        self._began_ns.append(began_ns)
-        self._memory_bytes += memory_bytes
+        self._began_ns.append(step.began_ns)
+        self._memory_bytes += step.memory_bytes
+        self._open = None
+        return True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the body out of the time of the step that has begun, if there is one."""
+        step, begin = self._open, now(self.device)
+        yield
+        if step is not None:
+            step.pauses.append((begin, now(self.device)))
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps that have ended."""
+        return len(self._ended_ns)
+
+    @property
+    def spans_ns(self) -> list[tuple[int, int]]:
+        """When the host entered and left each step, on the clock of ``time.time_ns``."""
+        return list(zip(self._began_ns, self._ended_ns, strict=True))
 
     def step_times_ms(self) -> list[float]:
         """Return every step's duration in order, in milliseconds, and wait for the device."""
-        self._times_ms += [elapsed_ms(*moments) for moments in self._moments]
+        self._times_ms += [
+            elapsed_ms(begin, end) - sum(elapsed_ms(*pause) for pause in pauses) for begin, end, pauses in self._moments
+        ]
         self._moments.clear()
         return list(self._times_ms)
 
@@ -113,7 +161,7 @@ class StepTimer:
         computed later from the files of all ranks. Call this after :meth:`step_times_ms` and before leaving the process
         group.
         """
-        if not on_accelerator(self._device):
+        if not on_accelerator(self.device):
             _leave_arrivals(self._began_ns, self._ended_ns)
             return []
         return _waits_of_steps_ms(_recorded_collectives(), self._began_ns, self._ended_ns)

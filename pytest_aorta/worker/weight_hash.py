@@ -38,8 +38,9 @@ import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
 from pytest_aorta.common.text import brief
+from pytest_aorta.result.series import LocalWeights
 from pytest_aorta.worker.accelerator import group_device
-from pytest_aorta.worker.layout import Axis, Grid, is_dtensor, local_grids
+from pytest_aorta.worker.layout import Axis, Grid, is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.simulation import is_simulated
 
 _Group: TypeAlias = dist.ProcessGroup | None
@@ -168,6 +169,60 @@ def hash_local(name: str, tensor: torch.Tensor) -> str:
     piece = _dtensor_or_replica(name, _detached(name, tensor))
     [sums] = _logical_sums([piece.signature], _local_facts([piece])[None, None].cpu())
     return _digest((piece.signature, sums)).hex()
+
+
+class LocalHashes:
+    """Hashes of this rank's own parts of tensors after steps, which are read from the device only at the end.
+
+    Whether a tensor has replicas on other ranks is not assumed: the hashes of all ranks show it. Not collective.
+    """
+
+    def __init__(self, most_by_tensor: int) -> None:
+        """Keep the hashes of single tensors for the first ``most_by_tensor`` steps, and for the last one."""
+        self._most_by_tensor = most_by_tensor
+        self._steps: dict[int, tuple[list[_LocalSignature], torch.Tensor]] = {}
+        self._problem = ""
+
+    def add(self, step: int, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Hash tensors after a step, unless it has a hash; a tensor that can't be hashed is a problem of the record."""
+        if step in self._steps:
+            return
+        signatures, sums = [], []
+        for name, tensor in sorted((logical_name(name), tensor) for name, tensor in named):
+            try:
+                part = local_part(_detached(name, tensor))
+                sums.append(tensor_sums(part, Grid.of(Axis(part.numel(), range(part.numel())))))
+            except ValueError as error:
+                self._problem = f"{name} is not hashed: {error}"
+                continue
+            signatures.append(_LocalSignature(name, str(part.dtype), tuple(part.shape), layout_of(tensor)))
+        if sums:
+            self._steps[step] = signatures, _stacked(sums)
+
+    def digests(self) -> LocalWeights:
+        """Return the hashes of all steps, and wait for the device."""
+        rows = {
+            step: [_digest((signature, *pair)).hex() for signature, pair in zip(signatures, sums.tolist(), strict=True)]
+            for step, (signatures, sums) in self._steps.items()
+        }
+        last = self._steps[max(rows)][0] if rows else []
+        by_tensor = [step for step in rows if self._steps[step][0] == last]
+        kept = {*by_tensor[: self._most_by_tensor], *by_tensor[-1:]}
+        return LocalWeights(
+            names=[signature.name for signature in last],
+            shapes=[list(signature.shape) for signature in last],
+            layouts=[signature.layout for signature in last],
+            tensors={str(step): row for step, row in rows.items() if step in kept},
+            hashes={str(step): _digest(row).hex() for step, row in rows.items()},
+            problem=self._problem,
+        )
+
+
+class _LocalSignature(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: str
 
 
 class _Signature(NamedTuple):

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from pytest_aorta.common.files import write_text
 from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
 from pytest_aorta.result.folder import TELEMETRY_FILE
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Profile, StepOverlap
 from pytest_aorta.worker.accelerator import device_kind, on_accelerator
 
 
@@ -179,7 +180,8 @@ class Telemetry:
         A line contains ``step`` (from 0), ``step_time_ms`` and, if known, ``loss``, ``grad_norm`` and the value of each
         series. Lines of captured steps also contain ``stream_ms`` by lane, ``utilisation`` (compute as a fraction of
         the step), ``hidden_comm_ms``, ``exposed_comm_ms``, ``hidden_ms`` by collective and ``segments``:
-        ``[begin_ms, end_ms]`` by lane.
+        ``[begin_ms, end_ms]`` by lane. If no step is captured, a line for each profiled step follows those of the
+        measured steps, with these facts but segments.
 
         Raises:
             ValueError: The length of a series differs from the number of steps, or a value is NaN or infinite.
@@ -189,7 +191,13 @@ class Telemetry:
         # A script may record losses of only some steps, and the result does not contain the numbers of these steps.
         recorded = {"loss": result.loss, "grad_norm": result.grad_norm}
         columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | series
-        lines = _lines(result.step_times_ms, columns, self.captures)
+        lines: Iterable[dict[str, Any]] = _lines(result.step_times_ms, columns, self.captures)
+        if not self.captures:
+            profiled = enumerate(result.profile.steps, num_steps)
+            lines = chain(
+                lines,
+                ({"step": number, "step_time_ms": step.step_ms} | _of_step(step) for number, step in profiled),
+            )
         path = folder / TELEMETRY_FILE
         write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), durable=False)
         return path
@@ -219,6 +227,11 @@ def _lines(
 
 def _of_capture(capture: Profile) -> dict[str, Any]:
     (step,) = capture.steps
+    segments = {name: rows[:MAX_SEGMENTS] for name, rows in capture.timeline.items()}
+    return _of_step(step) | {"segments": segments}
+
+
+def _of_step(step: StepOverlap) -> dict[str, Any]:
     return {
         "stream_ms": {"compute": step.compute_ms, "copy": step.copy_ms}
         | {kind: time.total_ms for kind, time in step.collectives.items()},
@@ -226,5 +239,4 @@ def _of_capture(capture: Profile) -> dict[str, Any]:
         "hidden_comm_ms": step.hidden_comm_ms,
         "exposed_comm_ms": round(step.exposed_comm_ms, 6),
         "hidden_ms": {kind: time.hidden_ms for kind, time in step.collectives.items()},
-        "segments": {name: rows[:MAX_SEGMENTS] for name, rows in capture.timeline.items()},
     }

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import DistributedWorld
+from tests.distributed.processes import START_S
+from tests.unit.builders import make_plan
 
 # On CUDA, a step takes the device about twice as long as a late host takes to enqueue it. Otherwise step times are
 # those of the host, which vary by several percent between launches on shared machines.
@@ -89,6 +94,23 @@ def config_of(distributed_world: DistributedWorld) -> Callable[[str], dict[str, 
     return lambda kind: dict(CONFIGS[kind][distributed_world.device])
 
 
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ForkServers:
+    """The fork servers of this run, which serve plans whose working folder is the repository too.
+
+    One is started, because a launch's time limit would include the import of torch.
+    """
+    servers: ForkServers = request.config.stash[RUN].session.forkservers
+    folder = tmp_path_factory.mktemp("start")
+    (folder / "empty.py").touch()
+    plan = make_plan(
+        folder / "run", script=str(folder / "empty.py"), timeout_s=START_S, cwd=request.config.rootpath,
+        launcher=LauncherKind.FORKSERVER,
+    )  # fmt: skip
+    assert servers.launch(plan).launcher == LauncherKind.FORKSERVER
+    return servers
+
+
 @pytest.fixture
 def inner(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
     """A function that runs pytest, in a process of its own, on the source of a test file."""
@@ -109,7 +131,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def captured_steps(distributed_world: DistributedWorld) -> Callable[[WorkloadResult], list[list[dict[str, Any]]]]:
-    """A function that reads, for each rank of a launch, the lines of its telemetry that contain spans."""
+    """A function that reads, for each rank of a launch, the lines of its telemetry that have overlap."""
 
     def read(result: WorkloadResult) -> list[list[dict[str, Any]]]:
         launch = distributed_world.launcher.find(result)
@@ -117,7 +139,8 @@ def captured_steps(distributed_world: DistributedWorld) -> Callable[[WorkloadRes
         folder = launch.plan.run_dir
         texts = [(folder / "ranks" / str(rank) / "telemetry.jsonl").read_text() for rank in range(result.world_size)]
         lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
-        assert {len(steps) for steps in lines} == {result.total_iterations}
-        return [[step for step in steps if "stream_ms" in step] for steps in lines]
+        assert all([row["step"] for row in rows] == [*range(len(rows))] for rows in lines)
+        assert min(map(len, lines)) >= result.total_iterations
+        return [[row for row in rows if "stream_ms" in row] for rows in lines]
 
     return read

@@ -11,6 +11,9 @@ from pathlib import Path
 
 # Upper limit of the time to start two ranks on two busy cores.
 START_S = 150.0
+# Time limits to reach a hang: the first suffices on idle cores; on busy cores, a launch is repeated with the next.
+HANG_LIMITS_S = (12.0, 24.0, 48.0, 96.0)
+WARM_LIMITS_S = (6.0, 24.0, 96.0)
 
 
 def await_true(condition: Callable[[], object], limit_s: float = START_S) -> None:

@@ -53,6 +53,39 @@ def test_unsuitable_folders_are_refused(workload, given, message):
 """
 
 
+RESTARTS = """
+import pytest
+
+MODEL = {"workload": "llama_fsdp2", "n_layers": 1, "n_kv_heads": 4}
+pytestmark = pytest.mark.world(size=2, device="cpu")
+
+def test_equal(workload):
+    workload.compare_restart(MODEL | {"lr_schedule": {"kind": "cosine", "steps": 5}}, steps=5, after=3)
+
+def test_different(workload):
+    fault = {"kind": "weight_ulp", "step": 1, "rank": 1}
+    workload.compare_restart(MODEL, steps=4, after=2, into={"fault": fault})
+
+@pytest.mark.parametrize("config, after", [
+    (MODEL, 4), (MODEL | {"lr_schedule": {"kind": "linear"}}, 2), ({"workload": "copy_compute"}, 2), ({}, 2),
+])
+def test_refused(workload, config, after):
+    with pytest.raises(Exception) as refused:
+        workload.compare_restart(config, steps=4, after=after)
+    print("refused:", refused.value)
+"""
+
+
+def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner, on_cpu):
+    result = inner(RESTARTS, "--aorta-launcher=forkserver", "-s")
+    result.assert_outcomes(passed=5, failed=1)
+    text = result.stdout.str()
+    assert "weight_hash: regression" in text
+    assert "first in step 3, in 2 of 4 steps" in text
+    for part in ("after is 4", "lr_schedule.steps is null", "no config key load_checkpoint", "at the key 'workload'"):
+        assert f"{part}" in text
+
+
 @pytest.mark.extended
 def test_a_checkpoint_of_four_ranks_goes_on_in_two(inner, on_cpu):
     inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=7)

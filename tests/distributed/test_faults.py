@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.leases import holders
-from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workloads import find_workload, resolve_config
@@ -28,7 +27,9 @@ from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 from tests.distributed.processes import (
+    HANG_LIMITS_S,
     START_S,
+    WARM_LIMITS_S,
     await_true,
     is_alive,
     mentioning,
@@ -73,8 +74,6 @@ HANGS = {
     "deaf": ("hang in collective", 1, "deaf ("),
     "grandchildren": ("hang in collective", 1, "grandchildren ("),
 }
-# Time limits to reach the fault: the first suffices on idle cores; on busy cores, a launch is repeated with the next.
-HANG_LIMITS_S = (12.0, 24.0, 48.0, 96.0)
 
 
 def make_plan(folder: Path, kind: str, timeout_s: float = START_S) -> LaunchPlan:
@@ -121,13 +120,6 @@ def marks(kind: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.extended] if kind in {*VARIANTS, *WARM, *NIGHTLY} else []
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    servers = ForkServers()
-    yield servers
-    servers.close()
-
-
 @pytest.mark.parametrize(
     ("kind", "launcher"),
     [
@@ -142,7 +134,7 @@ def servers() -> Iterator[ForkServers]:
 def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, servers, kind, launcher):
     expected_kind, rank, part = MATRIX[kind]
     # All share one working directory, since a fork server serves only one.
-    plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=tmp_path.parent)
+    plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=ROOT)
     failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
     assert failure.text.count(part) == 1, failure.text
@@ -183,13 +175,13 @@ model = DistributedDataParallel(torch.nn.Linear(8, 1))
 for step in range(1, 9):
     loss = model(torch.ones(2, 8)).mean()
     if step == 5:
-        Path(f"reached.{rank}").touch()
+        Path(__file__).with_name(f"reached.{rank}").touch()
     if step == 5 and fault == "sleeps" and rank == 1:
         hold()
     if step == 5 and fault == "raises":
         if rank == 0:
             spin()
-        while not Path("reached.0").exists():
+        while not Path(__file__).with_name("reached.0").exists():
             time.sleep(0.01)
         time.sleep(0.5)
         raise ValueError("boom")
@@ -199,11 +191,11 @@ for step in range(1, 9):
 """
 
 
-def ordinary(folder: Path, fault: str, timeout_s: float, launcher: LauncherKind = LauncherKind.TORCHRUN) -> LaunchPlan:
+def ordinary(folder: Path, fault: str, timeout_s: float, launcher: LauncherKind) -> LaunchPlan:
     folder.mkdir()
     (folder / "train.py").write_text(ORDINARY)
     return builders.make_plan(
-        folder / "run", script=str(folder / "train.py"), args=(fault,), config={}, timeout_s=timeout_s, cwd=folder,
+        folder / "run", script=str(folder / "train.py"), args=(fault,), config={}, timeout_s=timeout_s, cwd=ROOT,
         limits=SHORT, launcher=launcher,
     )  # fmt: skip
 
@@ -215,10 +207,10 @@ def ordinary(folder: Path, fault: str, timeout_s: float, launcher: LauncherKind 
         ("skips", "ranks entered different collectives: rank 1 gloo:all_reduce of [[9]] (number "),
     ],
 )
-def test_hang_of_an_ordinary_script_is_named_by_its_collectives(tmp_path, fault, part):
-    for limit_s in HANG_LIMITS_S:
-        plan = ordinary(tmp_path / f"{limit_s:g}", fault, limit_s)
-        failure = failed(plan, limit_s + 60)
+def test_hang_of_an_ordinary_script_is_named_by_its_collectives(tmp_path, servers, fault, part):
+    for limit_s in WARM_LIMITS_S:
+        plan = ordinary(tmp_path / f"{limit_s:g}", fault, limit_s, LauncherKind.FORKSERVER)
+        failure = failed(plan, limit_s + 60, servers.launch)
         # A file that ranks write in step 5 does not tell where they were looked at: they go on until the signal.
         if part in failure.headline:
             break
@@ -226,14 +218,14 @@ def test_hang_of_an_ordinary_script_is_named_by_its_collectives(tmp_path, fault,
     assert part in failure.headline
 
 
-@pytest.mark.parametrize("launcher", [LauncherKind.TORCHRUN, pytest.param(LauncherKind.FORKSERVER, id="warm")])
-def test_stacks_show_where_ranks_were_before_the_signal_that_ended_them(tmp_path, launcher):
+# In CI, the cold launch that hangs above shows its stacks.
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(LauncherKind.TORCHRUN, marks=pytest.mark.extended), pytest.param(LauncherKind.FORKSERVER, id="warm")],
+)
+def test_stacks_show_where_ranks_were_before_the_signal_that_ended_them(tmp_path, servers, launcher):
     plan = ordinary(tmp_path / "raises", "raises", START_S, launcher)
-    servers = ForkServers()
-    try:
-        failure = failed(plan, START_S, servers.launch)
-    finally:
-        servers.close()
+    failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == ("rank exception", 1), failure.text
     assert [frame.function for frame in read_evidence(plan)[0].frames] == ["spin", "<module>"]
 
@@ -262,13 +254,12 @@ def test_hang(workload):
     ("number", "options"),
     [
         (signal.SIGINT, ()),
-        (signal.SIGTERM, ()),
+        (signal.SIGTERM, ("--aorta-launcher=forkserver",)),
         (signal.SIGKILL, ()),
-        (signal.SIGKILL, ("--aorta-launcher=forkserver",)),
         pytest.param(signal.SIGINT, ("--aorta-launcher=forkserver",), marks=pytest.mark.extended),
-        (signal.SIGKILL, ("-n1", "--max-worker-restart=0")),
+        (signal.SIGKILL, ("--aorta-launcher=forkserver", "-n1", "--max-worker-restart=0")),
     ],
-    ids=["SIGINT", "SIGTERM", "SIGKILL", "SIGKILL, warm", "SIGINT, warm", "SIGKILL of a worker of xdist"],
+    ids=["SIGINT", "SIGTERM, warm", "SIGKILL", "SIGINT, warm", "SIGKILL of a worker of xdist, warm"],
 )
 def test_ended_pytest_leaves_no_rank_and_no_lease(tmp_path, monkeypatch, number, options):
     monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))

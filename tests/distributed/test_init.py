@@ -64,7 +64,7 @@ def stranger(tmp_path: Path) -> Path:
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environ |= {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder / "leases")}
+    environ |= {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder.with_name("leases"))}
     command = (sys.executable, "-m", *command)
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=540, check=False)
 
@@ -78,6 +78,42 @@ def test_ddp_script_is_under_test_after_two_commands_and_a_change_fails(stranger
     passed = run(stranger, "pytest")
     assert passed.returncode == 0, passed.stdout
     (stranger / "train.py").write_text(STRANGER.replace("LEARNING_RATE", "1.1e-2"))
+    failed = run(stranger, "pytest")
+    assert failed.returncode == 1
+    assert "weight_hash: regression" in failed.stdout
+
+
+# As in the tutorial on fault tolerance: the script goes on with what the last run has left, and draws without a seed.
+RESUMED = (
+    STRANGER.replace("    torch.manual_seed(0)\n    torch.use_deterministic_algorithms(True)\n", "")
+    .replace(
+        "    for epoch in range(arguments.epochs):",
+        """    begin = 0
+    if os.path.exists("snapshot.pt"):
+        begin = torch.load("snapshot.pt")
+    for epoch in range(begin, arguments.epochs):""",
+    )
+    .replace(
+        "        if dist.get_rank() == 0:",
+        """        dist.barrier()
+        if dist.get_rank() == 0:
+            torch.save(epoch + 1, "snapshot.pt")""",
+    )
+)
+
+
+@pytest.mark.extended
+def test_script_that_resumes_and_draws_without_a_seed_is_compared_from_its_start(stranger):
+    (stranger / "train.py").write_text(RESUMED.replace("LEARNING_RATE", "1e-2"))
+    begun = run(stranger, "pytest_aorta.cli", "init", "train.py", "--", "--epochs=2")
+    assert begun.returncode == 0, begun.stderr
+    assert "snapshot.pt, which the script writes" in begun.stdout
+    assert "the recorder sets seeds" in begun.stdout
+    recorded = run(stranger, "pytest", "--update-baselines")
+    assert recorded.returncode == 0, recorded.stdout
+    passed = run(stranger, "pytest")
+    assert passed.returncode == 0, passed.stdout
+    (stranger / "train.py").write_text(RESUMED.replace("LEARNING_RATE", "1.1e-2"))
     failed = run(stranger, "pytest")
     assert failed.returncode == 1
     assert "weight_hash: regression" in failed.stdout

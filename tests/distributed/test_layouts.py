@@ -49,7 +49,7 @@ def test_each_backend_does_what_the_table_says(workload, distributed_world, layo
 
 
 def collectives_of_a_step(world, result):
-    """Return the collectives of rank 0 in the last step, by process group and kind, as docs/parallelism.md shows them.
+    """Return the collectives of rank 0 in the last step, by process group and kind.
 
     Gloo scatters sums by an all-reduce.
     """

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from pytest_aorta.launch import guarded
 from pytest_aorta.launch import leases as leasing
 from pytest_aorta.launch.leases import holders, lease
-from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -61,7 +60,14 @@ with lease(("cpu-0",), 1, exclusive=False, wait_s=5, folder=folder / "leases", o
     ForkServers().launch(replace(make_plan(folder, sys.argv[2]), lease_fds=held.fds))
 """
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = [LauncherKind.TORCHRUN, LauncherKind.FORKSERVER]
+
+
+def endings(*in_ci):
+    """Return each launcher with each signal; those that are not `in_ci` are tested every night."""
+    return [
+        pytest.param(*row, id=f"{row[0]}-{row[1].name}", marks=[] if row in in_ci else [pytest.mark.extended])
+        for row in product((LauncherKind.TORCHRUN, LauncherKind.FORKSERVER), (signal.SIGKILL, signal.SIGSTOP))
+    ]
 
 
 def make_plan(folder: Path, launcher: str) -> LaunchPlan:
@@ -76,13 +82,6 @@ def make_plan(folder: Path, launcher: str) -> LaunchPlan:
         cwd=ROOT,
         launcher=LauncherKind(launcher),
     )
-
-
-@pytest.fixture
-def servers() -> Iterator[ForkServers]:
-    servers = ForkServers()
-    yield servers
-    servers.close()
 
 
 def started(run_dir: Path) -> dict[str, list[int]]:
@@ -104,8 +103,10 @@ def alive(children: dict[str, list[int]]) -> list[str]:
     return [kind for kind, pids in children.items() if any(map(is_alive, pids))]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    endings((LauncherKind.TORCHRUN, signal.SIGKILL), (LauncherKind.FORKSERVER, signal.SIGSTOP)),
+)
 def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch, servers, launcher, number):
     monkeypatch.setattr(guarded, "STOPPED_S", 0.5)
     plan, outcomes = make_plan(tmp_path, launcher), list[LaunchOutcome]()
@@ -124,8 +125,10 @@ def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch
     assert (outcome.reason, outcome.launcher, outcome.survivors) == (EndReason.GUARD_LOST, launcher, ())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    endings((LauncherKind.TORCHRUN, signal.SIGSTOP), (LauncherKind.FORKSERVER, signal.SIGKILL)),
+)
 def test_devices_of_a_dead_pytest_and_a_lost_guard_are_leased_when_their_processes_are_gone(
     tmp_path, monkeypatch, launcher, number
 ):

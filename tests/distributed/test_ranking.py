@@ -19,7 +19,6 @@ TRAINING = {
     "warmup": 0,
     "hash_every": 1,
     "profile_steps": 0,
-    "span_every": STEPS - 1,
     "dim": 32,
     "n_layers": 2,
     "ffn_hidden": 64,
@@ -32,7 +31,7 @@ LATE = {"enable_overlap": False, "gradient_as_bucket_view": False, "h2d_prefetch
 
 
 def test_overlap_changes_no_bit_of_any_step(workload, captured_steps):
-    reference = workload.run("ranking", environment={"NCCL_ALGO": "Ring"}, **TRAINING)
+    reference = workload.run("ranking", environment={"NCCL_ALGO": "Ring"}, **TRAINING | {"profile_steps": 1})
     assert reference.environment["NCCL_ALGO"] == "Ring"
     assert all(math.isfinite(value) for value in (*reference.loss, *reference.grad_norm))
     assert reference.loss[-1] < reference.loss[0]
@@ -50,7 +49,10 @@ def test_overlap_changes_no_bit_of_any_step(workload, captured_steps):
     hashes = {name: result.weight_hashes for name, result in others.items()}
     assert hashes == dict.fromkeys(others, reference.weight_hashes)
     _assert_collectives(others)
-    _assert_spans(captured_steps, others | {"reference": reference})
+    assert {name for name, result in others.items() if any(captured_steps(result))} == set()
+    for rows in captured_steps(reference):
+        assert [row["step"] for row in rows] == [STEPS]
+        assert {"all_gather", "reduce_scatter", "all_reduce", "compute"} <= set(rows[0]["stream_ms"])
 
 
 def _assert_collectives(others):
@@ -65,33 +67,9 @@ def _assert_collectives(others):
     assert counts["beside backward"][0] == counts["beside backward"][1] > 2
 
 
-def _assert_spans(captured_steps, results):
-    """Check that every collective has its lane and is hidden beside compute, except a single bucket."""
-    reduced = {"all_reduce", "reduce_scatter"}
-    lanes = {
-        "reference": {"all_gather", *reduced},
-        "serial": {"all_gather", *reduced},
-        "beside backward": reduced,
-        "after backward": reduced,
-        "one bucket": {"all_reduce"},
-    }
-    for name, expected in lanes.items():
-        for steps in captured_steps(results[name]):
-            # DDP makes its final buckets in the first step.
-            first, step = steps
-            assert first["step"] == 0
-            assert set(step["stream_ms"]) == {"compute", "copy", *expected}
-            assert min(step["stream_ms"].values()) > 0
-            assert 0 < step["utilisation"] <= 1
-            assert {"loss", "grad_norm", "lr"} < set(step)
-            edges_ms = [edge for rows in step["segments"].values() for row in rows for edge in row]
-            assert 0 <= min(edges_ms) < max(edges_ms) <= step["step_time_ms"] + 0.001
-            assert (step["hidden_comm_ms"] > 0) is (name in ("reference", "beside backward"))
-
-
 def test_accumulated_and_compiled_training_is_the_same_under_fsdp2_and_ddp(workload):
     compiled = {"enabled": True, "backend": "aot_eager"}
-    training = TRAINING | {"steps": 2, "gradient_accumulation": 2, "span_every": 1, "compile": compiled}
+    training = TRAINING | {"steps": 2, "gradient_accumulation": 2, "compile": compiled}
     # Gradients below the limit are multiplied by 1, although the norms of the two round differently.
     training |= {"max_grad_norm": 1000.0}
     sharded, replicated = workload.run("ranking", **training), workload.run("ddp_overlap", **training)
@@ -101,7 +79,7 @@ def test_accumulated_and_compiled_training_is_the_same_under_fsdp2_and_ddp(workl
 
 @pytest.mark.extended
 def test_training_in_float16_is_near_float32_and_clipped_alike_under_fsdp2_and_ddp(workload):
-    training = TRAINING | {"steps": 8, "span_every": 0, "max_grad_norm": 0.5}
+    training = TRAINING | {"steps": 8, "max_grad_norm": 0.5}
     whole = workload.run("ranking", **training)
     assert min(whole.grad_norm) > 0.5
     assert whole.loss == pytest.approx(workload.run("ddp_overlap", **training).loss, rel=1e-5)
@@ -116,7 +94,7 @@ def test_training_in_float16_is_near_float32_and_clipped_alike_under_fsdp2_and_d
 
 @pytest.mark.extended
 def test_inductor_trains_both_models_alike_and_near_eager_code(workload):
-    training = TRAINING | {"steps": 10, "span_every": 0}
+    training = TRAINING | {"steps": 10}
     eager = workload.run("ranking", **training)
     compiled = training | {"compile": {"enabled": True, "backend": "inductor"}}
     sharded, replicated = workload.run("ranking", **compiled), workload.run("ddp_overlap", **compiled)

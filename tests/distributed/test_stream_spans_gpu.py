@@ -14,18 +14,12 @@ pytestmark = [
 
 STEPS = {"steps": 40, "span_every": 4, "profile_steps": 6}
 # So much work for the device that the host is ahead in both kinds of steps, since the host's delays differ.
-LONG = {"fsdp": {"layers": 8, "gemm_size": 8192, "fsdp_shard_size": 1 << 24}, "ddp_overlap": {}}
+LONG = {"layers": 8, "gemm_size": 8192, "fsdp_shard_size": 1 << 24}
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "lanes"),
-    [
-        ("fsdp", "fsdp", {"all_gather", "reduce_scatter"}),
-        ("ddp_overlap", "ddp", {"all_reduce"}),
-    ],
-)
-def test_events_and_profiler_agree_on_what_is_hidden(workload, captured_steps, config_of, name, sizes, lanes):
-    result = workload.run(name, **config_of(sizes) | LONG[name] | STEPS)
+def test_events_and_profiler_agree_on_what_is_hidden(workload, captured_steps, config_of):
+    lanes = {"all_gather", "reduce_scatter"}
+    result = workload.run("fsdp", **config_of("fsdp") | LONG | STEPS)
     for steps, profiled in zip(captured_steps(result), result.overlap, strict=True):
         assert len(steps) == 10
         assert all({"compute", "copy", *lanes} == set(step["stream_ms"]) for step in steps)
@@ -34,14 +28,13 @@ def test_events_and_profiler_agree_on_what_is_hidden(workload, captured_steps, c
         assert hidden_ms / (hidden_ms + exposed_ms) == pytest.approx(expected, abs=0.1)
 
 
-def test_profiled_ratio_of_ranking_does_not_depend_on_the_host_as_spans_do(workload, captured_steps, config_of):
-    """Compare two launches by the profiler alone: in spans, gaps that a late host leaves count as compute."""
-    results = [workload.run("ranking", **config_of("ranking") | STEPS | {"profile_steps": 2}) for _ in range(2)]
+def test_profiled_ratio_of_ranking_does_not_depend_on_the_host(workload, captured_steps, config_of):
+    results = [workload.run("ranking", **config_of("ranking") | {"steps": 40, "profile_steps": 2}) for _ in range(2)]
     for result in results:
         assert all(lead.succeeded for lead in result.head_start)
         for steps in captured_steps(result):
             lanes = {"compute", "copy", "all_gather", "reduce_scatter", "all_reduce"}
-            assert [set(step["stream_ms"]) for step in steps] == [lanes] * 10
+            assert [set(step["stream_ms"]) for step in steps] == [lanes] * 2
     first, second = (fmean(result.rank_metrics["overlap_ratio"]) for result in results)
     assert first == pytest.approx(second, abs=0.03)
 

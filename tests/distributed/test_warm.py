@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning
+from pytest_aorta.launch import warm
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -24,12 +25,10 @@ from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.reading import collect_result
-from tests.distributed.processes import await_true, is_alive, living_children, rank_pids
+from tests.distributed.processes import WARM_LIMITS_S, await_true, is_alive, living_children, rank_pids
 from tests.unit.builders import make_plan
 
 ROOT = Path(__file__).parents[2]
-# Time limits to reach a hang: the first suffices on idle cores; on busy cores, a launch is repeated with the next.
-HANG_LIMITS_S = (6.0, 24.0, 96.0)
 CONFIGS = {
     "fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"},
     "llama_fsdp2": {"steps": 3, "warmup": 1},
@@ -101,11 +100,13 @@ torch.manual_seed(1)
 gc.disable()
 os.chdir("/")
 """
-OTHER_FAILURES = {"exception": "raise KeyError('lost')", "exit code": "os._exit(3)"}
-FAILURES = OTHER_FAILURES | {
+# The fault matrix has these with one of the launchers.
+OTHER_FAILURES = {
+    "exception": "raise KeyError('lost')",
+    "exit code": "os._exit(3)",
     "signal": "os.kill(os.getpid(), signal.SIGKILL)",
-    "handler": "import atexit; atexit.register(os._exit, 5)",
 }
+FAILURES = OTHER_FAILURES | {"handler": "import atexit; atexit.register(os._exit, 5)"}
 # A thread that still uses the process group when the script has ended, as an asynchronous checkpoint does.
 LATE = """
 import atexit, threading
@@ -136,13 +137,6 @@ if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
 """
 
 Planner = Callable[..., LaunchPlan]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    servers = ForkServers()
-    yield servers
-    servers.close()
 
 
 @pytest.fixture
@@ -189,18 +183,20 @@ def run(servers: ForkServers, plan: LaunchPlan) -> WorkloadResult:
 @pytest.mark.parametrize(
     ("launcher", "end"),
     [
-        (LauncherKind.FORKSERVER, ""),
         (LauncherKind.FORKSERVER, "raise SystemExit(0)"),
         (LauncherKind.FORKSERVER, "raise KeyError('lost')"),
         (LauncherKind.TORCHRUN, ""),
         pytest.param(LauncherKind.TORCHRUN, "raise SystemExit(0)", marks=pytest.mark.extended),
+        pytest.param(LauncherKind.FORKSERVER, "", marks=pytest.mark.extended),
     ],
 )
-def test_nothing_that_a_script_made_is_destroyed_before_its_rank_exits(servers, script_plan, launcher, end):
+def test_rank_leaves_as_python_does_and_destroys_nothing_that_its_script_made(servers, script_plan, launcher, end):
     plan = script_plan(launcher, "")
-    Path(plan.script).write_text(SCRIPT + DESTROYED + end, encoding="utf-8")
+    script = SCRIPT.replace("dist.destroy_process_group()", LATE)
+    Path(plan.script).write_text(script + DESTROYED + end, encoding="utf-8")
     failure = launch_failure(plan, servers.launch(plan))
     assert ("KeyError" in failure.text) if "KeyError" in end else failure is None
+    assert "KeyError" in end or len(list(plan.run_dir.rglob("saved"))) == 2
     assert [path.name for path in plan.run_dir.rglob("destroyed")] == []
 
 
@@ -253,8 +249,7 @@ def test_launch_inherits_no_state_of_the_previous_launch(servers, script_plan, t
 
 def run_into_hang(servers: ForkServers, script_plan: Planner, code: str) -> LaunchFailure:
     """Return the failure of the first launch whose ranks had all begun their step when the time limit came."""
-    run(servers, script_plan(LauncherKind.FORKSERVER, ""))  # the server's start has the launch's time limit, too
-    for limit_s in HANG_LIMITS_S:
+    for limit_s in WARM_LIMITS_S:
         plan = script_plan(LauncherKind.FORKSERVER, code, timeout_s=limit_s)
         failure = run_into_failure(servers, plan)
         if all(rank.steps for rank in read_evidence(plan)):
@@ -274,16 +269,8 @@ def run_into_failure(servers: ForkServers, plan: LaunchPlan) -> LaunchFailure:
     return failure
 
 
-@pytest.mark.parametrize("launcher", [LauncherKind.FORKSERVER, LauncherKind.TORCHRUN])
-def test_rank_leaves_as_python_does(servers, script_plan, launcher):
-    plan = script_plan(launcher, "")
-    Path(plan.script).write_text(SCRIPT.replace("dist.destroy_process_group()", LATE), encoding="utf-8")
-    run(servers, plan)
-    assert len(list(plan.run_dir.rglob("saved"))) == 2
-
-
 @pytest.mark.parametrize(
-    "kind", ["signal", "handler", *(pytest.param(kind, marks=pytest.mark.extended) for kind in OTHER_FAILURES)]
+    "kind", ["handler", *(pytest.param(kind, marks=pytest.mark.extended) for kind in OTHER_FAILURES)]
 )
 def test_warm_launch_fails_as_a_cold_launch_does(servers, script_plan, kind):
     warm, cold = (
@@ -305,7 +292,12 @@ EARLY = {
 @pytest.mark.parametrize(
     ("code", "launcher"),
     [
-        pytest.param(EARLY["peer in a collective"], LauncherKind.FORKSERVER, id="peer in a collective, warm"),
+        pytest.param(
+            EARLY["peer in a collective"],
+            LauncherKind.FORKSERVER,
+            id="peer in a collective, warm",
+            marks=pytest.mark.extended,
+        ),
         pytest.param(EARLY["peer at the store"], LauncherKind.FORKSERVER, id="peer at the store, warm"),
         pytest.param(EARLY["peer in a collective"], LauncherKind.TORCHRUN, id="peer in a collective"),
         pytest.param(
@@ -370,23 +362,30 @@ def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_serv
     assert outcome.launcher == LauncherKind.TORCHRUN
 
 
-def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limit(own_servers, script_plan, tmp_path):
+@pytest.fixture
+def chosen_launcher(monkeypatch):
+    """Make launches return their launcher without starting it."""
+    monkeypatch.setattr(warm, "launch", lambda plan, environ, start, launcher: launcher)
+
+
+def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limit(
+    own_servers, script_plan, tmp_path, chosen_launcher
+):
     (tmp_path / "sitecustomize.py").write_text(FROZEN_SERVER, encoding="utf-8")
     servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
-    plan = script_plan(LauncherKind.FORKSERVER, "", timeout_s=5.0)
-    with pytest.warns(ColdLaunchWarning, match="no answer within 5 s"):
-        outcome = servers.launch(plan)
-    assert outcome.launcher == LauncherKind.TORCHRUN
+    plan = script_plan(LauncherKind.FORKSERVER, "", timeout_s=2.0)
+    with pytest.warns(ColdLaunchWarning, match="no answer within 2 s"):
+        assert servers.launch(plan) == LauncherKind.TORCHRUN
     assert servers.pids == []
 
 
-def test_workload_names_modules_for_the_server_to_import(servers, tmp_path):
+def test_workload_names_modules_for_the_server_to_import(servers, tmp_path, chosen_launcher):
     assert find_workload("llama_simple_fsdp", ()).preload
     plan = workload_plan(LauncherKind.FORKSERVER, "fsdp", tmp_path / "one")
     # No module that the server imports at its start needs this module.
     loaded = replace(plan, spec=replace(plan.spec, preload=("torch.utils.tensorboard_is_not_there",)))
     with pytest.warns(ColdLaunchWarning, match="can't import torch.utils.tensorboard_is_not_there: ModuleNotFound"):
-        assert servers.launch(loaded).launcher == LauncherKind.TORCHRUN
+        assert servers.launch(loaded) == LauncherKind.TORCHRUN
 
 
 PRELOADING = """

@@ -1,4 +1,4 @@
-"""Runs action.yml and templates/aorta.yml as the runners of GitHub and GitLab do, without either."""
+"""Runs action.yml and examples/ci/aorta.yml as the runners of GitHub and GitLab do, without either."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / "action.yml"
-TEMPLATE = ROOT / "templates/aorta.yml"
+TEMPLATE = ROOT / "examples/ci/aorta.yml"
 _NAME = r"(?:inputs|steps|github)\.[\w.-]+"
 _INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
 

@@ -18,6 +18,15 @@ AFTER_A_LAUNCH = [
     ("workload.run_script('train.py', environment=3)", "environment: got 3, allowed is a mapping from names to texts"),
     ("workload.run_script('train.py', environment={1: 'a', 'B': 'c'})", "environment: got ['1', 'B'], allowed is "),
     ("workload.run_script('train.py', environment={'WORLD_SIZE': '1'})", "environment: got ['WORLD_SIZE'], allowed is"),
+    (
+        "workload.run_script('train.py', recrod={})",
+        "script 'train.py': $: unknown key 'recrod' (did you mean 'record'?)",
+    ),
+    ("workload.run_script('train.py', record={'warmup': -1})", "script 'train.py': $.record.warmup: got -1"),
+    (
+        "workload.run_script('train.py', fresh=['../x'])",
+        "script 'train.py': fresh: got '../x', allowed are paths below",
+    ),
     ("distributed_world.again(3)", "again: got 3, allowed is a result that "),
     ("distributed_world.again(result, reference='main')", "again: reference is 'main', allowed is True or False"),
     ("distributed_world.again(result, reference=True)", "no A/B reference to launch; name one with --aorta-ab=REF"),

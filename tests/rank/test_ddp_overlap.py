@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 import torch.distributed as dist
 from aorta_workloads.ddp_overlap.hook import BucketReduction, ReduceScatterStress, wrap
 from torch import nn
 
-from pytest_aorta.worker import StreamSpans
 from tests.rank.ranks import own_group
 
 CPU = torch.device("cpu")
 # A bucket holds two of the four matrices.
 BUCKET_MB = 2 * 64 * 64 * 4 / 2**20
-NONE = StreamSpans(CPU, every=0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,8 +42,8 @@ def backward(model, steps, finish=lambda: None):
 @pytest.mark.parametrize("static_graph", [True, False])
 def test_gradients_are_those_of_the_model_alone(overlap, bucket_view, static_graph):
     expected = backward(make_model(), 3)
-    stress = ReduceScatterStress(CPU, NONE, clone=True, beside=overlap)
-    reduction = BucketReduction(CPU, NONE, overlap=overlap, stress=stress)
+    stress = ReduceScatterStress(CPU, clone=True, beside=overlap)
+    reduction = BucketReduction(CPU, overlap=overlap, stress=stress)
     wrapped = wrap(make_model(), reduction, bucket_cap_mb=BUCKET_MB, bucket_view=bucket_view, static_graph=static_graph)
     found = backward(wrapped, 3, reduction.finish)
     for ours, theirs in zip(found, expected, strict=True):
@@ -60,7 +56,7 @@ def test_gradients_are_those_of_the_model_alone(overlap, bucket_view, static_gra
 def test_without_overlap_nothing_is_summed_before_backward_has_ended(monkeypatch, bucket_view):
     summed = []
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: summed.append(tensor.mul_(2)))
-    reduction = BucketReduction(CPU, NONE, overlap=False, stress=None)
+    reduction = BucketReduction(CPU, overlap=False, stress=None)
     wrapped = wrap(make_model(), reduction, bucket_cap_mb=BUCKET_MB, bucket_view=bucket_view, static_graph=False)
     alone = backward(make_model(), 1)
     wrapped(torch.ones(2, 64)).sum().backward()
@@ -80,51 +76,7 @@ def test_stress_reads_the_bucket_or_a_copy_of_it(monkeypatch, clone):
         lambda target, source, **_: sources.append(source.data_ptr()),
     )
     buffer = torch.ones(7)
-    stress = ReduceScatterStress(CPU, NONE, clone=clone, beside=False)
+    stress = ReduceScatterStress(CPU, clone=clone, beside=False)
     stress.start(buffer)
     stress.finish()
     assert (sources == [buffer.data_ptr()]) is not clone
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_collectives_of_buckets_have_spans(overlap):
-    spans = StreamSpans(CPU, every=3)
-    stress = ReduceScatterStress(CPU, spans, clone=True, beside=overlap)
-    reduction = BucketReduction(CPU, spans, overlap=overlap, stress=stress)
-    wrapped = wrap(make_model(), reduction, bucket_cap_mb=BUCKET_MB, bucket_view=True, static_graph=False)
-    # Buckets are final from the second step on.
-    backward(wrapped, 2, reduction.finish)
-    with spans.step(3):
-        with spans.span("compute"):
-            wrapped(torch.ones(2, 64)).sum().backward()
-            spans.resume()
-        reduction.finish()
-    timeline = spans.captures()[3].timeline
-    assert set(timeline) == {"compute", "all_reduce", "reduce_scatter"}
-    for stream in ("all_reduce", "reduce_scatter"):
-        assert (timeline[stream][0][0] < timeline["compute"][-1][1]) is overlap
-        # Beside backward, spans may run concurrently and merge into one.
-        assert len(timeline[stream]) == 2 or overlap
-
-
-class LateWork:
-    """An all-reduce that ends after 50 ms."""
-
-    def __init__(self, buffer):
-        self.future = torch.futures.Future()
-        threading.Timer(0.05, self.future.set_result, ([buffer],)).start()
-
-    def get_future(self):
-        return self.future
-
-
-def test_ddps_wait_for_the_sums_is_no_compute(monkeypatch):
-    monkeypatch.setattr(dist, "all_reduce", lambda buffer, **_: LateWork(buffer))
-    spans = StreamSpans(CPU, every=1)
-    reduction = BucketReduction(CPU, spans, overlap=True, stress=None)
-    wrapped = wrap(make_model(), reduction, bucket_cap_mb=25, bucket_view=True, static_graph=False)
-    with spans.step(0), spans.span("compute"):
-        wrapped(torch.ones(2, 64)).sum().backward()
-        spans.resume()
-    (step,) = spans.captures()[0].steps
-    assert step.exposed_comm_ms > 40

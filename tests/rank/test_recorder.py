@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
@@ -20,7 +19,6 @@ from pytest_aorta.plan.workloads import Command, WorkloadSpec
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
 from pytest_aorta.worker.lifecycle import _adapted_result
-from pytest_aorta.worker.recorder import _Follower
 from tests.rank.ranks import own_group
 from tests.unit.builders import make_plan
 
@@ -135,23 +133,6 @@ def test_same_weights_may_be_recorded_again(recorder: Recorder) -> None:
     assert list(recorder.result().weight_hashes) == ["1"]
 
 
-@pytest.mark.parametrize("is_before", [True, False])
-def test_losses_beside_an_optimizers_steps_belong_to_the_measured_steps(recorder: Recorder, is_before: bool) -> None:
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    optimizer = torch.optim.SGD([parameter])
-    handle = register_optimizer_step_post_hook(_Follower(recorder, 1, False))
-    for number in range(1, 6):
-        if is_before:
-            recorder.loss(number)
-        optimizer.step()
-        if not is_before:
-            recorder.loss(number)
-    result = recorder.result()
-    handle.remove()
-    # The optimizer's first step starts the recorder, and the second ends the warm-up.
-    assert (len(result.step_times_ms), result.loss) == (3, [3.0, 4.0, 5.0])
-
-
 def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder: Recorder) -> None:
     def last_step() -> None:
         with recorder.step():
@@ -173,14 +154,6 @@ def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recor
         pass
     record(recorder, [1.0])
     assert len(recorder.result().step_times_ms) == 2 - warmup
-
-
-def test_step_inside_of_a_recorded_optimizers_step_is_refused(recorder: Recorder) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
-    follower = _Follower(recorder, 0, False)
-    follower(optimizer, (), {})
-    with pytest.raises(RuntimeError, match=r"record_optimizer_steps\(\), which records all steps"), recorder.step():
-        pass
 
 
 def test_second_start_is_refused(recorder: Recorder) -> None:
@@ -272,39 +245,6 @@ def test_parameter_that_is_not_finite_names_the_rank_and_the_step(
         recorder.weights(model)
 
 
-def follow(recorder: Recorder, steps: int, *, warmup: int, hash_weights: bool) -> torch.nn.Module:
-    """Train a model for some steps, beside a second optimizer; the first optimizer is followed."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 4)
-    optimizers = [torch.optim.SGD(part, lr=0.1) for part in ([model.weight], [model.bias])]
-    handle = register_optimizer_step_post_hook(_Follower(recorder, warmup, hash_weights))
-    try:
-        for _ in range(steps):
-            model(torch.ones(1, 4)).square().mean().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-    finally:
-        handle.remove()
-    return model
-
-
-def test_each_step_of_the_first_optimizer_ends_a_step(recorder: Recorder) -> None:
-    follow(recorder, 10, warmup=2, hash_weights=False)
-    result = recorder.result()
-    # Neither the first step, which only starts the clock, nor the two steps of the warm-up count.
-    assert len(result.step_times_ms) == 7
-    assert result.weight_hashes == {}
-
-
-def test_weights_are_hashed_after_steps_that_are_powers_of_two(recorder: Recorder) -> None:
-    model = follow(recorder, 11, warmup=2, hash_weights=True)
-    hashes = recorder.result().weight_hashes
-    assert list(hashes) == ["1", "2", "4", "8"]
-    # The eighth measured step was the last.
-    assert hashes["8"] == hash_parameters([("0.0", model.get_parameter("weight"))]).hex
-    assert len(set(hashes.values())) == 4
-
-
 DIVERGING = """
 import sys
 import torch
@@ -338,8 +278,7 @@ main(sys.argv[1])
     ("way", "found"),
     [
         ("recorder.step", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; "),
-        # The optimizer's first step begins the first recorded step, and two are warm-up.
-        ("optimizer", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 6; "),
+        ("optimizer", "loss of rank 1 is nan first in step 10 of 12; "),
         ("end", "parameter 1.bias of rank 1 has 4 of 4 elements that are NaN or infinite at the end of the script"),
     ],
 )

@@ -144,6 +144,18 @@ def test_line_has_what_is_known_of_its_step(tmp_path):
     }  # fmt: skip
 
 
+def test_profiled_steps_follow_the_measured_ones_where_a_workload_captures_none(tmp_path):
+    capture = overlap_of({"compute": union([(0, 6 * MS)]), "all_gather": union([(4 * MS, 8 * MS)])}, [(0, 10 * MS)])
+    result = result_of([11.0]).with_profile(capture)
+    measured, profiled = lines_of(Telemetry({"lr": [0.1]}).write(tmp_path, result))
+    assert measured == {"step": 0, "step_time_ms": 11.0, "lr": 0.1}
+    assert profiled == {
+        "step": 1, "step_time_ms": 10.0, "stream_ms": {"compute": 6.0, "copy": 0.0, "all_gather": 4.0},
+        "utilisation": 0.6, "hidden_comm_ms": 2.0, "exposed_comm_ms": 2.0, "hidden_ms": {"all_gather": 2.0},
+    }  # fmt: skip
+    assert len(lines_of(Telemetry(captures={0: capture}).write(tmp_path, result))) == 1
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 
@@ -44,14 +43,14 @@ def run_stored(candidate: list[float], baseline: Estimate, tolerance: float, max
     )
 
 
-def run_pairs(differences: list[float], deviation: float, tolerance: float, max_pairs: int = 6) -> Decision:
+def run_pairs(pairs: list[tuple[float, float]], deviation: float, tolerance: float, max_pairs: int = 6) -> Decision:
     return until_decided(
-        lambda count: decide_pairs(
-            differences[:count], Variance(deviation**2, 4), tolerance, max_pairs=max_pairs, worse=1
-        ),
+        lambda count: decide_pairs(pairs[:count], Variance(deviation**2, 4), tolerance, max_pairs=max_pairs, worse=1),
         max_pairs,
     )
 
 
-def draw_differences(rng: random.Random, count: int, change: float = 0.0, within: float = WITHIN) -> list[float]:
-    return [rng.gauss(change, within * math.sqrt(2)) for _ in range(count)]
+def draw_pairs(
+    rng: random.Random, count: int, change: float = 0.0, within: float = WITHIN
+) -> list[tuple[float, float]]:
+    return [(rng.gauss(change, within), rng.gauss(0.0, within)) for _ in range(count)]

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .leaves import leaves
+from .torch_private import FakeTensor, TorchDispatchMode, disable_current_modes
 
 OPERATOR_OUTPUT, OPERATOR_INPUT = "operator_output", "operator_input"
 
@@ -144,7 +143,7 @@ def _is_written(argument: Any) -> bool:
 
 def _flip(values: Iterable[Any]) -> None:
     """Flip a bit in the first tensor of floating-point numbers."""
-    with _disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad():
         for value in values:
             if isinstance(value, torch.Tensor) and value.dtype in _BITS and value.numel():
                 bits = value.detach().view(_INTEGERS[value.element_size()])

@@ -109,6 +109,14 @@ class ThreadStream(Stream):
         return _Running(self._pool.submit(transfer, False))
 
 
+def collective_stream(device: torch.device, *, beside: bool = True) -> Stream:
+    """Return the stream of collectives ``beside`` compute or in line with it."""
+    if not beside:
+        return InlineStream()
+    # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
+    return DeviceStream(device, priority=-1) if device.type == "cuda" else GlooStream()
+
+
 def _never(_number: int) -> bool:
     return False
 

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_aorta.worker import Handle, StreamSpans
-
 from ..common.collectives import reduce_scatter
+from ..common.streams import Work, collective_stream
 
 
 @dataclass(frozen=True)
@@ -29,19 +28,14 @@ class BucketReduction:
     On CUDA an all-reduce beside backward runs on a stream of high priority, on CPU in gloo's threads.
     """
 
-    def __init__(
-        self, device: torch.device, spans: StreamSpans, *, overlap: bool, stress: ReduceScatterStress | None
-    ) -> None:
+    def __init__(self, device: torch.device, *, overlap: bool, stress: ReduceScatterStress | None) -> None:
         """Make the stream that the all-reduces need.
 
         Args:
-            spans: held from the last bucket on, when DDP makes compute wait for the sums, until the caller of backward
-                resumes them.
             overlap: run all-reduces beside backward; otherwise :meth:`finish` runs them on the compute stream.
             stress: further collectives on each bucket.
         """
         self._device = device
-        self._spans = spans
         self._overlap = overlap
         self._stress = stress
         # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
@@ -55,8 +49,6 @@ class BucketReduction:
         """Return the future of the gradients in ``bucket``, a ``dist.GradBucket`` that DDP has filled."""
         buffer = bucket.buffer()
         self._num_started += 1
-        if bucket.is_last():
-            self._spans.hold()
         if not self._overlap:
             # Until finish() replaces them, the gradients are those of this rank alone.
             self._held.append(_Bucket(buffer, bucket.parameters(), bucket.gradients()))
@@ -64,11 +56,12 @@ class BucketReduction:
         if self._stress is not None:
             self._stress.start(buffer)
         if self._stream is None:
-            return self._in_gloo(buffer)
+            future = dist.all_reduce(buffer, async_op=True).get_future()
+            reduced: torch.futures.Future[torch.Tensor] = future.then(lambda ended: ended.value()[0])
+            return reduced
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            with self._spans.span("all_reduce"):
-                dist.all_reduce(buffer)
+            dist.all_reduce(buffer)
             # The future is made on this stream, so DDP's wait for it makes the compute stream wait for this stream.
             return self._done(buffer)
 
@@ -77,8 +70,7 @@ class BucketReduction:
         for bucket in self._held:
             if self._stress is not None:
                 self._stress.start(bucket.buffer)
-            with self._spans.span("all_reduce"):
-                dist.all_reduce(bucket.buffer)
+            dist.all_reduce(bucket.buffer)
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 assert parameter.grad is not None
                 # With gradient_as_bucket_view, the gradient is the view.
@@ -88,16 +80,6 @@ class BucketReduction:
         self.num_in_last_step, self._num_started = self._num_started, 0
         if self._stress is not None:
             self._stress.finish()
-
-    def _in_gloo(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        end_span = self._spans.begin("all_reduce")
-
-        def end(ended: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            end_span()
-            return ended.value()[0]
-
-        reduced: torch.futures.Future[torch.Tensor] = dist.all_reduce(buffer, async_op=True).get_future().then(end)
-        return reduced
 
     def _done(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         devices: list[int | str | torch.device] | None = [self._device] if self._device.type == "cuda" else None
@@ -109,22 +91,19 @@ class BucketReduction:
 class ReduceScatterStress:
     """Reduce-scatters of the buckets, on their own stream and process group; their results are discarded."""
 
-    def __init__(self, device: torch.device, spans: StreamSpans, *, clone: bool, beside: bool) -> None:
+    def __init__(self, device: torch.device, *, clone: bool, beside: bool) -> None:
         """Make the process group and the stream; collective.
 
         Args:
             clone: reduce-scatter a copy of the bucket, since its all-reduce writes the bucket in place.
             beside: run beside compute.
         """
-        self._spans = spans
         self._clone = clone
-        self._beside = beside
         self._group = dist.new_group()
-        self._stream = torch.cuda.Stream(device, priority=-1) if beside and device.type == "cuda" else None
-        self._works: list[Handle] = []
+        self._stream = collective_stream(device, beside=beside)
+        self._works: list[Work] = []
         # The allocator ignores this stream, so references keep it from reusing memory before compute waits.
         self._in_flight: list[torch.Tensor] = []
-        self._num_started = 0
         self.num_in_last_step = 0
 
     def start(self, buffer: torch.Tensor) -> None:
@@ -133,30 +112,18 @@ class ReduceScatterStress:
         size = buffer.numel() // world_size
         source = (buffer.clone() if self._clone else buffer)[: size * world_size]
         target = buffer.new_empty(size)
-        self._num_started += 1
         self._in_flight += [source, target]
-
-        def scatter(asynchronous: bool) -> Handle | None:
-            return reduce_scatter(target, source, group=self._group, async_op=asynchronous)
-
-        transfer = self._spans.around("reduce_scatter", scatter)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                transfer(False)
-        else:
-            on_cpu = buffer.device.type == "cpu"
-            work = transfer(self._beside and on_cpu)
-            if work is not None:
-                self._works.append(work)
+        self._works.append(
+            self._stream.submit(
+                lambda asynchronous: reduce_scatter(target, source, group=self._group, async_op=asynchronous)
+            )
+        )
 
     def finish(self) -> None:
         """Make compute that follows wait for all started reduce-scatters."""
         for work in self._works:
             work.wait()
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
-        self.num_in_last_step, self._num_started = self._num_started, 0
+        self.num_in_last_step = len(self._works)
         self._works.clear()
         self._in_flight.clear()
 

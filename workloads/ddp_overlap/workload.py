@@ -33,9 +33,9 @@ class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
         settings, stress = self._settings, None
         if settings.overlap_reduce_scatter:
             clone = settings.clone_for_reduce_scatter
-            stress = ReduceScatterStress(self._device, self._spans, clone=clone, beside=self.overlaps)
+            stress = ReduceScatterStress(self._device, clone=clone, beside=self.overlaps)
         self._stress = stress
-        self._reduction = BucketReduction(self._device, self._spans, overlap=self.overlaps, stress=stress)
+        self._reduction = BucketReduction(self._device, overlap=self.overlaps, stress=stress)
         self._wrapped = wrap(
             model,
             self._reduction,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -136,8 +136,3 @@ def choices(num_blocks: int) -> list[Choice]:
         Choice(more, less, number, num_blocks) for less, more in pairwise(LADDER) for number in range(1, num_blocks + 1)
     ]
     return [same_on_all(LADDER[0], num_blocks), *partial]
-
-
-def first_that_fits(estimates: Sequence[int], budget: int) -> int | None:
-    """Return the position of the first estimate that is at most ``budget``, or None."""
-    return next((number for number, estimate in enumerate(estimates) if estimate <= budget), None)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
+from ..common.torch_private import capture_scalar_outputs, functional_collectives
 from ..config import LlamaSettings
 from ..models.common.dtensors import distribute_parameter
 from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows, local_experts
@@ -75,11 +75,10 @@ def _check_combinations(settings: LlamaSettings) -> None:
             f"n_dense_layers is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
             f"num_experts 0"
         )
-    if dense and settings.has_memory_choices:
+    if dense and settings.chooses_checkpointing:
         raise ValueError(
-            f"n_dense_layers is {dense}, activation_checkpointing is {settings.activation_checkpointing!r} and "
-            f"no_reshard_blocks is {settings.communication.no_reshard_blocks}: memory is estimated for equal blocks; "
-            f"name a kind and a number"
+            f"n_dense_layers is {dense} and activation_checkpointing is auto: memory is estimated for equal blocks; "
+            f"name a kind"
         )
 
 
@@ -98,10 +97,8 @@ def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tens
 
 def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
     """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens."""
-    import torch._dynamo.config as dynamo
-
     # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
-    dynamo.capture_scalar_outputs = True
+    capture_scalar_outputs()
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
             module.dispatcher = AllToAllDispatcher(mesh.get_group(), mesh.size())
@@ -133,16 +130,13 @@ class AllToAllDispatcher(TokenDispatcher):
     def __init__(self, group: dist.ProcessGroup, num_ranks: int) -> None:
         self._group, self._num_ranks = group, num_ranks
 
-    def bounded(self, top_k: int) -> BoundedDispatcher:
-        """Return the dispatcher with which this rank receives the most rows that it can."""
-        return BoundedDispatcher(self._group, self._num_ranks, top_k)
-
     def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> Dispatched:
         """Send each of ``rows`` to the rank of its expert."""
         # Rows from each rank for each expert of this rank.
         received = self._exchange_counts(counts).view(self._num_ranks, -1)
         sent = counts.view(self._num_ranks, -1)
-        num_sent, num_received = self._num_rows(sent, received, len(rows))
+        # The collectives take numbers of rows on the host.
+        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
         own = self._exchange(rows, num_sent, num_received)
         groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
         return Dispatched(own[groups.order], groups.counts, groups.inverse, num_sent, num_received)
@@ -151,33 +145,15 @@ class AllToAllDispatcher(TokenDispatcher):
         """Send outputs back to the ranks of their rows."""
         return self._exchange(out[dispatched.order], dispatched.num_received, dispatched.num_sent)
 
-    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, _: int) -> tuple[list[int], list[int]]:
-        """Return how many rows go to each rank and how many come from each, on the host for the collectives."""
-        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
-        return num_sent, num_received
-
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        received: torch.Tensor = all_to_all_single(counts, None, None, self._group)
+        received: torch.Tensor = functional_collectives.all_to_all_single(counts, None, None, self._group)
         return received
 
     def _exchange(self, rows: torch.Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> torch.Tensor:
         """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
-        out: torch.Tensor = all_to_all_single_autograd(rows, list(num_received), list(num_sent), self._group)
+        exchange = functional_collectives.all_to_all_single_autograd
+        out: torch.Tensor = exchange(rows, list(num_received), list(num_sent), self._group)
         return out
-
-
-class BoundedDispatcher(AllToAllDispatcher):
-    """A dispatcher without data, with which each rank sends this rank as many rows as its experts can receive."""
-
-    def __init__(self, group: dist.ProcessGroup, num_ranks: int, top_k: int) -> None:
-        super().__init__(group, num_ranks)
-        self._top_k = top_k
-
-    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
-        del sent
-        # A token goes to several different experts.
-        most = num_rows // self._top_k * min(self._top_k, received.shape[1])
-        return [num_rows // self._num_ranks] * self._num_ranks, [most] * self._num_ranks
 
 
 def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
 from torch.distributed.tensor import Shard
 
 from ..common.collectives import all_gather
+from ..common.torch_private import fsdp_common, symmetric_memory
 from ..models.common.decoder import Block
 from ..models.common.moe import Experts, MoeFeedForward
 from .expert import expert_placement
@@ -101,12 +101,11 @@ def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: tor
         for unit in units:
             unit.set_symm_mem_for_comm()
         return
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    symmetric_memory.set_backend("NCCL")
+    symmetric = symmetric_memory()
+    symmetric.set_backend("NCCL")
     # Windows can only be registered with a communicator that exists.
     dist.barrier(group)
-    gather: Any = SymmetricAllGather(symmetric_memory.get_mem_pool(device), symmetric_memory.rendezvous)
+    gather: Any = SymmetricAllGather(symmetric.get_mem_pool(device), symmetric.rendezvous)
     for unit in units:
         unit.set_custom_all_gather(gather)
 

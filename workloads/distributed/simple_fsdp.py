@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
+from ..common.torch_private import StridedShard
 from ..models.common.data import local_part
 from ..models.common.moe import Experts
 from ..passes.annotate import Bucket, CollectiveGroups
@@ -82,7 +82,7 @@ def _shard(parameter: nn.Parameter, axes: ParameterAxes, along: Shard) -> DTenso
         placements = list(local.placements)
         factor = math.prod(local.device_mesh.size(axis) for axis, kind in enumerate(placements) if kind == along)
         local = local.to_local()
-    placements.insert(0, _StridedShard(along.dim, split_factor=factor) if along in placements else along)
+    placements.insert(0, StridedShard(along.dim, split_factor=factor) if along in placements else along)
     if axes.replicas is not None:
         placements.insert(0, Replicate())
     local = local_part(local, axes.shards, [along])

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pytest_aorta.worker import Delay, StreamSpans, Transfer
 
 from ..common.collectives import all_gather, reduce_scatter
-from ..common.streams import DeviceStream, GlooStream, InlineStream, Prefetcher, Stream, Work
+from ..common.streams import DeviceStream, InlineStream, Prefetcher, Stream, Work, collective_stream
 from .buffers import Buffers
 from .faults import Fault
 from .oracle import INPUT_SLOTS, CodeTable, Contribution
@@ -32,10 +32,7 @@ class Streams:
     def choose(cls, settings: Settings, device: torch.device) -> Streams:
         """Choose streams beside compute if the settings ask for them, or else in line."""
         on_cuda = device.type == "cuda"
-        collectives: Stream = InlineStream()
-        if settings.comm_stream:
-            # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
-            collectives = DeviceStream(device, priority=-1) if on_cuda else GlooStream()
+        collectives = collective_stream(device, beside=settings.comm_stream)
         inputs = DeviceStream(device) if settings.h2d_prefetch and on_cuda else InlineStream()
         return cls(collectives, int(settings.comm_stream), inputs, int(settings.h2d_prefetch))
 

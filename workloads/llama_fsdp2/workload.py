@@ -12,8 +12,7 @@ from ..common.settings import read_settings
 from ..common.training import drop
 from ..distributed.activation_checkpoint import LADDER
 from ..distributed.fsdp2 import DEFAULT, check_all_gather, gather_symmetrically, shard_blocks
-from ..distributed.memory.estimate import Gathering
-from ..distributed.memory.pieces import INDUCTOR
+from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
 from ..models.common.decoder import Block, Decoder
 from ..passes.async_tensor import micro_pipeline_options
@@ -70,7 +69,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         """Return how FSDP2 gathers the parameters of blocks."""
         settings = self._settings
         return Gathering(
-            compiler=INDUCTOR if settings.fuses_blocks else None,
+            is_compiled=settings.fuses_blocks,
             num_ahead=max(1, settings.forward_prefetch, settings.backward_prefetch),
             blocks_per_unit=settings.communication.blocks_per_bucket,
             kept_by=frozenset() if settings.reshard_after_forward else frozenset(LADDER),

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from ..common.settings import read_settings
 from ..distributed.activation_checkpoint import LADDER
-from ..distributed.memory.estimate import Gathering
+from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
 from ..distributed.simple_fsdp import (
     MixedPrecision,
@@ -54,7 +54,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         is_eager = graph.backend == "eager"
         kept_by = LADDER if not graph.reshard_after_forward else ()
         return Gathering(
-            compiler=None if is_eager else graph.backend,
+            is_compiled=not is_eager,
             blocks_per_unit=max([1, *map(num_blocks, self._buckets(model))]),
             kept_by=frozenset(LADDER[:1] if is_eager else kept_by),
         )

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.distributed.device_mesh import DeviceMesh
+
+from ..common.torch_private import symmetric_memory
+from .torch_private import CustomGraphPass, get_hash_for_files
 
 _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -83,11 +85,9 @@ def micro_pipeline_options(mesh: DeviceMesh) -> dict[str, Any]:
 
     Torch refuses the options if this version lacks the pass.
     """
-    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
-
     group = mesh.get_group().group_name
     with warnings.catch_warnings():
         # Deprecated from torch 2.10 on, but the pass still ignores groups without this call.
         warnings.simplefilter("ignore", FutureWarning)
-        enable_symm_mem_for_group(group)
+        symmetric_memory().enable_symm_mem_for_group(group)
     return {"_micro_pipeline_tp": True, "post_grad_custom_pre_pass": FlattenGathers(group)}

@@ -8,14 +8,10 @@ from itertools import product
 from typing import Any
 
 from torch import fx
-from torch._inductor.fx_passes.bucketing import (
-    merge_all_gather_bucket,
-    merge_all_reduce_bucket,
-    merge_reduce_scatter_bucket,
-)
 
 from .annotate import ALL_GATHER, ALL_REDUCE, IS_BACKWARD, POSITION, REDUCE_SCATTER, WAIT, Traced, collectives
 from .reorder import BUCKET, derived, move_behind, needed
+from .torch_private import merge_all_gather_bucket, merge_all_reduce_bucket, merge_reduce_scatter_bucket
 
 _MERGE_REDUCTIONS: dict[Any, Any] = {REDUCE_SCATTER: merge_reduce_scatter_bucket, ALL_REDUCE: merge_all_reduce_bucket}
 

@@ -12,9 +12,6 @@ import torch
 import torch.distributed as dist
 from functorch.compile import aot_module_simplified  # type: ignore[import-untyped]
 from torch import fx, nn
-from torch._dynamo.backends.debugging import boxed_nop
-from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..config import GraphSettings
 from .annotate import Bucket, CollectiveGroups, GroupedParameters, Traced, annotate
@@ -22,6 +19,7 @@ from .bucket import bucket_collectives
 from .cuda_graph import captured
 from .partition import Partitioner
 from .reorder import check_scheduler, reorder_collectives
+from .torch_private import CustomGraphPass, boxed_nop, compile_fx
 from .whole_step import StepPartitioner
 
 # All passes in their order. The first one sees forward and backward in one graph, the others see each alone.

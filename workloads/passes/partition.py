@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from .torch_private import CustomPartitionerFn
 
 
 class Partitioner(CustomPartitionerFn):

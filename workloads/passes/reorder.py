@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
@@ -10,13 +9,18 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
-from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_compute_node, schedule_overlap_bucketing
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils.flop_counter import flop_registry
 
 from ..models import flops  # noqa: F401 - registers the formulas that torch lacks
 from .annotate import WAIT, Traced
+from .torch_private import (
+    OverlapScheduler,
+    is_compute_node,
+    pre_bucket,
+    preserve_node_ordering,
+    schedule_overlap_bucketing,
+)
 
 # The key in the metadata of a node that starts the collective of a bucket: the positions of its parameters.
 BUCKET = "aorta_bucket"
@@ -165,8 +169,7 @@ def schedule_by_time(graph_module: fx.GraphModule, bucketing: bool, insert_overl
     defaults = {name: item.default for name, item in inspect.signature(schedule_overlap_bucketing).parameters.items()}
     if bucketing and "pre_bucketing_fsdp_collectives" in defaults:
         # Torch's own scheduler has had this step since 2.13.
-        pre_bucket = importlib.import_module("torch._inductor.fx_passes.fsdp").pre_bucket_fsdp_collectives
-        pre_bucket(graph_module, mode=None, bucket_cap_mb=None)
+        pre_bucket(graph_module)
     taken = inspect.signature(OverlapScheduler).parameters
     options = {name: value for name, value in defaults.items() if name in taken and name != "gm"} | {
         "collective_bucketing": bucketing,

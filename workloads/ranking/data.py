@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_aorta.worker import StreamSpans, Transfer
+from pytest_aorta.worker import Transfer
 
 from ..common.seeding import seed_of
 from ..common.streams import Prefetcher, Stream
@@ -86,14 +86,11 @@ class InputFeed:
     Steps use the host's batches in turn, so that a long run needs no more memory than a short one.
     """
 
-    def __init__(
-        self, batches: list[Batch], device: torch.device, stream: Stream, ahead: int, spans: StreamSpans
-    ) -> None:
+    def __init__(self, batches: list[Batch], device: torch.device, stream: Stream, ahead: int) -> None:
         self._host = [batch.pinned() for batch in batches] if device.type == "cuda" else batches
         self._buffers = [batches[0].empty_on(device) for _ in range(ahead + 1)]
         self._copies = Prefetcher(stream, ahead, self._copy)
         self._ahead = ahead
-        self._spans = spans
 
     def take(self, step: int) -> Batch:
         """Return the batch of ``step``, counted from 0; valid until the next call."""
@@ -107,7 +104,7 @@ class InputFeed:
             for ours, theirs in zip(target.tensors, source.tensors, strict=True):
                 ours.copy_(theirs, non_blocking=True)
 
-        return self._spans.around("copy", copy)
+        return copy
 
 
 def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:

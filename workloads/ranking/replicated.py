@@ -6,8 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_aorta.worker import StreamSpans
-
 from ..common.streams import InlineStream, Stream, Work
 
 
@@ -17,9 +15,8 @@ class GradientSum:
     Without a stream, :meth:`finish` runs the all-reduce in line.
     """
 
-    def __init__(self, module: nn.Module, stream: Stream | None, spans: StreamSpans) -> None:
+    def __init__(self, module: nn.Module, stream: Stream | None) -> None:
         """Hook every parameter of ``module``; each backward pass must use all of them."""
-        self._spans = spans
         self._parameters = list(module.parameters())
         self._stream = stream
         self._num_ready = 0
@@ -50,5 +47,4 @@ class GradientSum:
     def _start(self, stream: Stream) -> None:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         flat = self._flat = torch.cat([gradient.flatten() for gradient in gradients])
-        reduce = self._spans.around("all_reduce", lambda asynchronous: dist.all_reduce(flat, async_op=asynchronous))
-        self._work = stream.submit(reduce)
+        self._work = stream.submit(lambda asynchronous: dist.all_reduce(flat, async_op=asynchronous))

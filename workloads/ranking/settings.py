@@ -19,7 +19,6 @@ class TrainingSettings:
     steps: int
     warmup: int
     profile_steps: int
-    span_every: int
     batch_size: int
     gradient_accumulation: int
     model: RankingConfig
@@ -39,7 +38,6 @@ class TrainingSettings:
 
     def check(self) -> None:
         """Raise ValueError for keys that contradict each other."""
-        self.compile.check()
         self.lr_schedule.check()
         if not math.log2(self.loss_scale).is_integer():
             raise ValueError(f"loss_scale is {self.loss_scale}, allowed are powers of 2, which scale without rounding")

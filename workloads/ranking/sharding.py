@@ -10,16 +10,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from pytest_aorta.worker import Handle, StreamSpans, Transfer
+from pytest_aorta.worker import Handle, Transfer
 
 from ..common.collectives import all_gather, reduce_scatter
 from ..common.fsdp2 import prefetch, sum_gradients
 from .model import RankingModel
 from .settings import RankingSettings
-from .waits import hold_during_waits
 
 
-def shard(model: RankingModel, settings: RankingSettings, device: torch.device, spans: StreamSpans) -> FSDPModule:
+def shard(model: RankingModel, settings: RankingSettings, device: torch.device) -> FSDPModule:
     """Shard the tables and each block over all ranks; the tower and the head stay replicated."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(
@@ -37,32 +36,22 @@ def shard(model: RankingModel, settings: RankingSettings, device: torch.device, 
     root: FSDPModule = fully_shard(model, mesh=mesh, ignored_params=replicated)
     sum_gradients(model)
     prefetch([[unit] for unit in units], settings.forward_prefetch, settings.backward_prefetch)
-    has_spans = settings.span_every > 0
-    _place_collectives(units, device, spans if has_spans else None, one_stream=settings.one_stream)
-    if has_spans:
-        for unit in units:
-            hold_during_waits(unit, spans)
+    _place_collectives(units, device, one_stream=settings.one_stream)
     return root
 
 
-def _place_collectives(
-    units: Sequence[FSDPModule], device: torch.device, spans: StreamSpans | None, *, one_stream: bool
-) -> None:
-    """Record spans around FSDP2's collectives, and move them to the compute stream if ``one_stream``.
+def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one_stream: bool) -> None:
+    """Move FSDP2's collectives to the compute stream if ``one_stream``.
 
     On CPU ranks FSDP2 waits for each collective at once. An all-gather that returns its work is instead waited for
     where its parameters are used, so that it overlaps.
     """
-    gather = scatter = _at_once
-    if device.type == "cpu" and not one_stream:
-        gather = _as_work
-    elif device.type == "cuda" and one_stream:
-        gather = scatter = _InLine(torch.cuda.current_stream(device))
-    elif spans is None:
+    if one_stream == (device.type == "cpu"):
         return
+    gather, scatter = (_InLine(torch.cuda.current_stream(device)),) * 2 if one_stream else (_as_work, _at_once)
     for unit in units:
-        unit.set_custom_all_gather(_Gather(gather, spans))  # type: ignore[arg-type]
-        unit.set_custom_reduce_scatter(_Scatter(scatter, spans))  # type: ignore[arg-type]
+        unit.set_custom_all_gather(_Gather(gather))  # type: ignore[arg-type]
+        unit.set_custom_reduce_scatter(_Scatter(scatter))  # type: ignore[arg-type]
 
 
 # Runs a collective, whose argument says whether it is asynchronous.
@@ -70,7 +59,6 @@ _Run: TypeAlias = Callable[[Transfer], Handle | None]
 
 
 def _at_once(collective: Transfer) -> Handle | None:
-    """Run the collective on the current stream, which is FSDP2's own on CUDA."""
     return collective(False)
 
 
@@ -96,12 +84,8 @@ class _InLine:
 class _Collective:
     """A replacement for a collective of FSDP2; FSDP2's own base class for replacements is in a private module."""
 
-    def __init__(self, run: _Run, spans: StreamSpans | None) -> None:
+    def __init__(self, run: _Run) -> None:
         self._run = run
-        self._spans = spans
-
-    def _do(self, name: str, collective: Transfer) -> Handle | None:
-        return self._run(self._spans.around(name, collective) if self._spans else collective)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an uninitialized buffer to send from or receive into."""
@@ -112,10 +96,9 @@ class _Gather(_Collective):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Handle | None:
-        def gather(asynchronous: bool) -> Handle | None:
-            return all_gather(output_tensor, input_tensor, group, async_op=async_op or asynchronous)
-
-        return self._do("all_gather", gather)
+        return self._run(
+            lambda asynchronous: all_gather(output_tensor, input_tensor, group, async_op=async_op or asynchronous)
+        )
 
 
 class _Scatter(_Collective):
@@ -127,7 +110,8 @@ class _Scatter(_Collective):
         op: Any,
         async_op: bool = False,
     ) -> Handle | None:
-        def scatter(asynchronous: bool) -> Handle | None:
-            return reduce_scatter(output_tensor, input_tensor, op, group, async_op=async_op or asynchronous)
-
-        return self._do("reduce_scatter", scatter)
+        return self._run(
+            lambda asynchronous: reduce_scatter(
+                output_tensor, input_tensor, op, group, async_op=async_op or asynchronous
+            )
+        )

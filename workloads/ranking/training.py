@@ -14,7 +14,6 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
-    StreamSpans,
     Telemetry,
     Workload,
     hash_parameters,
@@ -80,7 +79,6 @@ class RankingTraining(Workload, Generic[_Settings]):
         settings.check()
         if settings.deterministic:
             use_deterministic_algorithms(self._device)
-        self._spans = StreamSpans(self._device, settings.span_every)
         with torch.device(self._device):
             self._model = RankingModel(settings.model)
         initialize(self._model, settings.seed)
@@ -115,10 +113,9 @@ class RankingTraining(Workload, Generic[_Settings]):
         return profiled(result, self._train_step, self._settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
-        """Return the learning rate of each measured step, and the stream spans of the sampled steps."""
+        """Return the learning rate of each measured step."""
         first = self._settings.warmup
-        series = {"lr": self._learning_rate.rates(range(first, first + self._settings.steps))}
-        return Telemetry(series, self._spans.captures())
+        return Telemetry({"lr": self._learning_rate.rates(range(first, first + self._settings.steps))})
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the model's parameters by name; this rank holds its shards of them."""
@@ -126,7 +123,7 @@ class RankingTraining(Workload, Generic[_Settings]):
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
-        leave_process_group(self, "_optimizer", "_forward", "_model", "_feed", "_spans")
+        leave_process_group(self, "_optimizer", "_forward", "_model", "_feed")
 
     def _make_feed(self, env: RankEnv) -> InputFeed:
         settings = self._settings
@@ -136,35 +133,31 @@ class RankingTraining(Workload, Generic[_Settings]):
         beside = settings.h2d_prefetch and self.overlaps
         on_stream = beside and self._device.type == "cuda"
         stream = DeviceStream(self._device) if on_stream else InlineStream()
-        return InputFeed(batches, self._device, stream, int(beside), self._spans)
+        return InputFeed(batches, self._device, stream, int(beside))
 
     def _train_step(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it."""
         batch = self._feed.take(self._step)
         self._step += 1
-        with self._spans.span("compute"):
-            self._optimizer.zero_grad()
-            loss = self._accumulate(batch)
+        self._optimizer.zero_grad()
+        loss = self._accumulate(batch)
         self.finish_gradients()
         norm = self._scale_gradients()
-        with self._spans.span("compute"):
-            self._learning_rate.apply(self._optimizer)
-            self._optimizer.step()
+        self._learning_rate.apply(self._optimizer)
+        self._optimizer.step()
         return loss, norm
 
     def _scale_gradients(self) -> torch.Tensor | None:
         """Undo the scale of the loss and clip gradients; return the norm before clipping if it was computed."""
         settings = self._settings
         if settings.loss_scale != 1:
-            with self._spans.span("compute"):
-                for parameter in self._model.parameters():
-                    assert parameter.grad is not None
-                    parameter.grad.mul_(1 / settings.loss_scale)
+            for parameter in self._model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(1 / settings.loss_scale)
         if settings.max_grad_norm is None:
             return None
         norm = total_norm(self._model)
-        with self._spans.span("compute"):
-            clip_gradients(self._model, settings.max_grad_norm, norm)
+        clip_gradients(self._model, settings.max_grad_norm, norm)
         return norm
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
@@ -176,8 +169,6 @@ class RankingTraining(Workload, Generic[_Settings]):
                 loss = F.binary_cross_entropy_with_logits(self._forward(dense, rows), clicks, reduction="sum")
                 loss = loss / self._global_batch
                 loss.backward(torch.full_like(loss, self._settings.loss_scale))
-                # Hooks hold the compute span after the last gradient; none of them runs at the end of backward.
-                self._spans.resume()
             total += loss.detach()
         return total
 
@@ -189,7 +180,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         settings = self._settings
 
         def run_step(number: int, timer: StepTimer) -> None:
-            with timer.step(), self._spans.step(number):
+            with timer.step():
                 loss, norm = self._train_step()
             losses.append(loss)
             grad_norms.append(total_norm(self._model) if norm is None else norm)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..common.settings import read_settings
-from ..common.streams import DeviceStream, GlooStream, Stream
+from ..common.streams import collective_stream
 from ..common.training import drop
 from .model import RankingModel
 from .replicated import GradientSum
@@ -34,9 +34,11 @@ class RankingWorkload(RankingTraining[RankingSettings]):
 
     def distribute(self, model: RankingModel) -> Forward:
         """Shard tables and blocks; replicate the tower and the head, whose gradients are all-reduced."""
-        self._root = shard(model, self._settings, self._device, self._spans)
-        replicated = (model.dense_tower, model.head)
-        self._sums = [GradientSum(module, self._sum_stream(), self._spans) for module in replicated]
+        self._root = shard(model, self._settings, self._device)
+        self._sums = [
+            GradientSum(module, collective_stream(self._device) if self.overlaps else None)
+            for module in (model.dense_tower, model.head)
+        ]
         return model
 
     @contextmanager
@@ -56,9 +58,3 @@ class RankingWorkload(RankingTraining[RankingSettings]):
         """Free the wrapped model too."""
         super().cleanup()
         drop(self, "_root", "_sums")
-
-    def _sum_stream(self) -> Stream | None:
-        if not self.overlaps:
-            return None
-        # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
-        return DeviceStream(self._device, priority=-1) if self._device.type == "cuda" else GlooStream()

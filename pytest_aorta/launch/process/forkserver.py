@@ -290,6 +290,7 @@ class ForkServer:
         mark_this_process(message["environ"][variables.LAUNCH_ID])
         os.environ.clear()
         os.environ.update(message["environ"])
+        os.chdir(message["folder"])
         spec = message["spec"] | {"lifeline_fd": lifeline_fd, "verdict_fd": verdict_fd}
 
         def run_agent() -> int:

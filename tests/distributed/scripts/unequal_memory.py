@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from aorta_workloads.distributed.activation_checkpoint import LADDER, choices
-from aorta_workloads.distributed.memory.budget import Options, decide
-from aorta_workloads.distributed.memory.step import Activations, Communication, StepMemory, Unit
+from aorta_workloads.distributed.activation_checkpoint import LADDER
+from aorta_workloads.distributed.memory import Activations, StepMemory, Unit, decide
 
 from pytest_aorta.worker import recorder
 
 NUM_BLOCKS = 4
-OPEN = Options(tuple(choices(NUM_BLOCKS)), (0,), NUM_BLOCKS)
 CPU = torch.device("cpu")
 
 
@@ -28,18 +26,12 @@ def step_memory(kept: int) -> StepMemory:
         inputs=0,
         by_kind={kind: Activations(kept if kind == LADDER[0] else 0, 0) for kind in LADDER},
         loss=Activations(0, 0),
-        communication=Communication(0, 0, 0, dict.fromkeys(LADDER, 0)),
-        num_in_flight=1,
-        keeps_gradients=False,
-        batches=0,
-        workspace=0,
-        optimizer=0,
     )
 
 
 def num_recomputed(kept: int, budget: int) -> float:
     """Return how many blocks this rank recomputes."""
-    choice = decide(step_memory(kept), OPEN, budget, CPU).choice
+    choice = decide(step_memory(kept), NUM_BLOCKS, budget, CPU).choice
     return float(sum(choice.kind(block) != LADDER[0] for block in range(NUM_BLOCKS)))
 
 

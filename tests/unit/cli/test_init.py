@@ -2,31 +2,86 @@ from __future__ import annotations
 
 import ast
 import os
-import runpy
-import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.device_kind import Device
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
+from pytest_aorta.session.launcher import Session
+from tests.unit.builders import rank_values, write_ranks
 
-PLAIN = "import torch\ntorch.manual_seed(0)\n"
-DETERMINISTIC = PLAIN + "torch.use_deterministic_algorithms(True)\n"
-RECORDED = "from pytest_aorta.worker import recorder\nwith recorder.step():\n    pass\n"
+PLAIN = "import torch\n"
+
+
+Values = Mapping[str, Any]
+Ranks = Callable[[LaunchPlan, int], Values]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pytest_aorta.cli.init.visible_devices", list)
+    for name, replacement in (("visible_devices", list), ("require_torch", lambda: None)):
+        monkeypatch.setattr(f"pytest_aorta.cli.init.{name}", replacement)
+    monkeypatch.setattr("pytest_aorta.session.launcher.visible_devices", list)
+    monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path.parent / "leases"))
     return tmp_path
 
 
 @pytest.fixture
 def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_aorta.cli.init.visible_devices", lambda: [Device("0", "Toy GPU", "GPU-0")])
+    devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(2)]
+    for module in ("cli.init", "session.launcher"):
+        monkeypatch.setattr(f"pytest_aorta.{module}.visible_devices", lambda: devices)
+
+
+class Launches:
+    """The launches that the command has started; ``ranks`` returns what the ranks of a launch leave."""
+
+    def __init__(self) -> None:
+        self.plans: list[LaunchPlan] = []
+        self.ranks: Ranks = lambda _plan, _number: {}
+
+    def start(self, plan: LaunchPlan) -> LaunchOutcome:
+        self.plans.append(plan)
+        prepare_folder(plan)
+        values = self.ranks(plan, len(self.plans))
+        if values.get("fails"):
+            for rank in plan.world.ranks:
+                (plan.run_dir / "ranks" / str(rank) / "error.json").write_text(
+                    f'{{"time_ns": 1, "type": "ValueError", "message": "{values["fails"]}", "traceback": ""}}'
+                )
+            return LaunchOutcome(EndReason.EXIT, 1, (), (), 0.25)
+        environment = {"torch": "2.11.0", "device": plan.world.device}
+        write_ranks(plan.run_dir, *([rank_values(environment=environment, metrics={}) | values] * plan.world.size))
+        return LaunchOutcome(EndReason.EXIT, 0, (), (), 0.25)
+
+
+@pytest.fixture(autouse=True)
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    launches = Launches()
+
+    class Faked(Session):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.start = launches.start
+
+    monkeypatch.setattr("pytest_aorta.cli.init.Session", Faked)
+    yield launches
+    assert all(plan.record is None or plan.script for plan in launches.plans)
+
+
+def call_in(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments and keywords of the launch in a test's text."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    [call] = [call for call in calls if getattr(call.func, "attr", "").startswith("run")]
+    named = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    return [ast.literal_eval(argument) for argument in call.args], named
 
 
 def marks(folder: Path, file: str) -> list[str]:
@@ -36,7 +91,8 @@ def marks(folder: Path, file: str) -> list[str]:
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    found = (path for path in folder.rglob("*") if path.is_file() and "results" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_text() for path in found}
 
 
 def test_without_a_script_the_test_runs_a_built_in_workload(folder, capsys):
@@ -50,18 +106,99 @@ def test_without_a_script_the_test_runs_a_built_in_workload(folder, capsys):
     assert lines[:3] == ["wrote test_training.py", "wrote pytest.ini", "wrote .gitignore: results/"]
 
 
-@pytest.mark.parametrize(("source", "hashed"), [(PLAIN, "False"), (DETERMINISTIC, "True")])
-def test_script_is_recorded_by_a_second_one_and_hashed_if_it_is_deterministic(folder, source, hashed):
-    (folder / "train.py").write_text(source)
+def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(folder, launches, capsys):
+    (folder / "train.py").write_text(PLAIN)
     assert main(["init", "train.py", "--", "--epochs", "it's 2"]) == 0
     written = files(folder)
-    assert written.keys() == {"train.py", "train_measured.py", "test_train.py", "pytest.ini", ".gitignore"}
-    assert written["train.py"] == source
-    assert f"hash_weights={hashed}" in written["train_measured.py"]
-    calls = [node for node in ast.walk(ast.parse(written["test_train.py"])) if isinstance(node, ast.Call)]
-    [call] = [call for call in calls if getattr(call.func, "attr", "") == "run_script"]
-    assert [ast.literal_eval(argument) for argument in call.args] == ["train_measured.py", ["--epochs", "it's 2"]]
-    ast.parse(written["train_measured.py"])
+    assert written.keys() == {"train.py", "test_train.py", "pytest.ini", ".gitignore"}
+    record = {"record": {"hash_weights": True}}
+    assert call_in(written["test_train.py"]) == (["train.py", ["--epochs", "it's 2"]], record)
+    assert len(launches.plans) == 2
+    assert "note: weights are compared bit by bit: two launches computed the same" in capsys.readouterr().out
+
+
+def test_seeds_are_set_by_the_recorder_where_launches_differ_only_without_them(folder, launches, capsys):
+    (folder / "train.py").write_text(PLAIN)
+    launches.ranks = lambda plan, number: (
+        {} if plan.record and plan.record.deterministic else {"weight_hashes": {"3": f"{number:016x}"}}
+    )
+    assert main(["init", "train.py"]) == 0
+    text = files(folder)["test_train.py"]
+    assert call_in(text)[1] == {"record": {"hash_weights": True, "deterministic": True}}
+    said = "the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because without them"
+    assert f"note: {said} two launches differ in step 3" in capsys.readouterr().out
+    assert "# The recorder sets seeds" in text
+
+
+@pytest.mark.parametrize("fails", ["", "no deterministic implementation"])
+def test_script_that_never_repeats_is_tested_without_its_weights_and_without_pins(folder, launches, capsys, fails):
+    (folder / "train.py").write_text(PLAIN)
+    launches.ranks = lambda plan, number: (
+        {"fails": fails}
+        if fails and plan.record and plan.record.deterministic
+        else {"weight_hashes": {"3": f"{number:016x}"}}
+    )
+    assert main(["init", "train.py"]) == 0
+    assert call_in(files(folder)["test_train.py"])[1] == {"record": {}}
+    assert "note: weights are not compared: two launches differ in step 3" in (shown := capsys.readouterr().out)
+    assert fails in shown
+
+
+def resuming(folder: Path, kept: str, *, is_seeded: bool = True) -> Ranks:
+    """Return the ranks of a script that saves a checkpoint, and goes on with it if it is there."""
+
+    def ranks(plan: LaunchPlan, number: int) -> Values:
+        there = plan.folder / kept
+        if there.exists():
+            return {"fails": "nothing left to train"}
+        there.parent.mkdir(exist_ok=True)
+        there.write_text("trained")
+        is_repeated = is_seeded or (plan.record is not None and plan.record.deterministic)
+        return {} if is_repeated else {"weight_hashes": {"3": f"{number:016x}"}}
+
+    return ranks
+
+
+@pytest.mark.parametrize(("kept", "path"), [("snapshot.pt", "snapshot.pt"), ("out/deep/last.pt", "out")])
+@pytest.mark.parametrize("is_seeded", [True, False])
+def test_script_that_resumes_is_launched_in_copies_without_its_checkpoint(
+    folder, launches, capsys, kept, path, is_seeded
+):
+    for name, text in (("train.py", PLAIN), ("data/tokens.bin", "1 2 3"), ("results/kept/old", ""), (".git/HEAD", "")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / kept).parent.parent.mkdir(exist_ok=True)
+    seen = []
+
+    def ranks(plan: LaunchPlan, number: int) -> Values:
+        seen.append(sorted(str(each.relative_to(plan.folder)) for each in plan.folder.rglob("*") if each.is_file()))
+        (plan.folder / kept).parent.mkdir(parents=True, exist_ok=True)
+        return resuming(folder, kept, is_seeded=is_seeded)(plan, number)
+
+    launches.ranks = ranks
+    assert main(["init", "train.py"]) == 0
+    settings = call_in(files(folder)["test_train.py"])[1]
+    assert settings["fresh"] == [path]
+    assert settings["record"] == {"hash_weights": True} | ({} if is_seeded else {"deterministic": True})
+    assert f"runs in a copy of this folder without {path}, which the script writes" in capsys.readouterr().out
+    copied = [found for found, plan in zip(seen, launches.plans, strict=True) if plan.copy]
+    assert copied == [["data/tokens.bin", "train.py"]] * (2 if is_seeded else 4)
+    assert not any(plan.copy.exists() for plan in launches.plans if plan.copy)
+
+
+def test_file_that_no_launch_reads_needs_no_copy(folder, launches):
+    (folder / "train.py").write_text(PLAIN)
+    launches.ranks = lambda plan, number: (plan.folder / "train.log").write_text(f"{number}") and {}
+    assert main(["init", "train.py"]) == 0
+    assert "fresh" not in call_in(files(folder)["test_train.py"])[1]
+
+
+def test_script_that_fails_is_reported_and_nothing_is_written(folder, launches, capsys):
+    (folder / "train.py").write_text(PLAIN)
+    launches.ranks = lambda *_: {"fails": "no such dataset"}
+    assert main(["init", "train.py"]) == 1
+    assert "ValueError: no such dataset" in capsys.readouterr().err
+    assert files(folder).keys() == {"train.py"}
 
 
 @pytest.mark.parametrize("name", ['a"""b', "a\\b", "a\nb", 'ends"', "it's"])
@@ -86,24 +223,15 @@ def test_gitignore_that_is_a_fifo_or_leads_out_of_the_project_is_refused(folder,
         (folder / ".gitignore").unlink()
 
 
-def test_script_with_the_recorder_is_launched_itself(folder):
-    (folder / "scripts").mkdir()
-    (folder / "tests").mkdir()
-    (folder / "scripts/my-train.py").write_text(RECORDED)
-    assert main(["init", "scripts/my-train.py"]) == 0
-    assert "run_script('scripts/my-train.py')" in (folder / "tests/test_my_train.py").read_text()
-    assert not list(folder.rglob("*_measured.py"))
-
-
 def test_nothing_that_exists_is_overwritten_and_each_file_is_reported(folder, capsys):
     (folder / "train.py").write_text(PLAIN)
-    there = {"test_train.py": "mine", "train_measured.py": "mine", "pytest.ini": "[pytest]\n", ".gitignore": "*.pt"}
+    there = {"test_train.py": "mine", "pytest.ini": "[pytest]\n", ".gitignore": "*.pt"}
     for name, text in there.items():
         (folder / name).write_text(text)
     assert main(["init", "train.py"]) == 0
     assert files(folder) == {**there, "train.py": PLAIN, ".gitignore": "*.pt\nresults/\n"}
     output = capsys.readouterr().out
-    for name in ("test_train.py", "train_measured.py", "pytest.ini"):
+    for name in ("test_train.py", "pytest.ini"):
         assert f"kept {name}, which" in output
     assert "added to .gitignore: results/" in output
     before = files(folder)
@@ -145,58 +273,57 @@ NUMERICS, OVERLAP, WORLD = "pytest.mark.numerics", "pytest.mark.overlap", "pytes
 
 @pytest.mark.parametrize(("arguments", "file"), [([], "test_training.py"), (["train.py"], "test_train.py")])
 def test_without_gpus_the_test_is_of_the_numerics_lane_and_compares_no_times(folder, arguments, file):
-    (folder / "train.py").write_text(DETERMINISTIC)
+    (folder / "train.py").write_text(PLAIN)
     assert main(["init", *arguments]) == 0
     assert marks(folder, file) == [NUMERICS, WORLD]
 
 
 @pytest.mark.usefixtures("gpu")
-def test_on_gpus_the_test_is_of_the_overlap_lane_and_compares_times(folder):
-    (folder / "train.py").write_text(DETERMINISTIC)
+@pytest.mark.parametrize(
+    ("other_ms", "marker"), [(10.1, "5%"), (10.3, "10%"), (10.6, "20%"), (12.0, None)], ids=["steady", "", "", "noise"]
+)
+def test_on_gpus_times_get_a_tolerance_that_launches_can_decide(folder, launches, capsys, other_ms, marker):
+    (folder / "train.py").write_text(PLAIN)
+    launches.ranks = lambda _, number: {"step_times_ms": [10.0 if number % 2 else other_ms] * 3}
     assert main(["init"]) == main(["init", "train.py"]) == 0
     assert marks(folder, "test_training.py") == [OVERLAP, WORLD]
-    assert marks(folder, "test_train.py") == [OVERLAP, WORLD, "pytest.mark.tolerance(step_time_p50='5%')"]
+    tolerance = [f"pytest.mark.tolerance(step_time_p50={marker!r})"] if marker else []
+    assert marks(folder, "test_train.py") == [OVERLAP, WORLD, *tolerance]
+    assert "the median step of two launches differs by " in capsys.readouterr().out
 
 
-SEEDED = "torch.manual_seed(0)\n"
-ALGORITHMS = "torch.use_deterministic_algorithms(True)\n"
+@pytest.mark.parametrize("script", ["scripts/test_ops.py", "scripts/ops_test.py"])
+@pytest.mark.parametrize("has_ini", [False, True])
+def test_script_with_the_name_of_a_test_is_neither_collected_nor_replaced(folder, capsys, script, has_ini):
+    (folder / "scripts").mkdir()
+    (folder / script).write_text(PLAIN)
+    if has_ini:
+        (folder / "pytest.ini").write_text("[pytest]\n")
+    assert main(["init", script]) == 0
+    assert "def test_ops_script(workload):" in (folder / "test_ops_script.py").read_text()
+    ignored = f"--ignore={script}"
+    assert ignored in (capsys.readouterr().out if has_ini else (folder / "pytest.ini").read_text())
 
 
-@pytest.mark.parametrize(
-    ("source", "missing"),
-    [
-        (SEEDED, "use_deterministic_algorithms(True)"),
-        (ALGORITHMS, "manual_seed(SEED)"),
-        ("import torch\n", "manual_seed(SEED) and use_deterministic_algorithms(True)"),
-    ],
-)
-def test_weights_that_are_not_compared_are_reported_with_what_to_add(folder, capsys, source, missing):
-    (folder / "train.py").write_text(source)
+def test_scripts_of_one_name_in_two_folders_have_a_test_each(folder):
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "train.py").write_text(PLAIN)
+        assert main(["init", f"{name}/train.py"]) == main(["init", f"{name}/train.py"]) == 0
+    assert files(folder).keys() >= {"test_train.py", "test_b_train.py"}
+    assert len(list(folder.glob("test_*.py"))) == 2
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, monkeypatch, gpus):
+    devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
+    monkeypatch.setattr("pytest_aorta.session.launcher.visible_devices", lambda: devices)
+    (folder / "train.py").write_text(PLAIN)
     assert main(["init", "train.py"]) == 0
-    note = (
-        f"weights are not compared, because train.py does not call torch's {missing}; "
-        "add this, then set hash_weights=True in train_measured.py"
-    )
-    assert f"note: {note}" in capsys.readouterr().out.splitlines()
-    written = (folder / "train_measured.py").read_text()
-    comment = " ".join(line.removeprefix("# ") for line in written.splitlines() if line.startswith("#"))
-    assert comment == f"W{note[1:]}"
-    assert max(map(len, written.splitlines())) <= 100
-
-
-def test_script_that_records_no_weights_is_reported_with_what_to_add(folder, capsys):
-    (folder / "train.py").write_text(RECORDED)
-    assert main(["init", "train.py"]) == 0
-    note = "weights are not compared, because train.py does not call recorder.weights(model)"
-    assert f"note: {note}; add this" in capsys.readouterr().out.splitlines()
-    assert f"    # W{note[1:]}; add this\n" in (folder / "test_train.py").read_text()
-
-
-@pytest.mark.parametrize("source", [DETERMINISTIC, f"{RECORDED}recorder.weights(model)\n"])
-def test_script_whose_weights_are_compared_gets_no_note(folder, capsys, source):
-    (folder / "train.py").write_text(source)
-    assert main(["init", "train.py"]) == 0
-    assert "not compared" not in "".join([*capsys.readouterr(), *files(folder).values()])
+    assert f"pytest.mark.world(size={gpus})" in marks(folder, "test_train.py")
+    (folder / "test_train.py").unlink()
+    assert main(["init", "--nproc=1", "train.py"]) == 0
+    assert "pytest.mark.world(size=1)" in marks(folder, "test_train.py")
 
 
 @pytest.mark.parametrize(
@@ -238,35 +365,19 @@ def test_unreadable_settings_are_an_error(folder, capsys):
     assert files(folder).keys() == {"pyproject.toml"}
 
 
-@pytest.fixture
-def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package in the folder src, whose module train starts as ``python -m`` starts it."""
-    package = folder / "src/torchtrain"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "model.py").write_text("SIZE = 3\n")
-    # Would hide the standard library's module if the package's folder were on the path.
-    (package / "types.py").write_text("raise ImportError('hidden')\n")
-    (package / "train.py").write_text(
-        "import pathlib, sys\nfrom .model import SIZE\npathlib.Path('out').write_text(f'{SIZE} {sys.argv}')\n"
-    )
-    monkeypatch.setitem(sys.modules, "pytest_aorta.worker", SimpleNamespace(record_optimizer_steps=lambda **_: None))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("torchtrain", "torchtrain.model"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return package
-
-
-@pytest.mark.parametrize("given", ["src/torchtrain/train.py", "torchtrain.train"])
-def test_module_of_a_package_is_measured_as_a_module(folder, package, monkeypatch, given):
-    assert main(["init", given]) == 0
-    monkeypatch.setattr(sys, "argv", ["train_measured.py", "--steps=5"])
-    runpy.run_path(str(folder / "train_measured.py"), run_name="__main__")
-    assert (folder / "out").read_text() == f"3 {[str(package / 'train.py'), '--steps=5']}"
-    assert "run_script('train_measured.py')" in (folder / "test_train.py").read_text()
-
-
-def test_module_with_the_recorder_is_launched_by_its_name(folder, package):
-    (package / "train.py").write_text(RECORDED)
-    assert main(["init", "src/torchtrain/train.py"]) == 0
-    assert "run_script('torchtrain.train')" in (folder / "test_train.py").read_text()
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        (["src/torchtrain/train.py", "--", "--steps=5"], ["torchtrain.train", ["--steps=5"]]),
+        (["torchtrain.train"], ["torchtrain.train"]),
+        (["-m", "torchtrain.train", "--", "--steps", "5"], ["torchtrain.train", ["--steps", "5"]]),
+        (["-m", "installed.train"], ["installed.train"]),
+    ],
+)
+def test_module_of_a_package_is_launched_as_a_module(folder, given, arguments):
+    (folder / "src/torchtrain").mkdir(parents=True)
+    for name in ("__init__", "train"):
+        (folder / f"src/torchtrain/{name}.py").write_text(PLAIN)
+    assert main(["init", *given]) == 0
+    [test] = folder.glob("test_*.py")
+    assert call_in(test.read_text())[0] == arguments

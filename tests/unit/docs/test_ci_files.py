@@ -15,7 +15,7 @@ from tests.integration.ci_runner import as_text, component
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())
-ACTION, TEMPLATE = ROOT / "action.yml", ROOT / "templates/aorta.yml"
+ACTION, TEMPLATE = ROOT / "action.yml", ROOT / "examples/ci/aorta.yml"
 GITHUB = sorted([*ROOT.glob("examples/ci/github-*.yml"), *ROOT.glob(".github/workflows/*.yml")])
 SCRIPTS = [*sorted((ROOT / "examples").rglob("*.sh")), ROOT / "dev", ROOT / ".ci/run"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -100,14 +100,14 @@ def test_shell_script_is_sound(path):
     assert tool("shellcheck", str(path)) == ""
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES, ACTION, TEMPLATE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES, ACTION], ids=lambda path: path.name)
 def test_every_option_that_is_named_exists(path):
     text = path.read_text(encoding="utf-8")
     named = {f"--{name}" for name in re.findall(r"(?<![\w-])--((?:aorta|update)-[a-z-]*[a-z])(?![\w*…-])", text)}
     assert named <= FLAGS
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES, ACTION, TEMPLATE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES, ACTION], ids=lambda path: path.name)
 def test_every_ini_key_that_is_named_exists(path):
     named = set(re.findall(r"(?:-o |^)(aorta_[a-z_]+) ?=", path.read_text(encoding="utf-8"), re.MULTILINE))
     assert named <= {option.key for option in OPTIONS if option.ini}

@@ -13,7 +13,7 @@ from pytest_aorta.launch import guarded as command
 from pytest_aorta.launch.guarded import agent_command, launch_environment, prepare_folder
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.device_kind import Device
-from pytest_aorta.plan.launch_plan import read_plan
+from pytest_aorta.plan.launch_plan import StepRecording, read_plan
 from pytest_aorta.plan.profiler import ProfilerSchedule
 from pytest_aorta.plan.workloads import CPU_KERNELS, WorkloadSpec, case_suffix, pinned_cpu_kernels
 from pytest_aorta.plan.world import World
@@ -66,8 +66,25 @@ AMD_GPUS = (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GP
         ({"timeout_s": 100.0}, {}, {"AORTA_COLLECTIVE_TIMEOUT_S": "80.000"}),
         ({}, {"MKL_CBWR": "AVX2"}, CPU_KERNELS | {"MKL_CBWR": "AVX2"}),
         ({"world": ON_GPUS}, {}, dict.fromkeys(CPU_KERNELS)),
+        # The pins cost time, and bits of such a launch are not compared.
+        ({"record": StepRecording()}, {}, dict.fromkeys(CPU_KERNELS)),
+        ({"record": StepRecording(hash_weights=True)}, {}, CPU_KERNELS),
+        ({"record": StepRecording(deterministic=True)}, {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
     ],
-    ids=["GPUs", "AMD", "CPU", "CPU hides", "threads", "own threads", "time limit", "kernels", "kernels of a GPU host"],
+    ids=[
+        *(
+            "GPUs",
+            "AMD",
+            "CPU",
+            "CPU hides",
+            "threads",
+            "own threads",
+            "time limit",
+            "kernels",
+            "kernels of a GPU host",
+        ),
+        *("no bits compared", "bits compared", "deterministic"),
+    ],
 )
 def test_ranks_get_devices_threads_limit_and_kernels_of_the_plan(tmp_path, monkeypatch, changes, environ, expected):
     monkeypatch.setattr(command, "pinned_cpu_kernels", lambda: dict(CPU_KERNELS))

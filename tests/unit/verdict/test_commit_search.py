@@ -94,7 +94,7 @@ def test_slowdown_is_found_with_its_size_and_probability(planted):
 
 
 # The posterior alone names another commit after the launches of each of these seeds.
-@pytest.mark.parametrize(("share", "seed"), [(0.2, 26), (0.2, 56), (0.3, 3), (0.3, 7), (0.3, 22), (0.3, 41)])
+@pytest.mark.parametrize(("share", "seed"), [(0.2, 56), (0.3, 22), (0.3, 41)])
 def test_commit_is_not_named_on_launches_in_two_groups_unless_pairs_confirm_it(share, seed):
     end, launches = run(CommitSearch(16, comparison(["step_time_p50"])), disturbed(9, share, seed))
     if end.outcome is SearchOutcome.FOUND:

@@ -16,9 +16,10 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as collectives
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+from ...common.torch_private import functional_collectives as collectives
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

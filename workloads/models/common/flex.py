@@ -8,7 +8,7 @@ On CUDA each pass is compiled once per shape. Torch has no backward kernel for C
 not repeat their bits. CPU ranks, and deterministic runs on HIP, evaluate the same formulas unfused, with all scores in
 memory.
 
-Every use of FlexAttention's private interface is in this module. Written for torch 2.11 to 2.13.
+The operators of torch are private (``common/torch_private.py``). Written for torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch._higher_order_ops.flex_attention import create_fw_bw_graph
-from torch._higher_order_ops.flex_attention import flex_attention as forward_pass
-from torch._higher_order_ops.flex_attention import flex_attention_backward as backward_pass
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
+
+from ...common.torch_private import (
+    FakeTensorMode,
+    compile_graph,
+    create_fw_bw_graph,
+    flex_backward,
+    flex_forward,
+)
 
 Option = int | bool
 Results = tuple[torch.Tensor, ...]
@@ -164,7 +168,7 @@ class _Shape(NamedTuple):
 
 def _forward(mask: tuple[Any, ...], options: dict[str, Option], *tensors: torch.Tensor) -> Results:
     q, k, v = tensors
-    results: Results = forward_pass(q, k, v, _unchanged, mask, _scale(q), options)
+    results: Results = flex_forward(q, k, v, _unchanged, mask, _scale(q), options)
     return results[:2]
 
 
@@ -174,7 +178,7 @@ def _backward(mask: tuple[Any, ...], options: dict[str, Option], *tensors: torch
     with torch.enable_grad():
         graphs = create_fw_bw_graph(_unchanged, (score, *indices), ())  # type: ignore[arg-type]
     no_grad = torch.zeros_like(logsumexp)
-    gradients = backward_pass(q, k, v, out, logsumexp, grad, no_grad, *graphs, mask, _scale(q), options)  # type: ignore[arg-type]
+    gradients = flex_backward(q, k, v, out, logsumexp, grad, no_grad, *graphs, mask, _scale(q), options)  # type: ignore[arg-type]
     return gradients[:3]
 
 
@@ -241,8 +245,6 @@ def _compiled(
     options: tuple[tuple[str, Option], ...],
 ) -> Callable[..., Results]:
     """Compile one pass for contiguous tensors of these shapes; it takes the mask's tensors, then these."""
-    import torch._inductor
-
     leaves = mask.as_tuple()
     positions = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -255,5 +257,4 @@ def _compiled(
     with FakeTensorMode() as mode:
         examples = [*map(mode.from_tensor, _tensors_of(mask)), *(shape.empty() for shape in shapes)]
         graph = make_fx(run)(*examples)
-    compiled: Callable[..., Results] = torch._inductor.compile(graph, list(examples))
-    return compiled
+    return compile_graph(graph, examples)

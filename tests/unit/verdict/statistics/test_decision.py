@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy.stats import t
+from scipy.stats import mannwhitneyu, t
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
@@ -19,6 +19,8 @@ from pytest_aorta.verdict.statistics.decision import (
     Outcome,
     Scale,
     decide_pairs,
+    most_not_worse,
+    num_not_worse,
     quantile_t,
 )
 from pytest_aorta.verdict.statistics.stored import (
@@ -33,8 +35,8 @@ from tests.unit.simulated import (
     WITHIN,
     at_most,
     draw_block,
-    draw_differences,
     draw_estimate,
+    draw_pairs,
     run_pairs,
     run_stored,
 )
@@ -53,7 +55,9 @@ def stored(*changes: float, tolerance=0.05, max_launches=5, worse=1, baseline=BA
 
 
 def pairs(*changes: float, tolerance=0.05, max_pairs=6, worse=1) -> Decision:
-    return decide_pairs([worse * change for change in changes], KNOWN, tolerance, max_pairs=max_pairs, worse=worse)
+    return decide_pairs(
+        [(worse * change, 0.0) for change in changes], KNOWN, tolerance, max_pairs=max_pairs, worse=worse
+    )
 
 
 @given(st.floats(0.05, 20), st.integers(1, 13))
@@ -296,14 +300,14 @@ def test_false_alarms_of_pairs_stay_below_their_rate(max_pairs):
     rng = random.Random(2)
     alarms = dict.fromkeys(Outcome, 0)
     for _ in range(TRIALS):
-        alarms[run_pairs(draw_differences(rng, max_pairs), WITHIN, 0.0005, max_pairs).outcome] += 1
+        alarms[run_pairs(draw_pairs(rng, max_pairs), WITHIN, 0.0005, max_pairs).outcome] += 1
     assert alarms[Outcome.REGRESSION] <= at_most(PAIR_FALSE_ALARM_RATE, TRIALS)
     assert alarms[Outcome.IMPROVED] <= at_most(PAIR_FALSE_ALARM_RATE, TRIALS)
 
 
 def test_pairs_in_ten_times_the_noise_that_was_known_rarely_raise_an_alarm():
     rng = random.Random(3)
-    decisions = [run_pairs(draw_differences(rng, 6, within=10 * WITHIN), WITHIN, 0.001) for _ in range(3000)]
+    decisions = [run_pairs(draw_pairs(rng, 6, within=10 * WITHIN), WITHIN, 0.001) for _ in range(3000)]
     # The measured rate is 1.2%, and 16% if the noise of the pairs themselves is ignored.
     assert sum(decision.outcome is Outcome.REGRESSION for decision in decisions) <= 60
 
@@ -323,7 +327,7 @@ def test_slowdown_of_twice_the_tolerance_rarely_passes(tolerance, sizes):
 def test_pairs_of_twice_the_tolerance_rarely_pass(tolerance):
     rng = random.Random(5)
     change = math.log1p(2 * tolerance)
-    decisions = [run_pairs(draw_differences(rng, 6, change), WITHIN, tolerance) for _ in range(3000)]
+    decisions = [run_pairs(draw_pairs(rng, 6, change), WITHIN, tolerance) for _ in range(3000)]
     assert sum(decision.outcome is Outcome.PASS for decision in decisions) <= at_most(MISS_RATE, 3000)
 
 
@@ -347,8 +351,7 @@ def test_interval_of_pairs_holds_the_true_change_as_often_as_it_says(count):
     rng = random.Random(7)
     held, change = 0, 0.03
     for _ in range(2000):
-        differences = draw_differences(rng, count, change)
-        decision = decide_pairs(differences, Variance(WITHIN**2, 4), 0.02, max_pairs=count, worse=1)
+        decision = decide_pairs(draw_pairs(rng, count, change), Variance(WITHIN**2, 4), 0.02, max_pairs=count, worse=1)
         held += decision.low <= change <= decision.high
     # Trimmed means of few pairs err less than assumed.
     assert 0.94 <= held / 2000 <= 0.998
@@ -480,10 +483,41 @@ def test_change_from_a_value_that_is_nearly_nothing_is_finite():
     assert 1e300 < Scale.RELATIVE.change(difference) < math.inf
 
 
+# Twelve launches of each side, with a standard deviation of 1.7%, in the order in which they were made.
+REFERENCES = [0.004, -0.012, 0.021, -0.003, 0.009, -0.027, 0.001, 0.016, -0.008, -0.016, 0.026, -0.010]
+CANDIDATES = [0.058, 0.040, 0.069, 0.047, 0.031, 0.052, 0.079, 0.044, 0.036, 0.063, 0.050, 0.026]
+
+
 def test_twelve_pairs_decide_what_the_prior_of_a_noisy_machine_leaves_undecided():
-    noise = [-0.035, -0.028, -0.02, -0.012, -0.006, -0.001, 0.003, 0.008, 0.014, 0.02, 0.026, 0.031]
-    pairs = [0.0531 + value for value in noise]
+    pairs = list(zip(CANDIDATES, REFERENCES, strict=True))
     prior = Variance(0.15**2, 2)
-    decisions = [decide_pairs(pairs[: count or 12], prior, 0.02, max_pairs=12, worse=1) for count in (8, 12)]
+    decisions = [decide_pairs(pairs[:count], prior, 0.02, max_pairs=12, worse=1) for count in (8, 12)]
     assert [decision.outcome for decision in decisions] == [None, Outcome.REGRESSION]
-    assert 0.035 < decisions[1].low < decisions[1].high < 0.07
+    assert 0.03 < decisions[1].low < decisions[1].high < 0.07
+
+
+def test_twelve_pairs_in_two_groups_of_launches_do_not_decide():
+    # Three launches of the reference fell into the slower group by chance, two of the candidate into the faster one.
+    references = [0.0, 0.01, 0.13, 0.0, -0.01, 0.12, 0.0, 0.01, 0.0, 0.13, -0.01, 0.0]
+    candidates = [0.12, 0.13, 0.14, 0.0, 0.12, 0.13, 0.11, 0.12, 0.0, 0.14, 0.12, 0.13]
+    pairs = list(zip(candidates, references, strict=True))
+    assert decide_pairs(pairs, Variance(0.15**2, 2), 0.02, max_pairs=12, worse=1).outcome is Outcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("count", "rate"), [(6, 1e-4), (8, 1e-4), (12, 5e-5), (12, 1e-4), (20, 1e-4)])
+def test_ranks_of_equal_launches_have_the_rate_of_the_exact_test(count, rate):
+    most = most_not_worse(count, rate)
+    at_most, more = (_exact_probability(count, number) for number in (most, most + 1))
+    assert at_most <= rate < more
+
+
+def _exact_probability(count: int, number: int) -> float:
+    """Return scipy's probability of at most ``number`` pairs that are not worse."""
+    if number < 0:
+        return 0.0
+    full, rest = divmod(number, count)
+    there = [place + 0.5 for place in range(count)]
+    here = [-1.0] * full + [float(count - rest)] + [count + 1.0] * (count - full - 1)
+    ordered = [value + 1e-6 * place for place, value in enumerate(here)]
+    assert num_not_worse(list(zip(ordered, there, strict=True))) == number
+    return float(mannwhitneyu(ordered, there, alternative="greater", method="exact").pvalue)

@@ -1,0 +1,258 @@
+"""The optimizers of an unedited script: what each rank recorded of them, and the facts of all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from pytest_aorta.common.model import (
+    Count,
+    Finite,
+    Milliseconds,
+    Model,
+    NotNegative,
+    Positive,
+    Step,
+    TensorHash,
+    Text,
+    WeightHash,
+)
+from pytest_aorta.common.text import counted
+
+# Values of one quantity of one optimizer, over all ranks, that a baseline keeps: evenly spaced steps, and the last one.
+_MOST_VALUES = 2048
+# Hex digits that are kept of a rank's hash of all parameters, and of the hash of one parameter on all ranks. They only
+# name what differs: the complete hashes are compared.
+_OF_RANK, _OF_PARAMETER = 8, 4
+_MOST_PARAMETERS = 2000
+_MOST_NAMED = 3
+
+
+class LocalWeights(Model, frozen=True, omit_defaults=True):
+    """Hashes of one rank's own parts of parameters, which may be replicas, shards or different tensors.
+
+    Attributes:
+        names: the parameters, sorted.
+        shapes: the shape of this rank's part of each parameter.
+        layouts: where in its logical tensor each part lies; empty if it is the whole tensor, or not known.
+        tensors: step -> one hash per name, for some steps.
+        hashes: step -> hash of all parts; steps are counted from the optimizer's first one.
+        problem: why a tensor has no hash; empty if all have.
+    """
+
+    names: list[str] = field(default_factory=list)
+    shapes: list[list[Count]] = field(default_factory=list)
+    layouts: list[str] = field(default_factory=list)
+    tensors: dict[Step, list[TensorHash]] = field(default_factory=dict)
+    hashes: dict[Step, WeightHash] = field(default_factory=dict)
+    problem: str = ""
+
+    def contradiction(self) -> str | None:
+        """Return which lists differ in length from the list of names; None if all have its length."""
+        counts = {"shapes": len(self.shapes), "layouts": len(self.layouts)}
+        counts |= {f"step {step}": len(row) for step, row in self.tensors.items()}
+        wrong = [f"{count} entries of {what}" for what, count in counts.items() if count != len(self.names)]
+        return f"{len(self.names)} names, {wrong[0]}; they have to be equal" if wrong else None
+
+
+class Series(Model, frozen=True, omit_defaults=True):
+    """What was recorded of one optimizer of an unedited script on one rank; steps are counted from its first one.
+
+    Attributes:
+        optimizer: the class of the optimizer.
+        model: the class of the module that it trains, such as ``DDP(Net)``; empty if unknown.
+        num_steps: number of steps, with those that were not timed.
+        is_main: whether the result's step times are those of this optimizer.
+        collectives: calls of collectives in a timed step; None if unknown.
+        step_times_ms: the duration of each timed step.
+        loss: step -> sum of the tensors whose ``backward()`` was called.
+        grad_norm: step -> what ``clip_grad_norm_`` returned.
+        weights: the hashes of the parameters.
+    """
+
+    optimizer: Text
+    num_steps: Positive
+    model: str = ""
+    is_main: bool = False
+    collectives: NotNegative | None = None
+    step_times_ms: list[Milliseconds] = field(default_factory=list)
+    loss: dict[Step, float] = field(default_factory=dict)
+    grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
+    weights: LocalWeights = LocalWeights()
+
+    @property
+    def name(self) -> str:
+        """Return the optimizer with its model, such as ``AdamW of DDP(Net)``."""
+        return f"{self.optimizer} of {self.model}" if self.model else self.optimizer
+
+    def __str__(self) -> str:
+        """Return the name with the number of steps and of collectives."""
+        calls = self.collectives and f"{counted(round(self.collectives), 'collective')} a step"
+        known = "" if calls is None else f", {calls or 'no collective'}"
+        return f"{self.name} ({counted(self.num_steps, 'step')}{known})"
+
+
+class SeriesFacts(Model, frozen=True, omit_defaults=True):
+    """The facts of one optimizer of an unedited script; steps are counted from its first one.
+
+    Attributes:
+        name: the optimizer with its model.
+        num_steps: number of steps, with those that were not timed.
+        is_main: whether the step times of the launch are those of this optimizer.
+        collectives: calls of collectives in a timed step, the largest over ranks; None if unknown.
+        p50_ms: the median of the timed steps' maxima over ranks; None without timed steps.
+        loss: ``loss[rank]``: step -> loss, of at most 2,048 values.
+        grad_norm: ``grad_norm[rank]``: step -> norm of the gradients, of at most 2,048 values.
+        weights: step -> for each rank, the begin of the hash of what it holds of the parameters.
+        parameters: step -> the begins of the parameters' hashes over all ranks, joined.
+        names: the parameters; not kept in baselines.
+    """
+
+    name: Text
+    num_steps: Positive
+    is_main: bool = False
+    collectives: NotNegative | None = None
+    p50_ms: Milliseconds | None = None
+    loss: list[dict[Step, Finite]] = field(default_factory=list)
+    grad_norm: list[dict[Step, NotNegative]] = field(default_factory=list)
+    weights: dict[Step, list[Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]]] = field(default_factory=dict)
+    parameters: dict[Step, Annotated[str, Meta(pattern="^([0-9a-f]{4})*$")]] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+
+def joined_hashes(ranks: Sequence[Sequence[Series]]) -> dict[str, str]:
+    """Return step -> hash of what all ranks hold of all optimizers' parameters."""
+    rows: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for rank, series in enumerate(ranks):
+        for number, one in enumerate(series):
+            for step, value in one.weights.hashes.items():
+                rows[step].append((number, rank, value))
+    return {step: _digest(rows[step]) for step in sorted(rows, key=int)}
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
+
+
+def series_facts(ranks: Sequence[Sequence[Series]]) -> list[SeriesFacts]:
+    """Return the facts of each optimizer, in the order of their first steps; ranks may have different ones."""
+    count = max(map(len, ranks), default=0)
+    return [_facts([series[number] for series in ranks if number < len(series)]) for number in range(count)]
+
+
+def _facts(ranks: Sequence[Series]) -> SeriesFacts:
+    times = [list(map(max, *(rank.step_times_ms for rank in ranks)))] if len(ranks) > 1 else [ranks[0].step_times_ms]
+    calls = [rank.collectives for rank in ranks if rank.collectives is not None]
+    held = [rank.weights for rank in ranks]
+    steps = set.intersection(*({*weights.tensors} for weights in held))
+    names = sorted({name for weights in held for name in weights.names})[:_MOST_PARAMETERS]
+    return SeriesFacts(
+        name=" | ".join(dict.fromkeys(rank.name for rank in ranks)),
+        num_steps=max(rank.num_steps for rank in ranks),
+        is_main=ranks[0].is_main,
+        collectives=max(calls, default=None),
+        p50_ms=float(f"{median(times[0]):.6g}") if times[0] else None,
+        loss=_thinned([rank.loss for rank in ranks]),
+        grad_norm=_thinned([rank.grad_norm for rank in ranks]),
+        weights={
+            step: [weights.hashes.get(step, "0" * _OF_RANK)[:_OF_RANK] for weights in held]
+            for step in sorted({step for weights in held for step in weights.hashes}, key=int)
+        },
+        parameters={step: "".join(_begins(held, names, step)) for step in sorted(steps, key=int)},
+        names=names,
+    )
+
+
+def _begins(held: Sequence[LocalWeights], names: Sequence[str], step: str) -> list[str]:
+    rows = [dict(zip(weights.names, weights.tensors[step], strict=True)) for weights in held]
+    return [_digest([row.get(name) for row in rows])[:_OF_PARAMETER] for name in names]
+
+
+def _thinned(ranks: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Return the values of evenly spaced steps and of the last one; empty if no rank has any."""
+    longest = max(map(len, ranks))
+    stride = max(1, -(-longest * len(ranks) // _MOST_VALUES))
+    kept = [
+        {step: value for number, (step, value) in enumerate(values.items(), 1) if number % stride in (0, 1 % stride)}
+        | dict([*values.items()][-1:])
+        for values in ranks
+    ]
+    return kept if longest else []
+
+
+def described(ranks: Sequence[Sequence[Series]]) -> str:
+    """Return a line on the optimizers if there are several, or if the steps of one have no collective; or empty."""
+    facts = series_facts(ranks)
+    alone = [one.name for one in facts if len(ranks) > 1 and one.collectives == 0]
+    if len(facts) < 2 and not alone:
+        return ""
+    each = ", ".join(dict.fromkeys(str(one) for series in ranks for one in series))
+    text = f"{counted(len(facts), 'optimizer')}: {each}"
+    return f"{text}; steps without a collective are the same work on each rank" if alone else text
+
+
+def diverged(ranks: Sequence[Sequence[Series]]) -> str:
+    """Return which replicas of parameters became different, and when; empty if none did.
+
+    Parameters are replicas if their hashes are equal on all ranks in the first hashed step.
+    """
+    count = min(map(len, ranks)) if len(ranks) > 1 else 0
+    found = (_diverged(ranks[0][number].name, [series[number].weights for series in ranks]) for number in range(count))
+    return next(filter(None, found), "")
+
+
+def _diverged(name: str, held: Sequence[LocalWeights]) -> str:
+    steps = sorted(set.intersection(*({*weights.tensors} for weights in held)), key=int)
+    by_step = {
+        step: [dict(zip(weights.names, weights.tensors[step], strict=True)) for weights in held] for step in steps
+    }
+
+    def other_ranks(parameter: str, step: str) -> list[int]:
+        values = [row.get(parameter) for row in by_step[step]]
+        return [rank for rank, value in enumerate(values) if value != values[0]]
+
+    replicas = [parameter for parameter in held[0].names if steps and not other_ranks(parameter, steps[0])]
+    for before, step in itertools.pairwise(steps):
+        if different := [parameter for parameter in replicas if other_ranks(parameter, step)]:
+            more = f" and {counted(len(different) - 1, 'other')}" if len(different) > 1 else ""
+            is_passing = not any(other_ranks(parameter, steps[-1]) for parameter in different)
+            return (
+                f"replicas differ: {different[0]}{more} of {name} on rank {other_ranks(different[0], step)[0]} and on "
+                f"rank 0 after step {step}; they are equal after step {before}"
+                + (f", and again after step {steps[-1]}" if is_passing else "")
+            )
+    return ""
+
+
+def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFacts]) -> str:
+    """Return the optimizer, step, ranks and parameters for which weights differ first; empty if none do."""
+    pairs = list(zip(launch, other, strict=False))
+    steps = sorted({int(step) for here, _ in pairs for step in here.weights})
+    for before, step in itertools.pairwise([0, *steps]):
+        for here, there in pairs:
+            of_ranks = [side.weights.get(str(step), []) for side in (here, there)]
+            if ranks := [rank for rank, (one, two) in enumerate(zip(*of_ranks, strict=False)) if one != two]:
+                who = "all ranks" if len(ranks) == len(of_ranks[0]) > 1 else f"rank {', '.join(map(str, ranks))}"
+                equal = f", and are equal after step {before}" if before else ""
+                named = _other_parameters(here, there, str(step))
+                return f"the weights of {here.name} first differ after step {step} on {who}{equal}{named}"
+    return ""
+
+
+def _other_parameters(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
+    begins = [_split(side.parameters.get(step, "")) for side in (here, there)]
+    if len(begins[0]) != len(begins[1]):
+        return ""
+    names = [name for name, one, two in zip(here.names, *begins, strict=False) if one != two]
+    more = f" and {counted(len(names) - _MOST_NAMED, 'other')}" if len(names) > _MOST_NAMED else ""
+    return f": {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
+
+
+def _split(text: str) -> list[str]:
+    return [text[begin : begin + _OF_PARAMETER] for begin in range(0, len(text), _OF_PARAMETER)]

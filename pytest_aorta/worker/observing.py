@@ -1,0 +1,451 @@
+"""Observation of an unedited training script: the steps, losses, gradient norms and weights of each optimizer.
+
+Torch has public hooks for the steps of optimizers. Two functions that have no hook are replaced:
+``torch.autograd.backward``, which ``Tensor.backward`` calls too, and ``torch.nn.utils.clip_grad_norm_``.
+
+Nothing here is collective, since ranks may not all arrive: each rank records what it has, and the records of all ranks
+are joined when they have ended. Nothing reads a number from a device before the script has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import resource
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pytest_aorta.common import variables
+from pytest_aorta.common.text import brief, counted
+from pytest_aorta.result.folder import OUTPUT_LOG
+from pytest_aorta.result.series import Series
+from pytest_aorta.worker.accelerator import own_device
+from pytest_aorta.worker.costs import StepCounter, calls_by_step
+from pytest_aorta.worker.finite import Optimizers, modules, refuse_value
+from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.timing import Progress, StepTimer
+from pytest_aorta.worker.weight_hash import LocalHashes
+
+_Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
+# The warm-up steps that costs need: one that is counted, and one that settles after it.
+STEPS_TO_COUNT = 2
+# Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
+_CHECKING = 0.01
+# Values on a device are joined when there are this many, since each value alone takes a block of memory.
+_JOINED = 256
+# Hashes of each parameter show where launches differ; those of many steps would make a large result.
+_STEPS_BY_TENSOR = 4
+# Wrappers by the short names that readers know.
+_SHORT_NAMES = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP", "OptimizedModule": "compiled"}
+_LONGEST_NAME = 200
+# Processor time of child processes that is more than that of a tool which the script has called, in seconds.
+_CHILD_S = 2.0
+_ABOUT_DEVICES = re.compile(r"\b(cuda|gpus?|accelerators?)\b", re.IGNORECASE)
+_LAST_LINES, _LAST_BYTES = 5, 4096
+_LOSS, _NORM = "loss", "gradient norm"
+
+
+class Values:
+    """Numbers in the order of their recording; those on a device are read only at the end."""
+
+    def __init__(self) -> None:
+        self._parts: list[float | torch.Tensor] = []
+        self._waiting: list[torch.Tensor] = []
+
+    def add(self, value: float | torch.Tensor) -> None:
+        """Add a number, or a tensor with one element on a device."""
+        if isinstance(value, torch.Tensor):
+            self._waiting.append(value)
+            if len(self._waiting) == _JOINED:
+                self._join()
+        else:
+            self._join()
+            self._parts.append(value)
+
+    def _join(self) -> None:
+        if self._waiting:
+            self._parts.append(torch.cat(self._waiting))
+            self._waiting = []
+
+    def read(self) -> list[float]:
+        """Return all values, and wait for the device."""
+        self._join()
+        lists = ([part] if isinstance(part, float) else part.tolist() for part in self._parts)
+        return [value for values in lists for value in values]
+
+
+class _Optimized:
+    """The series of one optimizer: its steps from the first, which has the number 1, with what belongs to each."""
+
+    def __init__(self, optimizer: Optimizer, named: _Named, device: torch.device, warmup: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.name, self.model = type(optimizer).__name__, model_of(named(optimizer))
+        self.num_steps = 0
+        # The numbers of the timed steps.
+        self.timed: list[int] = []
+        # Place of the last step in the order of all optimizers' steps.
+        self.turn = 0
+        self.timer = StepTimer(device, has_progress=False)
+        self.counter: StepCounter | None = None
+        self.hashes = LocalHashes(_STEPS_BY_TENSOR)
+        self._named, self._warmup = named, warmup
+        self._counted: ExitStack | None = None
+        self._places: list[tuple[int, str]] = []
+        self._values = Values()
+        self._last_words: weakref.finalize[Any, Optimizer] | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the costs of the step that has begun are counted."""
+        return self._counted is not None
+
+    def end_step(self, values: Sequence[tuple[str, float | torch.Tensor]]) -> None:
+        """End the step at the optimizer's step; ``values`` are the quantities of the step."""
+        self.num_steps += 1
+        if self.timer.close():
+            self.timed.append(self.num_steps)
+        if self._counted is not None:
+            self._counted.close()
+            self._counted = None
+        for quantity, value in values:
+            self._places.append((self.num_steps, quantity))
+            self._values.add(_copy(value) if isinstance(value, torch.Tensor) else value)
+
+    def begin_step(self, *, may_count: bool) -> None:
+        """Begin the next step. Nobody sees the begin of the first step; the warm-up comes after it."""
+        left = self._warmup - self.num_steps + 1
+        if left <= 0:
+            self.timer.open()
+        # The last warm-up step follows the counted one, so that the timed steps begin without the profiler's end.
+        elif left == STEPS_TO_COUNT and may_count:
+            self.counter = StepCounter(self.timer.device)
+            self._counted = ExitStack()
+            self._counted.enter_context(self.counter.step())
+
+    def hash(self) -> None:
+        """Hash this rank's parts of the parameters after this step, unless that is done."""
+        if (optimizer := self.optimizer()) is not None:
+            self.hashes.add(self.num_steps, self._named(optimizer))
+
+    def hash_at_the_end(self) -> None:
+        """Have the parameters hashed when the optimizer is freed, in case that the script drops it with the model."""
+        if (optimizer := self.optimizer()) is None:
+            return
+        if self._last_words is not None:
+            self._last_words.detach()
+        # The optimizer keeps the tensors alive itself, and this list is dropped with it.
+        named = self._named(optimizer)
+        self._last_words = weakref.finalize(optimizer, lambda: self.hashes.add(self.num_steps, named))
+        self._last_words.atexit = False
+
+    def values(self) -> dict[str, dict[int, float]]:
+        """Return the quantities by step: the sum of the micro-batches' losses, and the norm of all gradients.
+
+        A norm that is not finite, with a loss after it, is of an iteration whose step a ``GradScaler`` has skipped.
+        """
+        steps: dict[int, list[tuple[str, float]]] = {}
+        for (step, quantity), value in zip(self._places, self._values.read(), strict=True):
+            found = steps.setdefault(step, [])
+            if quantity == _LOSS and any(name == _NORM and not math.isfinite(norm) for name, norm in found):
+                found.clear()
+            found.append((quantity, value))
+        by_step: dict[str, dict[int, float]] = {_LOSS: {}, _NORM: {}}
+        for step, found in steps.items():
+            losses, norms = ([value for name, value in found if name == kind] for kind in (_LOSS, _NORM))
+            if losses:
+                by_step[_LOSS][step] = sum(losses)
+            if norms:
+                by_step[_NORM][step] = norms[0] if len(norms) == 1 else math.hypot(*norms)
+        return by_step
+
+    def series(self, *, is_main: bool) -> Series:
+        """Return everything that was recorded of this optimizer."""
+        values = self.values()
+        return Series(
+            optimizer=self.name,
+            model=self.model,
+            num_steps=self.num_steps,
+            is_main=is_main,
+            collectives=self.calls,
+            step_times_ms=self.timer.step_times_ms(),
+            loss={str(step): value for step, value in values[_LOSS].items()},
+            grad_norm={str(step): value for step, value in values[_NORM].items()},
+            weights=self.hashes.digests(),
+        )
+
+    @property
+    def calls(self) -> float | None:
+        """The number of collectives in a timed step; None without one."""
+        return calls_by_step(self.timer.spans_ns)
+
+
+class Observer:
+    """Recorder of all optimizers that step in this process, from :meth:`start` to :meth:`stop`.
+
+    Attributes:
+        warmup: Number of steps of each optimizer that are not timed, after its first one.
+        hash_weights: Whether this rank's parts of the parameters are hashed after steps 1, 2, 4, 8 and so on, and
+            after the last one.
+        optimizers: The optimizers that have stepped.
+        has_optimizer: Whether the script has made an optimizer.
+        has_loaded: Whether the script has called ``torch.load``.
+    """
+
+    def __init__(self, *, warmup: int = 3, hash_weights: bool = False) -> None:
+        self.warmup, self.hash_weights = warmup, hash_weights
+        self.has_loaded = self.has_optimizer = False
+        self.optimizers = Optimizers()
+        self.began_s = time.perf_counter()
+        self._all: list[_Optimized] = []
+        self._device = torch.device("cpu")
+        self._progress: Progress | None = None
+        self._values: list[tuple[str, float | torch.Tensor]] = []
+        self._stepping: list[Optimizer] = []
+        self._is_in_backward = False
+        self._looked_s = self._look_s = 0.0
+        self._undo: list[Callable[[], object]] = []
+
+    def start(self) -> Observer:
+        """Observe from now on."""
+        if not self._undo:
+            pre, post = register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)
+            self._undo += [pre.remove, post.remove]
+            self._wrap(torch.autograd, "backward", self._backward)
+            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+                self._wrap(module, "clip_grad_norm_", self._clip)
+            self._wrap(torch, "load", self._load)
+            self._wrap(Optimizer, "__init__", self._made)
+        return self
+
+    def stop(self) -> None:
+        """Undo :meth:`start`."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+        self._undo.append(functools.partial(setattr, owner, name, original))
+
+    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._is_in_backward:  # activation checkpointing computes gradients inside of a backward pass
+            return original(tensors, *args, **kwargs)
+        if self._progress is None:
+            self._enter(1)
+        self._note(_LOSS, tensors)
+        self._is_in_backward = True
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            self._is_in_backward = False
+
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        norm = original(*args, **kwargs)
+        self._note(_NORM, norm)
+        return norm
+
+    def _note(self, quantity: str, value: object) -> None:
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and not is_simulated():
+            # What the recorder does must not count among the costs of a step, so there the copy is made after the step.
+            is_counted = any(one.is_counted for one in self._all)
+            self._values.append((quantity, value if is_counted else _copy(value)))
+
+    def _load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.has_loaded = True
+        return original(*args, **kwargs)
+
+    def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.has_optimizer = True
+        original(*args, **kwargs)
+
+    def _enter(self, step: int) -> None:
+        self._progress = self._progress or Progress()
+        self._progress.enter(step)
+
+    def _begin(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        # The step of an optimizer that has raised has no end.
+        if any(known is optimizer for known in self._stepping):
+            self._stepping.clear()
+        self._stepping.append(optimizer)
+
+    def _end(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        """End a step of an optimizer and begin the next, unless the optimizer is a part of another one that steps."""
+        if self._stepping:
+            self._stepping.pop()
+        if self._stepping:
+            return
+        found = next((known for known in self._all if known.optimizer() is optimizer), None)
+        found = found or self._new(optimizer)
+        found.end_step(self._values)
+        self._values = []
+        # Optimizers that take turns, as those of a GAN, are in one step.
+        before, found.turn = found.turn, 1 + max(one.turn for one in self._all)
+        self._enter(1 + min(one.num_steps for one in self._all if one.turn > before))
+        is_chosen = found.num_steps.bit_count() == 1
+        if (is_chosen or self._is_look_due()) and not is_simulated():
+            with ExitStack() as paused:
+                for one in self._all:
+                    paused.enter_context(one.timer.paused())
+                self._look(found)
+                if is_chosen and self.hash_weights:
+                    found.hash()
+                    found.hash_at_the_end()
+        found.begin_step(may_count=not any(one.is_counted for one in self._all))
+
+    def _new(self, optimizer: Optimizer) -> _Optimized:
+        if not self._all:
+            self._device = own_device()
+            # Keep the group: gloo's destructor can deadlock, and would run when the script drops its last reference.
+            self._group = dist.group.WORLD if dist.is_initialized() else None
+        self.optimizers.add(optimizer)
+        self._all.append(_Optimized(optimizer, self.optimizers.named, self._device, self.warmup))
+        return self._all[-1]
+
+    def _is_look_due(self) -> bool:
+        return time.perf_counter() - self._looked_s > self._look_s / _CHECKING
+
+    def _look(self, found: _Optimized) -> None:
+        began_s = time.perf_counter()
+        self.optimizers.look(f"step {found.num_steps}")
+        self._looked_s = time.perf_counter()
+        self._look_s = self._looked_s - began_s
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the steps; the CPU before the first step."""
+        return self._device
+
+    @property
+    def num_steps(self) -> int:
+        """The largest number of steps of an optimizer."""
+        return max((one.num_steps for one in self._all), default=0)
+
+    @property
+    def main(self) -> _Optimized | None:
+        """The optimizer with most timed steps, among those whose steps have collectives if there are any."""
+        timed = [one for one in self._all if one.timer.num_steps]
+        return max(timed, key=lambda one: (bool(one.calls), one.timer.num_steps), default=None)
+
+    def end(self) -> None:
+        """Look at the parameters and hash them once more, where the optimizers still exist; after the script."""
+        for one in self._all:
+            if one.optimizer() is not None and not is_simulated():
+                self._look(one)
+                if self.hash_weights:
+                    one.hash()
+
+    def series(self) -> list[Series]:
+        """Return the series of all optimizers in the order of their first steps."""
+        main = self.main
+        return [one.series(is_main=one is main) for one in self._all]
+
+    @property
+    def is_without_training(self) -> bool:
+        """Whether the script is none that trains: it made no optimizer, loaded nothing, and left the work to nobody."""
+        return not (self.has_optimizer or self.has_loaded or _child_s() > _CHILD_S or self._lacks_devices())
+
+    def absence(self) -> str:
+        """Return why no step was timed, and the last lines of the script."""
+        return f"{self._cause()}{_last_lines()}"
+
+    def _cause(self) -> str:
+        if self._all:
+            needed = self.warmup + 2
+            return (
+                f"its optimizer made {counted(self.num_steps, 'step')}, and the first {needed - 1} are not timed, as "
+                f"the first has no begin and {self.warmup} warm up; run at least {needed} steps, or lower warmup in "
+                f"record_optimizer_steps(warmup={self.warmup})"
+            )
+        if self._lacks_devices():
+            return "no optimizer stepped, and the script's last lines say that it lacks GPUs; this rank has none"
+        if (child_s := _child_s()) > _CHILD_S:
+            return (
+                f"no optimizer stepped in this process, and child processes took {child_s:.0f} s of processor time: "
+                f"their steps are not recorded; have torchrun start the ranks, and not the script"
+            )
+        if self.has_loaded:
+            return (
+                "no optimizer stepped after torch.load; if the script resumed from the checkpoint of a complete run, "
+                "remove the checkpoint, or have the script write it to a folder of each launch"
+            )
+        return "the script made an optimizer, and no optimizer stepped"
+
+    def _lacks_devices(self) -> bool:
+        return own_device().type == "cpu" and bool(_ABOUT_DEVICES.search(_last_lines()))
+
+    def refuse(self, rank: int) -> None:
+        """Check the losses, the gradient norms, and the parameters after steps; not collective.
+
+        Raises:
+            NotFinite: A value of this rank is NaN or infinite; the message names the first step.
+        """
+        for one in self._all:
+            found = [(step, name, value) for name, by_step in one.values().items() for step, value in by_step.items()]
+            for step, name, value in sorted(found, key=lambda entry: entry[0]):
+                refuse_value(name, value, rank, f"step {step} of {one.num_steps}")
+        self.optimizers.refuse(rank)
+
+
+def _copy(value: torch.Tensor) -> float | torch.Tensor:
+    """Return a copy of a tensor with one element, since the script may write into its memory; a number on CPU."""
+    own = local_part(value.detach())
+    return float(own) if own.device.type == "cpu" else own.reshape(1).to(torch.float64, copy=True)
+
+
+def _child_s() -> float:
+    """Return the processor time of child processes that have ended, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _last_lines() -> str:
+    """Return the last lines of this rank's output, each behind a bar; empty without any."""
+    folder = os.environ.get(variables.RANK_FOLDER)
+    path = Path(folder) / OUTPUT_LOG if folder else None
+    if path is None or not path.exists():
+        return ""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - _LAST_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+    return "".join(["; its last lines:" if lines else "", *(f"\n  | {brief(line)}" for line in lines)])
+
+
+def model_of(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return the classes of the largest modules that have some of the parameters, such as ``DDP(Net)``.
+
+    Wrappers of torch are followed by the class of the module that they wrap.
+    """
+    own, every = {id(part) for _, part in named}, modules()
+    parents = {id(child): module for module in every for child in module.children()}
+    found = {}
+    for module in every:
+        if any(id(part) in own for part in module._parameters.values()):
+            while (parent := parents.get(id(module))) is not None:
+                module = parent
+            found[id(module)] = _title(module)
+    return " + ".join(dict.fromkeys(found.values()))[:_LONGEST_NAME]
+
+
+def _title(module: torch.nn.Module) -> str:
+    name = type(module).__name__
+    children = list(module.children())
+    return f"{_SHORT_NAMES[name]}({_title(children[0])})" if name in _SHORT_NAMES and len(children) == 1 else name

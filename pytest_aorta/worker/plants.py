@@ -1,0 +1,150 @@
+"""Faults that ``aorta selftest`` plants into a rank, through public hooks and functions of torch alone."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from pytest_aorta.plan.plants import BIT, EXIT_CODE, HANG, IN_LINE, LOST_GRADIENT, MEMORY, NAN, SLOW_RANK, Planted
+from pytest_aorta.worker.accelerator import on_accelerator, own_device, synchronize
+from pytest_aorta.worker.layout import local_part
+
+# The optimizer's step that a fault of one step falls into: training has begun, and short runs have it too.
+_STEP = 2
+_EXIT_CODE = 3
+# Functions of torch.distributed that FSDP, and scripts, communicate by.
+_COLLECTIVES = (
+    "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast",
+    "reduce_scatter", "reduce_scatter_tensor",
+)  # fmt: skip
+_INTEGERS = {
+    torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64,
+}  # fmt: skip
+# What has to stay alive as long as the rank.
+_kept: list[object] = []
+
+
+def plant(planted: Planted) -> None:
+    """Plant the fault into what runs next in this process: a workload or a script."""
+    is_last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+    if planted.plant is IN_LINE:
+        _communicate_in_line(planted)
+    elif planted.plant is MEMORY:
+        _hold(planted)
+    elif is_last and planted.plant is EXIT_CODE:
+        atexit.register(_exit, planted)
+    elif is_last:
+        _watch_steps(planted)
+
+
+def _note(planted: Planted) -> None:
+    planted.mark.touch()
+
+
+def _exit(planted: Planted) -> None:
+    _note(planted)
+    os._exit(_EXIT_CODE)
+
+
+def _hold(planted: Planted) -> None:
+    device = own_device()
+    if on_accelerator(device):
+        _kept.append(torch.zeros(int(planted.size), dtype=torch.uint8, device=device))
+        _note(planted)
+
+
+def _watch_steps(planted: Planted) -> None:
+    """Plant what happens in a step: before the optimizer uses the gradients, or as they are computed."""
+    steps = 0
+
+    def before_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        nonlocal steps
+        steps += 1
+        if planted.plant is SLOW_RANK:
+            _note(planted)
+            time.sleep(planted.size / 1000)
+        elif steps == _STEP and planted.plant is HANG:
+            _note(planted)
+            while True:
+                time.sleep(60)
+        elif steps == _STEP and planted.plant is BIT and _flip_bit(optimizer):
+            _note(planted)
+
+    register_optimizer_step_pre_hook(before_step)
+    if planted.plant not in (LOST_GRADIENT, NAN):
+        return
+    backward, factor = torch.autograd.backward, 0.0 if planted.plant is LOST_GRADIENT else float("nan")
+
+    @functools.wraps(backward)
+    def changed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:
+        if steps == _STEP - 1:
+            _note(planted)
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or ())
+            given += [None] * (len(roots) - len(given))
+            pairs = zip(roots, given, strict=True)
+            grad_tensors = [factor * (torch.ones_like(root) if own is None else own) for root, own in pairs]
+        backward(tensors, grad_tensors, *args, **keywords)
+
+    torch.autograd.backward = changed
+
+
+def _flip_bit(optimizer: torch.optim.Optimizer) -> bool:
+    """Flip the highest bit of the fraction of one gradient's largest element; return whether there is one."""
+    grads = [part.grad for group in optimizer.param_groups for part in group["params"] if part.grad is not None]
+    parts = [part for grad in grads if (part := local_part(grad.detach())).numel() and part.dtype in _INTEGERS]
+    if not parts:
+        return False
+    largest = max(parts, key=lambda part: float(part.abs().max()))
+    place = torch.unravel_index(largest.abs().argmax(), largest.shape)
+    integer = _INTEGERS[largest.dtype]
+    bit = round(-math.log2(torch.finfo(largest.dtype).eps)) - 1
+    largest[place] = (largest[place].view(integer) ^ (1 << bit)).view(largest.dtype)
+    return True
+
+
+def _communicate_in_line(planted: Planted) -> None:
+    """Make compute wait for each collective that is called from Python, and for the buckets of DDP."""
+
+    def in_line(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **keywords: Any) -> Any:
+            work = original(*args, **keywords)
+            if work is not None:
+                work.wait()
+            synchronize(own_device())
+            _note(planted)
+            return work
+
+        return call
+
+    for name in _COLLECTIVES:
+        setattr(dist, name, in_line(getattr(dist, name)))
+    construct = DistributedDataParallel.__init__
+
+    @functools.wraps(construct)
+    def constructed(model: DistributedDataParallel, *args: Any, **keywords: Any) -> None:
+        construct(model, *args, **keywords)
+        # DDP refuses annotations that are text.
+        model.register_comm_hook(None, lambda _state, bucket: _reduce_in_line(bucket))
+
+    setattr(DistributedDataParallel, "__init__", constructed)  # noqa: B010 - its type is that of the original
+
+
+def _reduce_in_line(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Return the mean of a bucket over all ranks, after waiting for it."""
+    reduced = bucket.buffer().div_(dist.get_world_size())
+    dist.all_reduce(reduced)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(reduced)
+    return future

@@ -1,0 +1,124 @@
+"""Faults that ``aorta selftest`` plants into real ranks, and the command on a test of this repository."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.cli.main import main
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.plants import (
+    BIT,
+    EXIT_CODE,
+    HANG,
+    IN_LINE,
+    LOST_GRADIENT,
+    MEMORY,
+    NAN,
+    PLANTS,
+    SLOW_RANK,
+    Planted,
+)
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.reading import collect_result
+from tests.unit.builders import make_plan
+
+# Trains under FSDP2 or DDP, by its argument, and records every step.
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from pytest_aorta.worker import record_optimizer_steps
+
+record_optimizer_steps(warmup=0, hash_weights=True)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+wrapped = fully_shard(model) if sys.argv[1] == "fsdp2" else torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for step in range(6):
+    wrapped(torch.full((4, 8), 0.1 + dist.get_rank())).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TEST = """
+import pytest
+
+@pytest.mark.world(size=2, device="cpu")
+def test_training(workload):
+    workload.check(workload.run_script("train.py", ["fsdp2"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def servers():
+    servers = ForkServers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(params=["fsdp2", "ddp"])
+def run(request, servers, tmp_path, monkeypatch):
+    """Provide a function that launches the script with a fault, and returns its result or failure, and the mark."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def run(fault=None, size=0.0, timeout_s=120.0):
+        name = fault.name if fault else "unchanged"
+        mark = tmp_path / f"planted {name} {timeout_s:g}"
+        for variable, value in (Planted(fault, size, mark).environ() if fault else {}).items():
+            monkeypatch.setenv(variable, value)
+        plan = make_plan(
+            tmp_path / f"{name} {timeout_s:g}", name="train.py", config={}, script=str(tmp_path / "train.py"),
+            args=(request.param,), cwd=tmp_path, launcher=LauncherKind.FORKSERVER, timeout_s=timeout_s,
+        )  # fmt: skip
+        outcome = servers.launch(plan)
+        failure = launch_failure(plan, outcome)
+        return failure or collect_result(plan, outcome), mark.exists()
+
+    return run
+
+
+def test_each_fault_shows_in_what_the_ranks_leave(run):
+    unchanged, _ = run()
+    ended, is_planted = run(IN_LINE)
+    assert is_planted, ended
+    assert ended.weight_hashes == unchanged.weight_hashes
+    slow, is_planted = run(SLOW_RANK, size=300.0)
+    assert is_planted
+    assert min(slow.step_times_ms) > 300
+    assert run(MEMORY, size=64.0)[1] is False  # CPU ranks have no device memory
+    for fault in (BIT, LOST_GRADIENT):
+        changed, is_planted = run(fault)
+        assert is_planted
+        # Ranks with a bit of their own fail as replicas that differ, or have other weights.
+        shown = getattr(changed, "text", None) or (
+            "" if changed.weight_hashes == unchanged.weight_hashes else "replica"
+        )
+        assert any(text in shown for text in fault.failure), shown
+    for fault in (NAN, EXIT_CODE):
+        failure, is_planted = run(fault)
+        assert is_planted
+        assert any(text in failure.text for text in fault.failure), failure.text
+    # DDP gives the NaN of a rank to all, and the exit code was the last failure.
+    assert failure.rank == 1
+    for limit_s in (6.0, 24.0, 96.0):  # the first suffices on idle cores
+        failure, is_planted = run(HANG, timeout_s=limit_s)
+        if is_planted:
+            break
+    assert any(text in failure.text for text in HANG.failure), failure.text
+    assert failure.rank == 1
+
+
+@pytest.mark.extended
+def test_command_finds_what_the_test_covers(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("range(6)", "range(12)").replace("warmup=0", "warmup=3"))
+    (tmp_path / "test_training.py").write_text(TEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naorta_launcher = forkserver\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["selftest", "test_training.py"]) == 0
+    printed = capsys.readouterr().out
+    for fault in PLANTS:
+        has_metric = fault in (BIT, LOST_GRADIENT, NAN, HANG, EXIT_CODE)
+        assert f"{fault.name} {'yes' if has_metric else 'not covered'}" in " ".join(printed.split()), printed

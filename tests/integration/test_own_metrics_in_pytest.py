@@ -1,0 +1,51 @@
+"""Metrics that a workload or script itself records."""
+
+from __future__ import annotations
+
+import pytest
+
+CHECK = "workload.check(workload.run('toy'))"
+GOOD, WORSE, LOST = {"accuracy": 0.9}, {"accuracy": 0.009}, {}
+HIGHER, LOWER, EXACT = (f"@pytest.mark.tolerance(accuracy='{text}')" for text in ("-2%", "+2%", "exact"))
+
+
+@pytest.mark.parametrize(
+    ("marker", "recorded", "now", "outcomes", "shows"),
+    [
+        ("", GOOD, LOST, {"failed": 1}, "E *accuracy: missing: *the launch has no accuracy*"),
+        ("", GOOD, WORSE, {"passed": 1}, "*1 not compared: accuracy (present; a tolerance marker*compares it)*"),
+        ("", LOST, GOOD, {"passed": 1}, "*1 not compared: accuracy (present; a tolerance marker*compares it)*"),
+        (HIGHER, GOOD, GOOD, {"passed": 1}, "*3 metrics match (1 exact, 2 within tolerance)*"),
+        (HIGHER, GOOD, WORSE, {"failed": 1}, "E *accuracy: regression: 0.009, baseline 0.9, *tolerance -2%, *"),
+        (HIGHER, GOOD, LOST, {"failed": 1}, "E *accuracy: missing: *the launch has no accuracy*"),
+        (LOWER, GOOD, WORSE, {"passed": 1}, "*1 improved*"),
+        (LOWER, WORSE, GOOD, {"failed": 1}, "E *accuracy: regression: 0.9, baseline 0.009, *tolerance +2%, *"),
+        (EXACT, GOOD, GOOD, {"passed": 1}, "*3 metrics match (2 exact, 1 within tolerance)*"),
+        (EXACT, GOOD, {"accuracy": 0.9001}, {"failed": 1}, "E *accuracy: regression: 0.9001*, baseline 0.9*, *exact*"),
+    ],
+)
+def test_own_metric_is_compared_by_its_marker_or_for_presence(project, marker, recorded, now, outcomes, shows):
+    project.one_test(CHECK, marker)
+    project.plant(metrics=recorded)
+    project.run("--update-baselines", passed=1)
+    project.plant(metrics=now)
+    project.run(shows=shows, **outcomes)
+
+
+@pytest.mark.parametrize(
+    ("given", "shows"),
+    [
+        ("2%", "*'accuracy'[]] are unknown*for a metric that the workload or script records, write '+5%'*"),
+        ("+2 points", "*tolerance of accuracy: got '+2 points', allowed is a percentage above 0%*"),
+        ("-0%", "*tolerance of accuracy: got '-0%', allowed is a percentage above 0%*"),
+    ],
+)
+def test_tolerance_of_an_own_metric_needs_a_direction_and_a_percentage(project, given, shows):
+    project.one_test(CHECK, f"@pytest.mark.tolerance(accuracy={given!r})")
+    project.run(shows=shows, errors=1)
+
+
+def test_variants_of_a_test_may_record_different_metrics(project):
+    project.one_test("first = workload.run('toy'); workload.compare(first, distributed_world.again(first))")
+    project.plant(by_launch={"1": {"metrics": GOOD}})
+    project.run(passed=1)

@@ -1,0 +1,77 @@
+"""``aorta selftest`` on a test whose launches are faked, some with the fault and some without."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.cli.main import main
+from pytest_aorta.common import variables
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.plants import PLANTS, Planted
+
+# Faults that the toy shows, as the ranks of a launch would; {slips} are planted, and nothing shows.
+TOY_PLANTS = """
+import json, os, pytest
+from pytest_aorta.plan.plants import Planted
+
+SHOWN = {{
+    "slow rank": {{"slowdown": 100}},
+    "bit of a gradient": {{"weight_hash": "f" * 16}},
+    "NaN": {{"raises": 1, "message": "loss of rank 1 is nan"}},
+    "hang": {{"raises": 1, "message": "hang in collective"}},
+}}
+SLIPS = {slips}
+
+@pytest.fixture(autouse=True)
+def plants(request):
+    planted = Planted.read(os.environ)
+    if planted and planted.plant.name in (*SHOWN, *SLIPS):
+        planted.mark.touch()
+    shown = SHOWN[planted.plant.name] if planted and planted.plant.name in SHOWN else {{}}
+    request.config.rootpath.joinpath("fault.json").write_text(json.dumps(shown))
+"""
+
+
+def table(text):
+    """Return each fault with the word of its row."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    words = ("yes", "NO", "not covered")
+    return {
+        plant.name: next(word for word in words for line in lines if line.startswith(f"{plant.name} {word}"))
+        for plant in PLANTS
+    }
+
+
+def test_every_fault_is_found_slips_or_is_not_covered(gpu, monkeypatch, capsys):
+    monkeypatch.chdir(gpu.path)
+    gpu.write("faults.py", TOY_PLANTS.format(slips=["gradient lost"]))
+    gpu.write("tox.ini", "[pytest]\naddopts = -p faults\npythonpath = .\n")
+    assert main(["selftest", "test_toy.py"]) == 1
+    printed = capsys.readouterr().out
+    assert table(printed) == {
+        "slow rank": "yes",
+        "communication in line": "not covered",  # the toy measures no overlap
+        "bit of a gradient": "yes",
+        "gradient lost": "NO",
+        "NaN": "yes",
+        "hang": "yes",
+        "exit code": "not covered",  # no rank has left a mark
+        "memory": "not covered",
+    }
+    assert "8 faults planted in 1 test: 4 found, 1 not found, 3 not covered" in printed
+    assert "recording one for this command alone" in printed
+    assert gpu.baseline_files() == []
+
+
+def test_unchanged_code_that_fails_and_runs_without_a_launch_are_errors(gpu, monkeypatch, capsys):
+    monkeypatch.chdir(gpu.path)
+    gpu.plant(raises=0)
+    assert main(["selftest", "test_toy.py"]) == 1
+    assert "unchanged code has failed" in capsys.readouterr().err
+    assert main(["selftest", "test_absent.py"]) == 1
+    assert "no test of this run of pytest has launched" in capsys.readouterr().err
+
+
+def test_variable_that_the_command_did_not_set_is_refused():
+    with pytest.raises(SpecError, match=f"{variables.PLANT}.*unset it"):
+        Planted.read({variables.PLANT: "slow"})

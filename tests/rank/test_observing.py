@@ -1,0 +1,231 @@
+"""What is recorded of scripts that do not mention the recorder, on one CPU rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.series import Series
+from pytest_aorta.worker import Recorder
+from pytest_aorta.worker.finite import NotFinite
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    monkeypatch.setenv("AORTA_DEVICE", "cpu")
+    monkeypatch.setenv("RANK", "1")
+    recorder = Recorder()
+    recorder.observe(warmup=1, hash_weights=True)
+    yield recorder
+    assert recorder._observer is None or recorder._observer.stop() is None
+
+
+class Net(torch.nn.Linear):
+    pass
+
+
+def train(
+    steps: int, each: Callable[[int, torch.nn.Module, torch.optim.Optimizer], object] = lambda *_: None
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Train a model; ``each`` runs before each step of the optimizer, with its number from 1."""
+    torch.manual_seed(0)
+    model = Net(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        each(step, model, optimizer)
+        optimizer.step()
+    return model, optimizer
+
+
+def only(result: RankResult) -> Series:
+    [series] = result.series
+    return series
+
+
+def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recorder: Recorder) -> None:
+    norms: list[float] = []
+    kept = train(11, lambda _, model, __: norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 9.0))))
+    series = only(result := recorder.result())
+    assert (str(series), series.is_main) == ("SGD of Net (11 steps, no collective)", True)
+    # The first step has no begin, and one is warm-up.
+    assert len(result.step_times_ms) == len(series.step_times_ms) == 9
+    assert list(series.loss) == [str(step) for step in range(1, 12)]
+    assert [*series.grad_norm.values()] == norms
+    assert list(series.weights.hashes) == ["1", "2", "4", "8", "11"]
+    assert (series.weights.names, [*series.weights.tensors]) == (["bias", "weight"], ["1", "2", "4", "8", "11"])
+    del kept
+
+
+def test_model_that_the_script_drops_is_hashed_after_its_last_step(recorder: Recorder) -> None:
+    train(11)
+    [observed] = recorder._observer._all  # type: ignore[union-attr]
+    assert observed.optimizer() is None
+    assert list(only(recorder.result()).weights.hashes)[-1] == "11"
+
+
+def test_gradient_that_is_lost_in_the_last_step_is_seen(recorder: Recorder) -> None:
+    def hashes(change: float) -> dict[str, str]:
+        own = Recorder()
+        own.observe(hash_weights=True)
+        train(45, lambda step, model, _: model.weight.grad.mul_(1 + change if step == 45 else 1))
+        own._observer.stop()  # type: ignore[union-attr]
+        return only(own.result()).weights.hashes
+
+    plain, changed = hashes(0.0), hashes(-1.0)
+    assert [step for step in plain if plain[step] != changed[step]] == ["45"]
+
+
+def test_micro_batches_are_one_loss_and_recomputation_is_none(recorder: Recorder) -> None:
+    def second(_: int, model: torch.nn.Module, __: torch.optim.Optimizer) -> None:
+        # Reentrant checkpointing computes gradients inside of the backward pass.
+        hidden = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=True)
+        loss = hidden.sum() * 0 + 10.0
+        loss.backward()
+        loss.detach().fill_(99.0)
+
+    kept = train(3, second)
+    first = (torch.nn.functional.linear(torch.ones(2, 4), *initial()).square().mean()).item()
+    assert only(recorder.result()).loss["1"] == pytest.approx(first + 10.0)
+    del kept
+
+
+def initial() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Net(4, 4)
+    return model.weight, model.bias
+
+
+def test_each_optimizer_has_a_series_and_those_that_take_turns_share_a_step(recorder: Recorder) -> None:
+    torch.manual_seed(0)
+    nets = [Net(4, 4), torch.nn.Linear(4, 4)]
+    optimizers = [torch.optim.SGD(nets[0].parameters(), lr=0.1), torch.optim.Adam(nets[1].parameters())]
+    for _ in range(6):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            net(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+    found = recorder.result().series
+    assert [series.name for series in found] == ["SGD of Net", "Adam of Linear"]
+    assert [len(series.loss) for series in found] == [6, 6]
+    assert found[0].loss["1"] != found[1].loss["1"]
+    assert all(list(series.weights.hashes) == ["1", "2", "4", "6"] for series in found)
+    assert recorder._observer._progress._count == 7  # type: ignore[union-attr]
+
+
+def test_optimizer_within_an_optimizer_is_no_series(recorder: Recorder) -> None:
+    class Outer(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            self.inner.step()
+
+    def wrap(step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        outer.step()
+
+    model = Net(2, 2)
+    outer = Outer(model.parameters())
+    outer.inner = torch.optim.Adam(model.parameters())
+    for _ in range(4):
+        model(torch.ones(1, 2)).sum().backward()
+        outer.step()
+    assert only(recorder.result()).optimizer == "Outer"
+
+
+def test_iteration_that_a_scaler_skips_is_no_loss_of_the_next_step(recorder: Recorder) -> None:
+    torch.manual_seed(0)
+    model = Net(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(6):
+        (model(torch.ones(1, 2)).sum() * 0 + number).backward()
+        model.weight.grad.fill_(math.inf if number == 2 else 1.0)  # type: ignore[union-attr]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if number != 2:
+            optimizer.step()
+        optimizer.zero_grad()
+    series = only(recorder.result())
+    assert [*series.loss.values()] == [0, 1, 3, 4, 5]
+    assert all(map(math.isfinite, series.grad_norm.values()))
+    recorder.refuse_non_finite()
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_losses_that_the_script_records_belong_to_the_timed_steps(recorder: Recorder, is_before: bool) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    for number in range(1, 6):
+        if is_before:
+            recorder.loss(number)
+        optimizer.step()
+        if not is_before:
+            recorder.loss(number)
+    result = recorder.result()
+    assert (len(result.step_times_ms), result.loss) == (3, [3.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        (
+            lambda step, model, _: step == 9 and model.bias.grad.fill_(math.nan),
+            "loss of rank 1 is nan first in step 10 of 12; ",
+        ),
+        (
+            lambda step, model, _: step == 12 and model.bias.grad.fill_(math.nan),
+            "parameter bias of rank 1 is NaN or infinite first after step 12; ",
+        ),
+        (
+            lambda step, model, _: (
+                torch.nn.utils.clip_grad_norm_([model.bias], 1.0)
+                and step == 5
+                and (model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0))
+            ),
+            "gradient norm of rank 1 is inf first in step 5 of 12; ",
+        ),
+    ],
+    ids=["loss", "last step", "norm"],
+)
+def test_value_that_is_not_finite_names_the_step(
+    recorder: Recorder, planted: Callable[..., object], found: str
+) -> None:
+    kept = train(12, planted)
+    recorder.result()
+    with pytest.raises(NotFinite, match=f"^{found}"):
+        recorder.refuse_non_finite()
+    del kept
+
+
+def test_script_may_record_its_steps_itself_unless_both_were_asked_for(recorder: Recorder) -> None:
+    kept = train(2)
+    with pytest.raises(RuntimeError, match="use one of the two"), recorder.step():
+        pass
+    recorder.observe(is_asked=False)
+    with recorder.step():
+        pass
+    assert (recorder.result().series, len(recorder.result().step_times_ms)) == ([], 1)
+    del kept
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        (lambda: train(2), "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps"),
+        (lambda: torch.optim.SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
+    ],
+    ids=["fewer than the warm-up", "no step"],
+)
+def test_cause_of_no_step_is_named(recorder: Recorder, script: Callable[[], object], cause: str) -> None:
+    kept = script()
+    with pytest.raises(RuntimeError, match=f"^the script recorded no step: .*{cause}"):
+        recorder.result()
+    del kept
+
+
+def test_script_without_an_optimizer_is_measured_as_a_whole(recorder: Recorder) -> None:
+    result = recorder.result()
+    assert (len(result.step_times_ms), len(result.memory_bytes)) == (1, 1)
+    assert result.costs is not None
+    assert "no optimizer" in result.costs.problem

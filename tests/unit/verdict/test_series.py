@@ -1,0 +1,163 @@
+"""Comparison of what was recorded of the optimizers of an unedited script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.series import LocalWeights, Series, described, diverged, joined_hashes, series_facts
+from pytest_aorta.verdict.metrics import Origin, Tolerance
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import make_baseline, make_facts, stored
+from tests.unit.verdict.compared import SURE, check
+
+NAME = "AdamW of DDP(Net)"
+
+
+def series(loss: Sequence[float] = (), weights: dict[str, Sequence[str]] | None = None, **changes: Any) -> Series:
+    """Return a rank's series; ``weights`` is step -> a digit for each parameter."""
+    rows = {step: [digit * 32 for digit in row] for step, row in (weights or {}).items()}
+    held = LocalWeights(
+        names=[f"p{number}" for number in range(len(next(iter(rows.values()), [])))],
+        shapes=[[2] for _ in next(iter(rows.values()), [])],
+        layouts=["" for _ in next(iter(rows.values()), [])],
+        tensors=rows,
+        hashes={step: "".join(row) * 16 for step, row in (weights or {}).items()},
+    )
+    values = {"optimizer": "AdamW", "model": "DDP(Net)", "num_steps": max(1, len(loss)), "weights": held} | changes
+    return Series(loss={str(step): value for step, value in enumerate(loss, 1)}, **values)
+
+
+def launch(*ranks: Series, **changes: Any) -> LaunchFacts:
+    facts = series_facts([[rank] for rank in ranks])
+    return make_facts(series=facts, environment=SURE, weight_hashes={}, **changes)
+
+
+def judged(here: LaunchFacts, *there: LaunchFacts, metric: str = "loss", **marked: Tolerance) -> Any:
+    verdicts = check(here, baseline=make_baseline(launches=stored(*there)), marked=marked)
+    return next(row for row in verdicts.rows if row.metric == metric)
+
+
+CURVE = [1.0, 0.5, 0.25, 0.125]
+
+
+def test_first_other_bit_names_step_optimizer_and_ranks():
+    there = launch(series(CURVE), series(CURVE))
+    here = launch(series([*CURVE[:3], 9.0]), series([*CURVE[:2], 0.2500001, 9.0]))
+    row = judged(here, there, there)
+    assert row.outcome is Outcome.REGRESSION
+    assert row.detail == f"differs first in step 3 of {NAME} on rank 1: 0.2500001, recorded 0.25"
+    assert judged(there, there, there).detail == "4 steps, bit for bit"
+
+
+@pytest.mark.parametrize(
+    ("change", "marked", "outcome"),
+    [
+        (1.04, {}, Outcome.PASS),
+        (1.2, {}, Outcome.REGRESSION),
+        (1.04, {"loss": Tolerance(0.02)}, Outcome.REGRESSION),
+        (1.2, {"loss": Tolerance(0.5)}, Outcome.PASS),
+        (1.0, {"loss": Tolerance(None)}, Outcome.PASS),
+        (1.04, {"loss": Tolerance(None)}, Outcome.REGRESSION),
+    ],
+)
+def test_where_bits_do_not_repeat_steps_are_within_the_tolerance(change, marked, outcome):
+    there = [launch(series(CURVE)), launch(series([value * 1.001 for value in CURVE]))]
+    row = judged(launch(series([value * change for value in CURVE])), *there, **marked)
+    assert row.outcome is outcome
+    if marked.get("loss", Tolerance(0.05)).value is not None:
+        assert "the recorded launches differ by up to 0.0005 of the value" in row.detail
+
+
+@pytest.mark.parametrize(("num_outside", "outcome"), [(2, Outcome.PASS), (3, Outcome.REGRESSION)])
+def test_one_step_in_a_hundred_may_be_outside(num_outside, outcome):
+    steps = [1.0] * 200
+    there = [launch(series(steps)), launch(series([1.001] * 200))]
+    here = [2.0 if number in range(50, 50 + num_outside) else 1.0 for number in range(200)]
+    row = judged(launch(series(here)), *there)
+    assert row.outcome is outcome
+    if outcome is Outcome.REGRESSION:
+        assert f"3 steps outside of the tolerance, allowed are 2; first step 51 of {NAME} on rank 0" in row.detail
+
+
+def test_single_recorded_launch_is_exact_only_if_its_weights_are():
+    one = launch(series(CURVE))
+    here = launch(series([1.0, 0.5001, 0.25, 0.125]))
+    assert judged(here, one).outcome is Outcome.PASS
+    hashed = {"weight_hashes": {"4": "a" * 32}}
+    assert judged(here.replace(**hashed), one.replace(**hashed)).outcome is Outcome.REGRESSION
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "detail"),
+    [
+        ([series(CURVE[:3])], [series(CURVE)], f"the launch has no loss of step 4 of {NAME} on rank 0"),
+        ([series(CURVE)], [series(CURVE[:3])], f"the baseline test_file.json has no loss of step 4 of {NAME}"),
+        ([series()], [series(CURVE)], "the launch has no loss"),
+    ],
+    ids=["fewer", "more", "none"],
+)
+def test_missing_steps_are_missing(here, there, detail):
+    row = judged(launch(*here), launch(*there), launch(*there))
+    assert row.outcome is Outcome.MISSING
+    assert detail.split("baseline")[0] in row.detail
+
+
+def hashed(*ranks: dict[str, Sequence[str]]) -> LaunchFacts:
+    rows = [series(weights=rank) for rank in ranks]
+    return launch(*rows).replace(weight_hashes=joined_hashes([[row] for row in rows]))
+
+
+def test_other_weights_name_step_rank_and_parameters():
+    there = hashed({"1": "ab", "2": "cd", "5": "ef"}, {"1": "ab", "2": "cd", "5": "ef"})
+    here = hashed({"1": "ab", "2": "cd", "5": "e0"}, {"1": "ab", "2": "c1", "5": "e1"})
+    row = judged(here, there, metric="weight_hash")
+    assert row.outcome is Outcome.REGRESSION
+    assert row.detail == f"the weights of {NAME} first differ after step 2 on rank 1, and are equal after step 1: p1"
+    stripped = make_baseline(launches=stored(there)).without_diagnostics()
+    assert stripped.center_launches[0].series[0].names == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (({"1": "ab", "2": "cd"}, {"1": "ab", "2": "cd"}), ""),
+        # Shards, stages and tensors of other seeds are no replicas.
+        (({"1": "ab", "2": "cd"}, {"1": "ef", "2": "01"}), ""),
+        (
+            ({"1": "ab", "2": "cd"}, {"1": "ab", "2": "c0"}),
+            f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal after step 1",
+        ),
+        (
+            ({"1": "ab", "2": "cd", "4": "ab"}, {"1": "ab", "2": "00", "4": "ab"}),
+            f"replicas differ: p0 and 1 other of {NAME} on rank 1 and on rank 0 after step 2; they are equal after "
+            f"step 1, and again after step 4",
+        ),
+    ],
+    ids=["equal", "own", "differ", "averaged"],
+)
+def test_replicas_are_found_and_their_difference_is_named(ranks, text):
+    rows = [[series(weights=rank)] for rank in ranks]
+    assert diverged(rows) == text
+    assert diverged(rows[:1]) == ""
+
+
+def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
+    reference = series(optimizer="SGD", model="Net", num_steps=40, collectives=0)
+    trained = series(num_steps=44, collectives=2)
+    assert described([[trained], [trained]]) == described([[reference]]) == ""
+    assert described([[reference, trained]] * 2) == (
+        f"2 optimizers: SGD of Net (40 steps, no collective), {NAME} (44 steps, 2 collectives a step); steps without a "
+        f"collective are the same work on each rank"
+    )
+
+
+def test_time_of_the_other_optimizers_is_a_metric_of_its_own():
+    both = [series(is_main=True, step_times_ms=[5.0, 5.0]), series(step_times_ms=[2.0, 4.0])]
+    facts = make_facts(series=series_facts([both, both]))
+    marked = {"other_steps_ms": Tolerance(0.05, origin=Origin.MARKER)}
+    row = next(row for row in check(facts, marked=marked).rows if row.metric == "other_steps_ms")
+    assert row.value == 3.0

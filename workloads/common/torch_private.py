@@ -1,0 +1,67 @@
+"""The private interfaces of torch that models and parallelisms use; torch has nothing public in their place.
+
+Those of inductor's passes are in ``passes/torch_private.py``. Each of the following goes when its replacement is in the
+oldest supported version of torch:
+
+- attention as one operator: with compiled ``flex_attention`` in graphs that do not reach inductor (regional inductor);
+- tensors without data, modes of dispatch: with public names for them;
+- collectives that autograd and compilers follow: with ``torch.distributed`` functions that compilers trace;
+- ``capture_scalar_outputs``: with an option of ``torch.compile``;
+- FSDP2's meshes of single parameters: with a public name of ``ShardPlacementResult``, which torch 2.12 has added;
+- the pool of symmetric memory, for torch 2.11: with torch 2.11;
+- the placement of a parameter that both tensor and data parallelism shard: with a public name of ``_StridedShard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed._functional_collectives as functional_collectives
+from torch import fx
+from torch._higher_order_ops.flex_attention import create_fw_bw_graph
+from torch._higher_order_ops.flex_attention import flex_attention as flex_forward
+from torch._higher_order_ops.flex_attention import flex_attention_backward as flex_backward
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
+from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "StridedShard",
+    "TorchDispatchMode",
+    "capture_scalar_outputs",
+    "compile_graph",
+    "create_fw_bw_graph",
+    "disable_current_modes",
+    "flex_backward",
+    "flex_forward",
+    "fsdp_common",
+    "functional_collectives",
+    "symmetric_memory",
+]
+
+
+def capture_scalar_outputs() -> None:
+    """Have graphs hold numbers that the host reads as symbols."""
+    import torch._dynamo.config
+
+    torch._dynamo.config.capture_scalar_outputs = True
+
+
+def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a traced graph with inductor, whose import takes a second."""
+    import torch._inductor
+
+    compiled: Callable[..., Any] = torch._inductor.compile(graph, list(examples))
+    return compiled
+
+
+def symmetric_memory() -> Any:
+    """Return torch's module of symmetric memory."""
+    import torch.distributed._symmetric_memory
+
+    return torch.distributed._symmetric_memory
