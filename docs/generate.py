@@ -221,9 +221,7 @@ def _describe(part: dict[str, Any]) -> None:
 
 def schemas() -> str:
     """Return the tables of the keys of stored files that a reader needs, from their JSON schemas."""
-    loaded = {
-        name: json.loads((_SCHEMA_FOLDER / f"{name}.schema.json").read_text(encoding="utf-8")) for name in SCHEMAS
-    }
+    loaded = {name: json.loads(current_schema(name)) for name in SCHEMAS}
     return "\n".join(
         f"## {title}\n\n{_sentence(part['description'])}\n\n{_properties(part)}"
         for name, titles in _SHOWN.items()

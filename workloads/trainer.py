@@ -102,7 +102,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             micro_batches=settings.gradient_accumulation,
         )
         self._batches = self._make_batches(positions, trained_steps)
-        self._rotations = self._model.config.freqs_cis(positions.to(self._device))
+        self._freqs_cis = self._model.config.freqs_cis(positions.to(self._device))
         self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
 
     @property
@@ -217,7 +217,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             self._parts,
             self._mesh,
             self._settings,
-            self._rotations,
+            self._freqs_cis,
             self._global_loss,
             reduce_every_micro_batch=self.reduces_every_micro_batch,
         )
@@ -283,10 +283,10 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         inputs, labels = tokens
         loss: torch.Tensor
         if self._settings.returns_loss:
-            loss = self._hashes.forward(inputs, self._rotations, labels, self._num_global_tokens)
+            loss = self._hashes.forward(inputs, self._freqs_cis, labels, self._num_global_tokens)
         else:
             # The logits are not bound to a name, which would keep them in memory through backward.
-            loss = self._global_loss(self._hashes.forward(inputs, self._rotations), labels)
+            loss = self._global_loss(self._hashes.forward(inputs, self._freqs_cis), labels)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
 

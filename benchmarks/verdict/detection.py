@@ -1,7 +1,7 @@
 """How often the verdict and its peers' rules are right, on recorded launches with known changes and in simulation.
 
 Run: python -m benchmarks.verdict.detection [--trials 2000] [--seed 1] [--plot docs/detection.png]
-    [--parts gpu,cpu,week]
+    [--parts gpu,peers,limit,cpu,week]
 The launches are those of benchmarks/verdict/data, made by benchmarks/verdict/record_launches.py: some unchanged, some
 with a real delay. Other changes are injected by arithmetic. Needs matplotlib for --plot; Otava's
 row needs apache-otava (it pins other numpy versions: pip install --no-deps --target DIR apache-otava; PYTHONPATH=DIR).
@@ -13,7 +13,7 @@ import argparse
 import gzip
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +29,13 @@ from pytest_aorta.verdict.causes import straggler
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs
-from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, decide_stored
+from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, decide_stored, detectable
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate, observed, typical
 
 DATA = Path(__file__).parent / "data"
 K = 10
+# Launches that every rule compares with, where the launches of one block have to suffice for the candidates too.
+HISTORY = 7
 MAX_LAUNCHES, MAX_PAIRS = 5, 6
 # Between launches, tails of llama_fsdp2 vary by 10%, and tails of fsdp by 1.8% and 1.2%; finer tolerances are refused.
 NOISY_TAILS = {"step_time_p99": 0.3, "step_time_tail5": 0.3}
@@ -295,23 +297,47 @@ def _adjacent(order: Sequence[Recorded], variants: Sequence[str]) -> list[tuple[
     return pairs
 
 
-def peers(lab: Lab, percents: Sequence[float], trials: int) -> dict[str, list[float]]:
-    """Return how often each peer's rule flags a candidate launch of another time than its stored launch, in percent."""
-    rows: dict[str, list[float]] = {}
+def drawn_in(lab: Lab, block: str) -> tuple[list[Recorded], list[Recorded]]:
+    """Return stored launches and candidates: of one block, or of a block and of the other two if ``block`` is empty."""
+    if block:
+        launches = lab.draw(lab.pool(block), HISTORY + MAX_LAUNCHES)
+        return launches[:HISTORY], launches[HISTORY:]
+    candidate, *others = lab.rng.permutation(lab.blocks).tolist()
+    return (
+        [one for name in others for one in lab.draw(lab.pool(name), K // 2)],
+        lab.draw(lab.pool(candidate), MAX_LAUNCHES),
+    )
+
+
+def panels(lab: Lab, percents: Sequence[float], trials: int) -> dict[str, dict[str, list[float]]]:
+    """Return panel -> rule -> how often it flags each slowdown, in percent; all rules judge the same launches.
+
+    The panels are the blocks, and the candidates of one block with stored launches of the two others.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for block in [*lab.blocks, ""]:
+        counts: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(percents))
+        for _ in range(trials):
+            history, candidates = drawn_in(lab, block)
+            for place, percent in enumerate(percents):
+                for name, is_flagged in judged(lab, history, candidates, scaled(percent)).items():
+                    counts[name][place] += 100 * is_flagged / trials
+        found[block or "across blocks"] = dict(counts)
+    return found
+
+
+def judged(lab: Lab, history: Sequence[Recorded], candidates: Sequence[Recorded], change: Change) -> dict[str, bool]:
+    """Return rule -> whether it flags the candidates."""
+    stored = lab.baseline(history, "step_time_p50")
+    flagged = {
+        f"aorta, T = {tolerance:.0%}": sequential(stored, candidates, "step_time_p50", tolerance, change)[0]
+        is Outcome.REGRESSION
+        for tolerance in (0.01, 0.02)
+    }
+    before, after = [one.steps for one in history], [change(one.steps) for one in candidates]
     for name, rule in PEERS.items():
-        rows[name] = []
-        for percent in percents:
-            flagged = 0
-            for _ in range(trials):
-                block = lab.blocks[lab.rng.integers(len(lab.blocks))]
-                pool = lab.draw(lab.pool(block), K + 3)
-                if len(pool) < K + 3:
-                    pool = [pool[number % len(pool)] for number in range(K + 3)]
-                history = [one.steps for one in pool[: -3 if rule.needs_history else 1]]
-                candidates = [scaled(percent)(one.steps) for one in pool[-3:]]
-                flagged += rule.flags(history, candidates if rule.needs_history else candidates[:1])
-            rows[name].append(100 * flagged / trials)
-    return rows
+        flagged[name] = bool(rule.flags(before, after[: 3 if rule.needs_history else 1]))
+    return flagged
 
 
 def slow_ranks(rng: np.random.Generator, trials: int) -> None:
@@ -371,23 +397,19 @@ def show(lab: Lab, title: str, rows: Sequence[tuple[str, Tally]]) -> None:
         print(f"| {name} | {tally} |")
 
 
-def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, list[float]]:
-    """Print all tables on the recorded GPU launches; return the power curves."""
+def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> None:
+    """Print all tables on the recorded GPU launches."""
     plain, p50 = scaled(0), "step_time_p50"
     nothing = [("none", plain, UNCHANGED)]
     injected = [(f"+{percent}% of every step", scaled(percent), UNCHANGED) for percent in P50_CHANGES[1:]]
     real = [(f"delay kernel of {name[4:]}%", plain, (name,)) for name in ("slow0.5", "slow1", "slow2", "slow5")]
     real = [row for row in real if lab.pool(None, row[2])]
-    curves: dict[str, list[float]] = {}
     for tolerance in (0.005, 0.01, 0.02):
         rows = [
             (name, same_block(lab, p50, tolerance, *rest[:1], trials, rest[1]))
             for name, *rest in nothing + injected + real
         ]
         show(lab, f"p50 at T = {tolerance:.1%}, one block", rows)
-        curves[f"aorta, T = {tolerance:.1%}"] = [
-            tally.fraction(Outcome.REGRESSION) for _, tally in rows[: len(P50_CHANGES)]
-        ]
     if len(lab.blocks) >= 3:
         for tolerance in (0.01, 0.02):
             rows = [
@@ -417,7 +439,6 @@ def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, lis
         "\nramps named:",
         ", ".join(f"+{percent}%: {100 * fraction:.0f}% of launches" for percent, fraction in named.items()),
     )
-    return curves
 
 
 def tail_tables(lab: Lab, tolerances: Mapping[str, float], trials: int) -> None:
@@ -452,46 +473,76 @@ def cpu_tables(lab: Lab, block: str, trials: int) -> None:
         show(lab, f"{block}, p50 at T = 10%, A/B of up to {max_pairs} pairs", [*rows, ("added work of 20%", real)])
 
 
-def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[float]]) -> None:
-    """Draw the power curves of the verdict and of the peers' rules."""
+def plot(path: Path, found: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """Draw the power curves of every rule, a panel for each block and one across blocks."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9.6, 4.4), layout="constrained")
-    for name, values in curves.items():
-        axes.plot(P50_CHANGES, values, marker="o", linewidth=2.2, label=name)
-    for name, values in peer_rows.items():
-        axes.plot(P50_CHANGES, values, linestyle="--", linewidth=1, label=name)
-    axes.set(xlabel="slowdown of every step, %", ylabel="flagged as a regression, %", ylim=(-3, 103), xlim=(-0.03, 11))
-    axes.set_xscale("symlog", linthresh=0.5)
-    axes.set_xticks(P50_CHANGES, [f"{percent:g}" for percent in P50_CHANGES])
-    axes.grid(alpha=0.3)
-    figure.legend(fontsize=8, loc="outside right center")
-    axes.set_title("Launches recorded on 4 H200s")
-    figure.savefig(path, dpi=110)
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained", sharex=True, sharey=True)
+    for panel, (name, curves) in zip(axes.flat, found.items(), strict=True):
+        for rule, values in curves.items():
+            own = {"marker": "o", "linewidth": 2.2} if rule.startswith("aorta") else {"linestyle": "--", "linewidth": 1}
+            panel.plot(P50_CHANGES, values, label=rule, **own)
+        panel.set(title=name.replace("h200-x4-", ""), ylim=(-3, 103), xlim=(-0.03, 11))
+        panel.set_xscale("symlog", linthresh=0.5)
+        panel.set_xticks(P50_CHANGES, [f"{percent:g}" for percent in P50_CHANGES])
+        panel.grid(alpha=0.3)
+    figure.supxlabel("slowdown of every step, %")
+    figure.supylabel("flagged as a regression, %")
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), fontsize=8, loc="outside right center")
+    figure.suptitle("The same launches of 4 H200s, judged by every rule")
+    figure.savefig(path, dpi=100)
 
 
-def gpu_part(trials: int, rng: np.random.Generator, plot_path: Path | None) -> None:
-    """Print the tables on H200s, and the peers' rules on the same launches."""
+def peers_part(trials: int, rng: np.random.Generator, plot_path: Path | None) -> None:
+    """Print how often every rule flags a slowdown, on the same launches, and plot it."""
+    lab = Lab([one for one in load("h200-*.json.gz") if one.variant in UNCHANGED], "cuda", rng)
+    found = panels(lab, P50_CHANGES, min(trials, 300))
+    for name, rows in found.items():
+        print(f"\n## {name}: flagged %, by every rule on the same launches\n")
+        print("| rule | " + " | ".join(f"+{percent:g}%" for percent in P50_CHANGES) + " |")
+        print("| --- |" + " --- |" * len(P50_CHANGES))
+        for rule, values in rows.items():
+            print(f"| {rule} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
+    if plot_path:
+        plot(plot_path, found)
+
+
+def limit_part(trials: int, rng: np.random.Generator) -> None:
+    """Print how often changes of 0.5, 1 and 1.5 times the printed limit are flagged, in the block of the baseline."""
+    print("\n## The limit that a recording prints, T = 1%\n")
+    print("| block | launches | limit, median | 0.5 times flagged | 1 times | 1.5 times |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    lab = Lab([one for one in load("*h200-*.json.gz") if one.variant in UNCHANGED], "cuda", rng)
+    for block in [one for one in lab.blocks if len(lab.pool(one)) >= HISTORY + 3]:
+        limits, flagged = [], Counter[float]()
+        for _ in range(trials):
+            launches = lab.draw(lab.pool(block), HISTORY + 3)
+            stored = lab.baseline(launches[:HISTORY], "step_time_p50")
+            limit = detectable(stored, block, 3, tolerance=0.01, max_launches=3)
+            limits.append(limit)
+            logs = [math.log(METRIC_OF["step_time_p50"](one.steps)) for one in launches[HISTORY:]]
+            for times in (0.5, 1, 1.5):
+                slower = [value + times * math.log1p(limit) for value in logs]
+                decision = decide_stored(slower, block, stored, 0.01, max_launches=3, worse=1)
+                flagged[times] += decision.outcome is Outcome.REGRESSION
+        cells = " | ".join(f"{100 * flagged[times] / trials:.0f}%" for times in (0.5, 1, 1.5))
+        print(f"| {block} | 3 | +{100 * float(np.median(limits)):.2f}% | {cells} |")
+
+
+def gpu_part(trials: int, rng: np.random.Generator) -> None:
+    """Print the tables on H200s."""
     gpu = Lab(load("h200-*.json.gz"), "cuda", rng)
     counts = {name: len(gpu.pool(name)) for name in gpu.blocks}
     print(f"H200: {len(gpu.launches)} launches, unchanged by block {counts}; baseline of {K}, at most {MAX_LAUNCHES}")
-    curves = gpu_tables(gpu, trials, rng)
+    gpu_tables(gpu, trials, rng)
     tail_tables(gpu, NOISY_TAILS, trials)
     tails = Lab(load("tails-*.json.gz"), "cuda", rng, size=7)
     print(f"\nfsdp: {len(tails.launches)} launches, {len(tails.pool())} unchanged")
     tail_tables(tails, STABLE_TAILS, trials)
     slow_ranks(rng, trials)
-    peer_rows = peers(gpu, P50_CHANGES, min(trials, 300))
-    print("\n## Peers' rules on the same launches, flagged %\n")
-    print("| rule | " + " | ".join(f"+{percent:g}%" for percent in P50_CHANGES) + " |")
-    print("| --- |" + " --- |" * len(P50_CHANGES))
-    for name, values in peer_rows.items():
-        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
-    if plot_path:
-        plot(plot_path, curves, peer_rows)
 
 
 def cpu_part(trials: int, rng: np.random.Generator) -> None:
@@ -521,10 +572,12 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--parts", default="gpu,cpu,week")
+    parser.add_argument("--parts", default="gpu,peers,limit,cpu,week")
     arguments = parser.parse_args()
     parts = {
-        "gpu": lambda rng: gpu_part(arguments.trials, rng, arguments.plot),
+        "gpu": lambda rng: gpu_part(arguments.trials, rng),
+        "peers": lambda rng: peers_part(arguments.trials, rng, arguments.plot),
+        "limit": lambda rng: limit_part(arguments.trials, rng),
         "cpu": lambda rng: cpu_part(arguments.trials, rng),
         "week": lambda rng: week_part(arguments.trials, rng),
     }

@@ -1,15 +1,25 @@
-"""Records launches of unchanged code on CPU ranks, to be compared with each other.
+"""Launches of unchanged code on CPU ranks: records them, and compares them with each other.
 
-Run: RECORD_OUT=DIR RECORD_LIMIT_S=3600 python -m pytest benchmarks/verdict/unchanged.py --aorta-launcher=forkserver
+Record: RECORD_OUT=DIR RECORD_LIMIT_S=3600 python -m pytest benchmarks/verdict/unchanged.py --aorta-launcher=forkserver
+Compare: python -m benchmarks.verdict.unchanged [DIR/unchanged.jsonl] [--draws 100] [--seed 1]
 Each stretch launches one workload or script again and again on 2 warm ranks; every second stretch runs beside a process
-that keeps a core busy. Each launch is appended to DIR/unchanged.jsonl, so a run can be stopped at any moment.
+that keeps a core busy. Each launch is appended to DIR/unchanged.jsonl, so a run can be stopped at any moment. A file
+that ends in .gz is read too; without a file, that of benchmarks/verdict/data is.
+Launches of one stretch are compared in two ways. In turn: the first ten are the baseline, and the others are compared
+with it one after the other; no launch is a candidate twice. Resampled: ten random launches are the baseline, and the
+others, in random order, the candidates, or the pairs of an A/B.
 """
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import json
 import os
+import random
 import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -17,11 +27,37 @@ import pytest
 
 from benchmarks.verdict.costs_repeat import HEAD, SCRIPTS, load
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.model import to_builtins
-from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.common.model import convert, to_builtins
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.session.launcher import DistributedWorld
+from pytest_aorta.session.record import Side
+from pytest_aorta.session.rounds import in_pairs, settle, with_baseline
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.metrics import Metric, Tolerance, metric_of, parse_tolerances
+from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.statistics.variance import VarianceComponents
+from pytest_aorta.verdict.verdicts import Verdicts
 
 FILE = "unchanged.jsonl"
+DATA = Path(__file__).parent / "data" / "unchanged-cpu-x2.jsonl.gz"
+BASELINE, MAX_LAUNCHES = 10, 5
+# Times of CPU ranks are compared only if a marker names them.
+MARKED = parse_tolerances(
+    {
+        "step_time_p50": "20%",
+        "step_time_mean": "20%",
+        "step_time_tail5": "50%",
+        "tokens_per_s": "20%",
+        "samples_per_s": "20%",
+        "overlap_ratio": "20 points",
+        "exposed_comm_ms": "20% of step",
+        "time_overlapped_ms": "+20%",
+    },
+    "MARKED",
+)
+OUTCOMES = (Outcome.PASS, Outcome.REGRESSION, Outcome.IMPROVED, Outcome.INCONCLUSIVE, Outcome.MISSING)
 STRETCH = int(os.environ.get("RECORD_STRETCH", "24"))
 # A 99th percentile needs 100 steps.
 STEPS = 110
@@ -45,7 +81,7 @@ def test_record(distributed_world: DistributedWorld, tmp_path: Path) -> None:
     """Launch stretch by stretch until the time is over."""
     out, ends_s = Path(os.environ.get("RECORD_OUT", ".")) / FILE, time.monotonic() + _limit_s()
     for stretch in count():
-        name = [*WORKLOADS, *_SCRIPTS][stretch // 2 % (len(WORKLOADS) + len(_SCRIPTS))]
+        name = [*_SCRIPTS, *WORKLOADS][stretch // 2 % (len(WORKLOADS) + len(_SCRIPTS))]
         busy = stretch % 2
         with load(busy), out.open("a", encoding="utf-8") as file:
             for _ in range(STRETCH):
@@ -72,3 +108,100 @@ def _launch(world: DistributedWorld, name: str, folder: Path) -> dict[str, objec
         script.write_text(HEAD + _SCRIPTS[name], encoding="utf-8")
         result = world.launch_script(script)
     return {"platform": world.platform, "facts": to_builtins(launch_facts(result))}
+
+
+def stretches(path: Path) -> dict[tuple[str, int, int], list[LaunchFacts]]:
+    """Return the launches of each stretch, in order, by case, whether the machine was kept busy, and number."""
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    found: dict[tuple[str, int, int], list[LaunchFacts]] = defaultdict(list)
+    number, last = 0, None
+    for line in text.decode().splitlines():
+        launch = json.loads(line)
+        here = launch["case"], launch["busy"]
+        number, last = number + (here != last), here
+        found[*here, number].append(convert(launch["facts"], LaunchFacts, str(path)))
+    return {key: launches for key, launches in found.items() if len(launches) > BASELINE}
+
+
+def _prior(metric: Metric) -> VarianceComponents:
+    return default_variance(metric, "cpu")
+
+
+def _marked(launch: LaunchFacts) -> dict[str, Tolerance]:
+    """Return the tolerances of the metrics that a launch has."""
+    rows = {name: metric_of(name, tolerance.direction) for name, tolerance in MARKED.items()}
+    return {name: MARKED[name] for name, row in rows.items() if row.measure(launch) is not None}
+
+
+def _stored(launches: Sequence[LaunchFacts], candidates: Sequence[LaunchFacts]) -> Verdicts:
+    """Return the verdicts on as many candidates as the comparison asks for."""
+    # As --aorta-record=noisy records: no metric is left out.
+    kept = tuple(StoredLaunch(launch) for launch in launches)
+    baseline = Baseline("case", "case", "cpu-x2-gloo", "case", {}, kept)
+    comparison = StoredComparison(
+        "case", {}, baseline, _marked(launches[0]), _prior, min(MAX_LAUNCHES, len(candidates))
+    )
+    further = iter(candidates[1:])
+    return settle(with_baseline(comparison, candidates[0]), lambda _: next(further))
+
+
+def _paired(candidates: Sequence[LaunchFacts], references: Sequence[LaunchFacts]) -> Verdicts:
+    """Return the verdicts of an A/B of as many pairs as it asks for."""
+    comparison = PairedComparison("case", _marked(references[0]), _prior, max_pairs=len(candidates), version="same")
+    sides = {Side.CANDIDATE: iter(candidates), Side.REFERENCE: iter(references)}
+    return settle(in_pairs(comparison), lambda side: next(sides[side]))
+
+
+def _in_turn(launches: list[LaunchFacts]) -> Iterator[Verdicts]:
+    for begin in range(BASELINE, len(launches)):
+        yield _stored(launches[:BASELINE], launches[begin:])
+
+
+def _resampled(launches: list[LaunchFacts], draws: int, rng: random.Random) -> Iterator[Verdicts]:
+    for _ in range(draws):
+        shuffled = rng.sample(launches, len(launches))
+        yield _stored(shuffled[:BASELINE], shuffled[BASELINE:])
+
+
+def _in_pairs(launches: list[LaunchFacts], draws: int, rng: random.Random) -> Iterator[Verdicts]:
+    """Yield A/Bs of launches that were made one after the other, from a random launch on, in alternating order."""
+    for _ in range(draws):
+        begin = rng.randrange(len(launches))
+        run = [launches[(begin + place) % len(launches)] for place in range(len(launches) // 4 * 4)]
+        pairs = [pair for a, b, c, d in zip(*(run[k::4] for k in range(4)), strict=True) for pair in ((a, b), (d, c))]
+        yield _paired(*(tuple(side) for side in zip(*pairs, strict=True)))
+
+
+def main() -> None:
+    """Print a table for each way of comparing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, nargs="?", default=DATA)
+    parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    known, rng = stretches(arguments.file), random.Random(arguments.seed)
+    num_busy = sum(len(launches) for (_, busy, _), launches in known.items() if busy)
+    print(f"{sum(map(len, known.values()))} launches in {len(known)} stretches, {num_busy} beside a busy process")
+    ways = {
+        "baseline, in turn": _in_turn,
+        "baseline, resampled": lambda launches: _resampled(launches, arguments.draws, rng),
+        "A/B, resampled": lambda launches: _in_pairs(launches, arguments.draws, rng),
+    }
+    for text, compared in ways.items():
+        counts: dict[str, Counter[Outcome]] = defaultdict(Counter)
+        num_comparisons = num_alarms = 0
+        for launches in known.values():
+            for verdicts in compared(launches):
+                num_comparisons += 1
+                num_alarms += any(row.outcome is Outcome.REGRESSION for row in verdicts.rows)
+                for row in verdicts.rows:
+                    counts[row.metric][row.outcome] += 1
+        print(f"\n{text}: {num_comparisons} comparisons, {num_alarms} with a false alarm\n")
+        print(f"| metric | {' | '.join(map(str, OUTCOMES))} |\n| --- |{' --- |' * len(OUTCOMES)}")
+        for name, found in sorted(counts.items()):
+            if any(found[outcome] for outcome in OUTCOMES):
+                print(f"| `{name}` | {' | '.join(str(found[outcome]) for outcome in OUTCOMES)} |")
+
+
+if __name__ == "__main__":
+    main()

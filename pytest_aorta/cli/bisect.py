@@ -8,7 +8,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,29 +162,46 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
     """
     log, launches = folder / LOG_FILE, folder / LAUNCHES_FOLDER
     own = ["-rs", "-p", PLUGIN, f"--aorta-bisect={log.absolute()}", f"--aorta-results={launches.absolute()}"]
-    argv = [sys.executable, "-m", "pytest", *own, *request.pytest]
     shown = len(SearchLog.read(log).events())
-    with (folder / OUTPUT_FILE).open("wb") as output, terminable():
-        # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            changed_ns = log.stat().st_mtime_ns
-            while process.poll() is None:
-                time.sleep(_POLL_S)
-                # Reading the log only after it has changed leaves the processors to the ranks.
-                if (now_ns := log.stat().st_mtime_ns) != changed_ns:
-                    changed_ns = now_ns
-                    shown += _print_events(log, commits, shown)
-        finally:
-            _end(process)
+    with running_pytest([*own, *request.pytest], folder) as process:
+        changed_ns = log.stat().st_mtime_ns
+        while process.poll() is None:
+            time.sleep(_POLL_S)
+            # Reading the log only after it has changed leaves the processors to the ranks.
+            if (now_ns := log.stat().st_mtime_ns) != changed_ns:
+                changed_ns = now_ns
+                shown += _print_events(log, commits, shown)
     _print_events(log, commits, shown)
     finished = SearchLog.read(log)
     if not _is_complete(finished) and (process.returncode or not finished.ends()):
-        printed = (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-        lines = ["pytest ended before the search:", *printed[-_MAX_OUTPUT_LINES:], f"all output: {output.name}"]
-        raise AortaError("\n".join(lines))
+        raise ended_early("the search", folder)
+
+
+@contextmanager
+def running_pytest(arguments: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run pytest, with its output in a file of a folder, while the body runs."""
+    with (folder / OUTPUT_FILE).open("wb") as output, terminable():
+        # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def ended_early(before: str, folder: Path) -> AortaError:
+    """Return the error that pytest has ended too early, with the end of its output."""
+    path = folder / OUTPUT_FILE
+    printed = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return AortaError(
+        "\n".join([f"pytest ended before {before}:", *printed[-_MAX_OUTPUT_LINES:], f"all output: {path}"])
+    )
 
 
 def _print_events(path: Path, commits: Sequence[Commit], shown: int) -> int:

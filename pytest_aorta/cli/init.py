@@ -9,7 +9,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +106,12 @@ class _Target:
     """What a test launches.
 
     Attributes:
-        method: The method of the fixture that launches it, with its first arguments.
+        script: The script, a module, or empty for a command that starts its own ranks.
+        args: The arguments, or the words of the command.
         shown: Its name in a docstring.
         name: The name of its test, after ``test_``.
         other_name: The name of its test if another test has that name.
         collected: The script's path if pytest would collect it as a test, else empty.
-        settings: Further arguments of the method.
     """
 
     script: str
@@ -120,15 +120,17 @@ class _Target:
     name: str
     other_name: str
     collected: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def call(self, settings: Mapping[str, Any]) -> str:
         """Return the call that launches it, as Python."""
-        given = [repr(self.script), *([repr(list(self.args))] if self.args else [])]
-        return f"run_script({', '.join([*given, *(f'{key}={value!r}' for key, value in settings.items())])})"
+        given = [*([repr(self.script)] if self.script else []), *([repr(list(self.args))] if self.args else [])]
+        words = ", ".join([*given, *(f"{key}={value!r}" for key, value in settings.items())])
+        return f"run_{'script' if self.script else 'command'}({words})"
 
     def launch(self, world: DistributedWorld, settings: Mapping[str, Any]) -> WorkloadResult:
         """Launch it once."""
+        if not self.script:
+            return world.launch_command(self.args, **settings)
         return world.launch_script(self.script, self.args, **settings)
 
 
@@ -149,7 +151,7 @@ class _Findings:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
-    parser.usage = "aorta init [--nproc N] [SCRIPT | -m MODULE] [-- ARG ...]"
+    parser.usage = "aorta init [--nproc N] [SCRIPT | -m MODULE] [-- ARG ...], or aorta init [--nproc N] -- COMMAND ..."
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) or dotted module to test")
     parser.add_argument("-m", dest="module", metavar="MODULE", help="module to test, which may be installed")
     parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script in the test, after --")
@@ -201,6 +203,12 @@ def _target(root: Path, arguments: argparse.Namespace) -> _Target | None:
         return _Target(arguments.module, tuple(given), arguments.module, name, name)
     if arguments.script is None:
         return None
+    words = list(arguments.command_line)
+    if "--" in words and arguments.script not in words[: words.index("--")]:
+        command = (arguments.script, *arguments.args)
+        name = next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)
+        name = re.sub(r"\W", "_", name.removeprefix("test_"))
+        return _Target("", command, " ".join(map(_in_docstring, command)), name, f"{name}_by_{Path(command[0]).stem}")
     relative = _find(root, arguments.script).relative_to(root.resolve())
     module = _module(root, relative)
     collected = _COLLECTED.match(relative.stem)
@@ -409,7 +417,7 @@ def _test(tests: Path, target: _Target, found: _Findings) -> _NewFile:
     return _NewFile(path, _SCRIPT_TEST.format(**values, markers=_decorators(found.markers)))
 
 
-def _in_docstring(name: Path) -> str:
+def _in_docstring(name: object) -> str:
     """Return a file's name as a docstring can contain it."""
     return repr(str(name))[1:-1].replace('"', r"\"")
 

@@ -190,11 +190,17 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
     if facts.late_steps:
         lines.append(f"overlap: {facts.late_steps}")
+    lines += filter(None, (facts.optimizers, facts.replicas))
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)
         lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")
     if result.loss:
         lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
+    for series in facts.series:
+        if curve := [*series.loss[0].values()] if series.loss else []:
+            lines.append(
+                f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} in the last"
+            )
     return lines + _failure_lines(result)
 
 

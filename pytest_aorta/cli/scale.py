@@ -9,22 +9,29 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli.bisect import ended_early, running_pytest
 from pytest_aorta.cli.run import add_config, add_shared, given_launch, given_options
 from pytest_aorta.common.errors import ResultError, UsageError
+from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
+from pytest_aorta.report.write import require_packages
+from pytest_aorta.result.folder import RANKS_FOLDER, RESULT_FILE
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
+from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.costs import CollectiveCost, Cost
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.metrics import format_value
 
 OWNER = "aorta scale"
+PLUGIN = "pytest_aorta.plugin.scaling"
 MAX_SIZES = 16
 SHARED = ("timeout", "workloads")
 _COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory", "")
@@ -35,13 +42,20 @@ _LEAST_GROWTH = 0.01
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand; those of ``aorta run`` have the same names."""
-    parser.add_argument("target", metavar="WORKLOAD_OR_SCRIPT", help="a workload's name, or a training script (.py)")
-    parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script, after --")
+    # argparse takes both positional arguments at once, so that options have to come before them.
+    parser.usage = "aorta scale [options] WORKLOAD|SCRIPT|TEST [-- ARG ...]"
+    parser.add_argument(
+        "target", metavar="WORKLOAD|SCRIPT|TEST", help="a workload, a training script (.py), or a test's node id"
+    )
+    parser.add_argument(
+        "args", nargs="*", metavar="ARG", help="after --: arguments of the script, or options of the test's pytest"
+    )
     parser.add_argument(
         "--sizes", metavar="N,N,...", type=_sizes, default=(2, 8, 64, 1024),
         help="numbers of ranks (default: 2,8,64,1024)",
     )  # fmt: skip
     parser.add_argument("--rank", metavar="N", type=int, default=0, help="the rank to simulate (default: 0)")
+    parser.add_argument("--plot", metavar="FILE", type=_picture, help="picture to draw, .png or .svg")
     add_config(parser)
     add_shared(parser, SHARED)
     parser.set_defaults(run=run)
@@ -57,8 +71,14 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def _picture(text: str) -> Path:
+    if not text.endswith((".png", ".svg")):
+        raise ArgumentTypeError(f"got {text!r}, allowed is a file ending in .png or .svg")
+    return Path(text)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Launch one rank at each size, then print the table and what explains it.
+    """Launch one rank at each size, then print the table and what explains it, and draw it on request.
 
     Raises:
         UsageError: The command line is wrong; nothing was launched.
@@ -69,21 +89,56 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--rank: got {arguments.rank}, allowed is a rank of every world, from 0 to {arguments.sizes[0] - 1}"
         )
+    if arguments.plot:
+        require_packages()
+    results = _of_test(arguments) if "::" in arguments.target else _of_launch(arguments)
+    points = [point_of(result) for result in results]
+    emit([*table(points), *explanations(points)])
+    if arguments.plot:
+        _draw(points, arguments.plot)
+    return ExitCode.OK
+
+
+def _of_launch(arguments: argparse.Namespace) -> list[WorkloadResult]:
+    """Launch a workload or a script at each size."""
     options = given_options(arguments)
     is_script = arguments.target.endswith(".py")
     arguments.script, arguments.workload = (arguments.target, None) if is_script else (None, arguments.target)
     arguments.steps = None
     launch = given_launch(arguments, options)
     require_torch()
-    points = []
+    results = []
     with closing(Session(options)) as session, terminable():
         for size in arguments.sizes:
             spec = TestSpec(WorldSpec(size, simulated=(arguments.rank,)))
             world, base = resolve_world(spec.world, options, []), arguments.results / launch.folder / f"x{size}"
             with session.launcher(world, spec, RunningTest(OWNER), base, timed=False) as launcher:
-                points.append(point_of(launch.start(DistributedWorld(launcher))))
-    emit([*table(points), *explanations(points)])
-    return ExitCode.OK
+                results.append(launch.start(DistributedWorld(launcher)))
+    return results
+
+
+def _of_test(arguments: argparse.Namespace) -> list[WorkloadResult]:
+    """Run a test at each size, whatever its verdicts; return the result of its first launch at each.
+
+    Raises:
+        UsageError: An option is given that the test has no use for.
+        AortaError: The test left no result.
+    """
+    if given := [flag for flag, value in (("--config", arguments.config), ("--set", arguments.assignments)) if value]:
+        raise UsageError(f"{given[0]}: a test gives its own config; give options of pytest after --")
+    results = []
+    for size in arguments.sizes:
+        base = arguments.results.absolute() / slug(arguments.target)
+        folder = create_numbered_folder(base, f"x{size}")
+        scaled = ["-p", PLUGIN, f"--aorta-scale={size}:{arguments.rank}", f"--aorta-results={folder}"]
+        with running_pytest([*scaled, arguments.target, *arguments.args], folder) as process:
+            process.wait()
+        # Ranks leave files of this name too, in a folder below that of their launch.
+        found = [path for path in sorted(folder.rglob(RESULT_FILE)) if path.parents[1].name != RANKS_FOLDER]
+        if not found:
+            raise ended_early(f"a launch on {size} simulated ranks had a result", folder)
+        results.append(read_result(found[0]))
+    return results
 
 
 @dataclass(frozen=True)
@@ -171,11 +226,26 @@ def explanations(points: Sequence[Point]) -> list[str]:
             f"gradients of replicas do"
             for row in replicated
         ]
-        if (
-            before.memory_bytes
-            and after.memory_bytes
-            and after.memory_bytes > before.memory_bytes * (1 - _LEAST_GROWTH)
-        ):
-            lines.append(f"{before.size:,} -> {after.size:,} ranks: peak memory stops falling")
+        memory = [point.memory_bytes for point in (before, after)]
+        if memory[0] and memory[1] and memory[1] > memory[0] * (1 - _LEAST_GROWTH):
+            why = f": padding of {after.padded}" if after.padded else ": what is left does not depend on the ranks"
+            lines.append(f"{before.size:,} -> {after.size:,} ranks: peak memory stops falling{why}")
     groups = sorted({f"{row.kind} over {row.group_size}" for row in points[-1].collectives if row.group_size})
     return [*lines, f"groups at {points[-1].size:,} ranks: {', '.join(groups)}" if groups else "no groups are known"]
+
+
+def _draw(points: Sequence[Point], path: Path) -> None:
+    """Draw each column of the table over the number of ranks, and print the picture's name."""
+    from pytest_aorta.report.timeline import draw_growth
+
+    columns = {
+        "bytes": [float(point.num_bytes) for point in points],
+        "collectives": [float(sum(row.calls for row in point.collectives)) for point in points],
+        "operators": [float(point.operators) for point in points],
+        "FLOPs": [float(point.flops) for point in points],
+        "peak memory, bytes": [point.memory_bytes for point in points if point.memory_bytes is not None],
+    }
+    sizes = [point.size for point in points]
+    drawn = {name: values for name, values in columns.items() if len(values) == len(sizes)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    emit([f"picture: {draw_growth(sizes, drawn, path)}"])

@@ -18,4 +18,6 @@ SIMULATED = "AORTA_SIMULATED"  # size of a simulated world and the ranks to simu
 PLANT = "AORTA_PLANT"  # a fault for the ranks, as JSON, by `aorta selftest`
 COLLECTIVE_TIMEOUT_S = "AORTA_COLLECTIVE_TIMEOUT_S"
 PROGRESS_FILE = "AORTA_PROGRESS_FILE"
+RUN_DIR = "AORTA_RUN_DIR"  # for a command that starts its own ranks: the run folder
+OWN_RANKS = "AORTA_OWN_RANKS"  # for such a command: the number of ranks that the test expects
 RANK_FOLDER = "AORTA_RANK_FOLDER"

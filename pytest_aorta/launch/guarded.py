@@ -59,6 +59,7 @@ _FLIGHT_RECORDS = "20000"
 # Collectives time out before the launch does, so that the flight recorder can be dumped.
 _COLLECTIVE_FRACTION = 0.8
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
+STARTUP = PACKAGE_ROOT / "launch" / "process" / "startup"
 # The guard itself stops a launch within 0.5 + 3 + 2 + 10 seconds: Python's stacks, py-spy, SIGTERM and SIGKILL.
 STOP_S = 20.0
 # The keeper of a guard that was killed ends the guard's orphans within 10 seconds.
@@ -88,8 +89,14 @@ def require_torch() -> None:
 
 
 def agent_command(plan: LaunchPlan) -> list[str]:
-    """Return the command line of the torchrun agent, for one node or for this node's part of several."""
+    """Return the command line of the torchrun agent, for one node or for this node's part of several.
+
+    A command that starts ranks by itself is in the agent's place.
+    """
     python, run_dir = python_command(plan), str(plan.run_dir)
+    if plan.starts_ranks:
+        program = find_program(plan.script or "", python[0]) or str(plan.script)
+        return [*wrapper_command(plan.profiler, plan.run_dir), program, *plan.args]
     return [
         *wrapper_command(plan.profiler, plan.run_dir),
         *[*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir],
@@ -101,6 +108,15 @@ def agent_command(plan: LaunchPlan) -> list[str]:
         *(["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]),
         *["pytest_aorta.launch.process.rank", run_dir],
     ]
+
+
+def find_program(name: str, python: str) -> str | None:
+    """Return the path of a program, which is looked for beside the interpreter ``python`` first; None without it."""
+    return shutil.which(name, path=_search_path(python, os.environ))
+
+
+def _search_path(python: str, environ: Mapping[str, str]) -> str:
+    return os.pathsep.join([str(Path(python).parent), environ.get("PATH", os.defpath)])
 
 
 def python_command(plan: LaunchPlan) -> list[str]:
@@ -152,9 +168,13 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     else:
         # gloo records when each rank arrives at its collectives, which identifies the straggler.
         kept.setdefault("TORCH_FR_BUFFER_SIZE", _FLIGHT_RECORDS)
-    if plan.reference is not None:
-        return plan.reference.environment(kept)
-    return with_own_code(kept)
+    kept = with_own_code(kept) if plan.reference is None else plan.reference.environment(kept)
+    if plan.starts_ranks:
+        kept["PATH"] = _search_path(python_command(plan)[0], kept)
+        # Each program of the command imports sitecustomize from there, and the ranks among them report.
+        kept["PYTHONPATH"] = ":".join(filter(None, [str(STARTUP), kept.get("PYTHONPATH")]))
+        kept |= {variables.RUN_DIR: str(plan.run_dir), variables.OWN_RANKS: str(plan.world.size)}
+    return kept
 
 
 def with_own_code(environ: dict[str, str]) -> dict[str, str]:

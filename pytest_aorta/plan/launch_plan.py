@@ -89,7 +89,13 @@ def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
     return settings
 
 
-class LaunchRequest(ScriptSettings, frozen=True):
+class _Started(ScriptSettings, frozen=True, kw_only=True):
+    """Who starts the ranks; ``starts_ranks`` if the program of the request does so by itself."""
+
+    starts_ranks: bool = False
+
+
+class LaunchRequest(_Started, frozen=True):
     """A request to run a workload with a config, or a script with arguments.
 
     Attributes:
@@ -97,8 +103,8 @@ class LaunchRequest(ScriptSettings, frozen=True):
         spec: Declaration of the workload; None for a script.
         config: Config of the workload, or the arguments and environment of the script. The key ``environment`` sets
             variables of the ranks and does not reach the workload.
-        script: Path ending in ``.py`` or dotted module; None for a workload.
-        args: Arguments of the script.
+        script: Path ending in ``.py`` or dotted module; the program of a command; None for a workload.
+        args: Arguments of the script or of the program.
     """
 
     name: str

@@ -171,7 +171,7 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
 
 def _deleted(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure:
     headline = f"the launch's folder {plan.run_dir} was deleted during the launch, e.g. by the script"
-    return LaunchFailure(FailureKind.RESULTS_DELETED, f"{headline}; {_agent_end(outcome)}")
+    return LaunchFailure(FailureKind.RESULTS_DELETED, f"{headline}; {_agent_end(plan, outcome)}")
 
 
 def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]) -> LaunchFailure:
@@ -202,14 +202,18 @@ def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence
     if not any(rank.started for rank in ranks):
         # At the limit the guard ends the agent, so how the agent ended is not the cause.
         at_limit = outcome.reason == EndReason.TIME_LIMIT
-        cause = _limit(plan, outcome) if at_limit else _agent_end(outcome)
+        cause = _limit(plan, outcome) if at_limit else _agent_end(plan, outcome)
         return LaunchFailure(FailureKind.RENDEZVOUS, f"no rank started; {cause}", agent_tail)
+    if plan.starts_ranks and not all(rank.started for rank in ranks):
+        return _of_command(plan, outcome, ranks, agent_tail)
     if is_limit:
         return (_not_left if all(rank.returned for rank in ranks) else _hang)(plan, outcome, ranks)
     if outcome.reason == EndReason.RANK_GONE:
         return _ended_early(ranks)
+    if plan.starts_ranks:
+        return _of_command(plan, outcome, ranks, agent_tail)
     if outcome.agent_status != 0:
-        headline = f"{_agent_end(outcome)} before any rank failed; {_names(unfinished)} left no result"
+        headline = f"{_agent_end(plan, outcome)} before any rank failed; {_names(unfinished)} left no result"
         return LaunchFailure(FailureKind.RENDEZVOUS, headline, agent_tail)
     if not unfinished:
         return LaunchFailure(FailureKind.PROCESS_LEFT, "a process outlived the launch")
@@ -230,8 +234,28 @@ def _after_failures(failures: list[_RankFailure], ranks: list[RankEvidence]) -> 
     return _first_failure(failures[0], ranks)
 
 
-def _agent_end(outcome: LaunchOutcome) -> str:
+def _of_command(
+    plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence], agent_tail: list[str]
+) -> LaunchFailure:
+    """Diagnose the end of a command that starts its own ranks, none of which has left an error."""
+    end = _agent_end(plan, outcome) if outcome.reason == EndReason.EXIT else _limit(plan, outcome)
+    if absent := [rank for rank in ranks if not rank.started]:
+        headline = f"{_names(absent)} never reported; {end}"
+        return LaunchFailure(FailureKind.RESULT_MISSING, headline, agent_tail, absent[0].rank)
+    if gone := _without_trace(ranks):
+        headline = f"{_names(gone)} ended without a result or an error, as by SIGKILL or os._exit; {end}"
+        return LaunchFailure(FailureKind.RESULT_MISSING, headline, [*_log_lines(gone[0]), *agent_tail], gone[0].rank)
+    left = [rank for rank in ranks if not rank.has_result]
+    others = f"{_names(left)} left no result" if left else "every rank left its result"
+    if not outcome.agent_status:
+        return LaunchFailure(FailureKind.RESULT_MISSING, f"{others}; {end}", agent_tail)
+    headline = f"{_exit_text(outcome.agent_status)} of the command {plan.script}; {others}"
+    return LaunchFailure(FailureKind.EXIT_CODE, headline, agent_tail)
+
+
+def _agent_end(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
     agent = "torchrun" if outcome.launcher == LauncherKind.TORCHRUN else "the fork server's agent"
+    agent = f"the command {plan.script}" if plan.starts_ranks else agent
     if outcome.agent_status is None:
         return f"{agent} was still running"
     return f"{agent} ended with {_exit_text(outcome.agent_status)}"

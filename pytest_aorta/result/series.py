@@ -69,7 +69,7 @@ class Series(Model, frozen=True, omit_defaults=True):
         model: the class of the module that it trains, such as ``DDP(Net)``; empty if unknown.
         num_steps: number of steps, with those that were not timed.
         is_main: whether the result's step times are those of this optimizer.
-        collectives: calls of collectives in a timed step; None if unknown.
+        collectives: calls of collectives in a timed step, mean over the steps; None if unknown.
         step_times_ms: the duration of each timed step.
         loss: step -> sum of the tensors whose ``backward()`` was called.
         grad_norm: step -> what ``clip_grad_norm_`` returned.
@@ -93,7 +93,7 @@ class Series(Model, frozen=True, omit_defaults=True):
 
     def __str__(self) -> str:
         """Return the name with the number of steps and of collectives."""
-        calls = self.collectives and f"{counted(round(self.collectives), 'collective')} a step"
+        calls = self.collectives and f"{self.collectives:.3g} collective{'s' * (self.collectives != 1)} a step"
         known = "" if calls is None else f", {calls or 'no collective'}"
         return f"{self.name} ({counted(self.num_steps, 'step')}{known})"
 
@@ -194,7 +194,7 @@ def described(ranks: Sequence[Sequence[Series]]) -> str:
         return ""
     each = ", ".join(dict.fromkeys(str(one) for series in ranks for one in series))
     text = f"{counted(len(facts), 'optimizer')}: {each}"
-    return f"{text}; steps without a collective are the same work on each rank" if alone else text
+    return f"{text}; ranks exchange nothing in the steps of {', '.join(alone)}" if alone else text
 
 
 def diverged(ranks: Sequence[Sequence[Series]]) -> str:

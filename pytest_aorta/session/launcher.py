@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -17,8 +18,9 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
+from pytest_aorta.launch.guarded import find_program
 from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
@@ -287,7 +289,7 @@ class Launcher:
             run_dir=run_dir,
             cwd=version.root if version else options.rootdir,
             copy=run_dir.resolve() / COPY_FOLDER if request.fresh is not None else None,
-            launcher=preferred if is_local else LauncherKind.TORCHRUN,
+            launcher=preferred if is_local and not request.starts_ranks else LauncherKind.TORCHRUN,
             lease_fds=self._leased.fds,
             reference=version,
             profiler=options.profiler,
@@ -389,14 +391,57 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        where, words = f"script {str(script)!r}", _words(str(script), args)
+        return self._launch_words(Path(script).name, target, _words(str(script), args), environment, settings)
+
+    def launch_command(
+        self,
+        command: tuple[str, ...] | list[str],
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> WorkloadResult:
+        """Launch a command that starts its own ranks, such as ``["accelerate", "launch", "train.py"]``.
+
+        Each rank of this world has to report: the ranks that torchrun, DeepSpeed or ``init_process_group`` number.
+
+        Args:
+            command: the program, which is looked for beside this Python and then on the path, and its arguments.
+            environment: environment variables of the command.
+            settings: as in :meth:`launch_script`. The steps are recorded without ``record``, too.
+
+        Raises:
+            SpecError: The program does not exist, the world has several nodes or is simulated, or as in
+                :meth:`launch_script`; nothing was started.
+            LeaseError, LaunchError, ResultError: As in :meth:`launch`.
+        """
+        words = _words("command", command)
+        if not words or find_program(words[0], sys.executable) is None:
+            raise SpecError(
+                f"command {list(words)!r}: there is no program {list(words[:1])} beside {sys.executable} or on PATH"
+            )
+        if self.launcher.world.nodes > 1 or self.launcher.world.simulated:
+            raise SpecError(f"command {list(words)!r}: starts its ranks on one node, and does not simulate any")
+        name = next((Path(word).name for word in words if word.endswith(".py")), Path(words[0]).name)
+        return self._launch_words(name, words[0], words[1:], environment, {"record": {}} | settings, starts_ranks=True)
+
+    def _launch_words(
+        self,
+        name: str,
+        script: str,
+        args: tuple[str, ...],
+        environment: Mapping[str, str] | None,
+        settings: Mapping[str, Any],
+        *,
+        starts_ranks: bool = False,
+    ) -> WorkloadResult:
+        where = f"{'command' if starts_ranks else 'script'} {name!r}"
         given = script_settings(where, settings)
         # Settings are part of the config, since a launch with other settings can't be compared.
-        config: dict[str, Any] = {"args": list(words), **to_builtins(given)}
+        config: dict[str, Any] = {"args": [*([script] if starts_ranks else []), *args], **json.loads(to_json(given))}
         if environment:
             check_environment(where, environment)
             config[ENVIRONMENT_KEY] = dict(environment)
-        return self._launch(LaunchRequest(Path(script).name, None, config, target, words, **asdict(given)))
+        request = LaunchRequest(name, None, config, script, args, **asdict(given), starts_ranks=starts_ranks)
+        return self._launch(request)
 
     def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.

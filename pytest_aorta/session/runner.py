@@ -115,6 +115,18 @@ class WorkloadRunner:
         """
         return passed(self._world.launch_script(script, args, environment, **settings))
 
+    def run_command(
+        self, command: tuple[str, ...] | list[str], *, environment: Mapping[str, str] | None = None, **settings: Any
+    ) -> WorkloadResult:
+        """Launch a command that starts its own ranks, such as ``accelerate launch train.py``, and return its result.
+
+        The arguments are those of :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_command`.
+
+        Raises:
+            WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
+        """
+        return passed(self._world.launch_command(command, environment, **settings))
+
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
 

@@ -247,9 +247,10 @@ def detected(
     metric: Metric, baseline: Baseline, stored: Estimate, tolerance: float, looks: Sequence[int], max_launches: int
 ) -> list[str]:
     """Return the smallest change that each number of launches detects, as text."""
-    block, scale = next_block(metric, baseline.center_launches), metric.scale
+    block, scale, worse = next_block(metric, baseline.center_launches), metric.scale, metric.worse
     found = [
-        detectable(stored, block, look, tolerance=tolerance, max_launches=max_launches, scale=scale) for look in looks
+        detectable(stored, block, look, tolerance=tolerance, max_launches=max_launches, worse=worse, scale=scale)
+        for look in looks
     ]
-    changes = [scale.change(metric.worse * scale.difference(change)) for change in found]
+    changes = [scale.change(worse * scale.difference(change)) for change in found]
     return [format_change(change, scale) for change in changes]

@@ -75,7 +75,7 @@ class NotApplicable(StrEnum):
 
 
 # Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
-_ON_REQUEST = (NotApplicable.UNMARKED_CPU_TIMES, NotApplicable.NOT_REPRODUCIBLE)
+_ON_REQUEST = (NotApplicable.UNMARKED_CPU_TIMES, NotApplicable.NOT_REPRODUCIBLE, NotApplicable.UNDECLARED)
 # The outcomes that a reader must know about, the most urgent first.
 FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
 # The label of a regression that its test expects.
@@ -154,7 +154,7 @@ class Verdict(Model, frozen=True):
     @property
     def is_unrequested(self) -> bool:
         """Return True if the metric is not compared because neither a marker nor the workload's config asks for it."""
-        return self.not_applicable in _ON_REQUEST and self.tolerance.origin is Origin.DEFAULT
+        return self.not_applicable in _ON_REQUEST and self.tolerance.origin in (Origin.DEFAULT, Origin.UNDECLARED)
 
     def is_one_of(self, outcomes: Collection[Outcome]) -> bool:
         """Return True if the outcome is in ``outcomes``, such as those of ``--aorta-fail-on``, and was requested."""

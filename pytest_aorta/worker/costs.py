@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import json
 import os
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median_low
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
 from pytest_aorta.result.trace.kineto_events import BOUNDARY, TraceTooLarge, excess, read_trace
+from pytest_aorta.result.trace.rank_files import flight_records
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.simulation import is_simulated, requested_calls
 
@@ -101,19 +101,12 @@ def _formulas() -> dict[str, tuple[Callable[..., Any], int]]:
     return found
 
 
-def flight_records(dump: str) -> list[dict[str, Any]] | None:
-    """Return the entries of a flight recorder of torch; None where this rank has not loaded the recorder."""
-    found = getattr(sys.modules.get("torch._C._distributed_c10d"), dump, None)
-    return None if found is None else json.loads(found(includeCollectives=True, onlyActive=False)).get("entries", [])
-
-
 def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
-    """Return the median number of collectives that this rank began in steps; None if torch has not recorded them.
+    """Return the mean number of collectives that this rank began in steps; None if torch has not recorded them.
 
     ``spans_ns`` are the begin and end of each step by ``time.time_ns``.
     """
-    dumps = (flight_records(name) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
-    entries = [entry for found in dumps for entry in found or ()]
+    entries = [entry for recorder in ("fr", "nccl") for entry in flight_records(recorder) or ()]
     if not entries or not spans_ns:
         return 0.0
     created_ns = sorted(entry["time_created_ns"] for entry in entries if not entry["is_p2p"])
@@ -121,7 +114,7 @@ def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
     is_whole = any(entry["record_id"] == 0 for entry in entries)
     covered = [span for span in spans_ns if is_whole or span[0] >= created_ns[0]]
     counts = [bisect_right(created_ns, end) - bisect_left(created_ns, begin) for begin, end in covered]
-    return float(median_low(counts)) if counts else None
+    return fmean(counts) if counts else None
 
 
 def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
@@ -136,7 +129,7 @@ def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
             sizes.get(group),
             str(next(iter(entry["input_dtypes"] or entry["output_dtypes"]), "")),
         )
-        for entry in flight_records("_dump_fr_trace_json") or ()
+        for entry in flight_records("fr") or ()
         if not entry["is_p2p"] and began_ns <= entry["time_created_ns"] <= ended_ns
     ]
 

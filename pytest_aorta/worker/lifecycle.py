@@ -23,7 +23,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
-from pytest_aorta.plan.launch_plan import StepRecording, read_plan
+from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workloads import WorkloadSpec
@@ -55,9 +55,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         simulate_world()
     if planted := Planted.read(os.environ):
         plant(planted)
-    # If the A/B reference is another environment, packages of that environment come first.
-    sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
-    sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
+    _set_search_path(plan)
     if program := plan.program():
         pid = os.getpid()
         recorder.watch_optimizers()
@@ -107,6 +105,35 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
     workload.cleanup()
+
+
+def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
+    """Record the steps of a rank that a command has started by itself; return the function that writes its result.
+
+    Neither waits for other ranks: the command decides when each of them ends.
+    """
+    plan = read_plan(run_dir / PLAN_FILE)
+    if planted := Planted.read(os.environ):
+        plant(planted)
+    _set_search_path(plan)
+    recorder.watch_optimizers()
+    record_script(plan.record or StepRecording())
+
+    def write_result() -> None:
+        leave_mark(folder, RAN)
+        _refuse_leaks(plan.reference)
+        recorder.refuse_non_finite()
+        recorded = _checked(recorder.result(), recorder.named_parameters(), "at the end of the script")
+        Telemetry().write(folder, recorded)
+        _write_result(folder, recorded)
+
+    return write_result
+
+
+def _set_search_path(plan: LaunchPlan) -> None:
+    # If the A/B reference is another environment, packages of that environment come first.
+    sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
+    sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
 
 
 def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> RankResult:

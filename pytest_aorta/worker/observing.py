@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeAlias
 
 import torch
@@ -30,19 +31,23 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.costs import StepCounter, calls_by_step
 from pytest_aorta.worker.finite import Optimizers, modules, refuse_value
-from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.layout import is_dtensor, local_part
+from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.timing import Progress, StepTimer
 from pytest_aorta.worker.weight_hash import LocalHashes
 
 _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
+# Steps of an optimizer that are timed before some are profiled; those after the profiled ones are timed too.
+TIMED_STEPS = 20
 # The warm-up steps that costs need: one that is counted, and one that settles after it.
 STEPS_TO_COUNT = 2
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
-_CHECKING = 0.01
+_CHECKING = 0.002
 # Values on a device are joined when there are this many, since each value alone takes a block of memory.
 _JOINED = 256
 # Hashes of each parameter show where launches differ; those of many steps would make a large result.
@@ -99,6 +104,8 @@ class _Optimized:
         self.turn = 0
         self.timer = StepTimer(device, has_progress=False)
         self.counter: StepCounter | None = None
+        self.capture: ScriptCapture | None = None
+        self._profiled_until = 0
         self.hashes = LocalHashes(_STEPS_BY_TENSOR)
         self._named, self._warmup = named, warmup
         self._counted: ExitStack | None = None
@@ -108,8 +115,20 @@ class _Optimized:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the costs of the step that has begun are counted."""
-        return self._counted is not None
+        """Whether the step that has begun is profiled."""
+        return self._counted is not None or (self.capture is not None and self.capture.is_open)
+
+    def profile(self) -> Profile:
+        """Return the overlap of the profiled steps, or how many steps the script lacks for them."""
+        capture = self.capture or ScriptCapture(self.timer.device)
+        capture.end()
+        if capture.is_open:
+            left = capture.num_steps_left + (0 if self.capture else TIMED_STEPS - self.timer.num_steps)
+            return Profile(
+                problem=f"the script ended before steps were profiled, which follow {TIMED_STEPS} timed ones; run "
+                f"{counted(left, 'more step')}"
+            )
+        return capture.read(median(self.timer.step_times_ms()))
 
     def end_step(self, values: Sequence[tuple[str, float | torch.Tensor]]) -> None:
         """End the step at the optimizer's step; ``values`` are the quantities of the step."""
@@ -119,13 +138,27 @@ class _Optimized:
         if self._counted is not None:
             self._counted.close()
             self._counted = None
+        if self.capture is not None and self.capture.is_open:
+            self.capture.boundary()
         for quantity, value in values:
             self._places.append((self.num_steps, quantity))
             self._values.add(_copy(value) if isinstance(value, torch.Tensor) else value)
 
-    def begin_step(self, *, may_count: bool) -> None:
-        """Begin the next step. Nobody sees the begin of the first step; the warm-up comes after it."""
+    def begin_step(self, *, may_count: bool) -> bool:
+        """Begin the next step, and return whether it is profiled; the warm-up comes after the first step."""
         left = self._warmup - self.num_steps + 1
+        was_profiled = self.capture is not None and self.num_steps == self._profiled_until
+        if self.capture is not None and self.capture.is_open:
+            self._profiled_until = self.num_steps + 1
+            return True
+        # A step that is not timed follows, so that the timed steps begin without the profiler's end.
+        if was_profiled:
+            return False
+        if self.timer.num_steps >= TIMED_STEPS and self.capture is None and may_count:
+            self.capture = ScriptCapture(self.timer.device)
+            self.capture.begin()
+            self._profiled_until = self.num_steps + 1
+            return self.capture.is_open
         if left <= 0:
             self.timer.open()
         # The last warm-up step follows the counted one, so that the timed steps begin without the profiler's end.
@@ -133,6 +166,8 @@ class _Optimized:
             self.counter = StepCounter(self.timer.device)
             self._counted = ExitStack()
             self._counted.enter_context(self.counter.step())
+            return True
+        return False
 
     def hash(self) -> None:
         """Hash this rank's parts of the parameters after this step, unless that is done."""
@@ -213,7 +248,9 @@ class Observer:
         self._progress: Progress | None = None
         self._values: list[tuple[str, float | torch.Tensor]] = []
         self._stepping: list[Optimizer] = []
-        self._is_in_backward = False
+        self._is_in_backward = self._is_counting = False
+        self._turn = 0
+        self._is_simulated = is_simulated()
         self._looked_s = self._look_s = 0.0
         self._undo: list[Callable[[], object]] = []
 
@@ -262,10 +299,9 @@ class Observer:
         return norm
 
     def _note(self, quantity: str, value: object) -> None:
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and not is_simulated():
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and not self._is_simulated:
             # What the recorder does must not count among the costs of a step, so there the copy is made after the step.
-            is_counted = any(one.is_counted for one in self._all)
-            self._values.append((quantity, value if is_counted else _copy(value)))
+            self._values.append((quantity, value if self._is_counting else _copy(value)))
 
     def _load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.has_loaded = True
@@ -291,23 +327,31 @@ class Observer:
             self._stepping.pop()
         if self._stepping:
             return
-        found = next((known for known in self._all if known.optimizer() is optimizer), None)
-        found = found or self._new(optimizer)
+        for found in self._all:
+            if found.optimizer() is optimizer:
+                break
+        else:
+            found = self._new(optimizer)
         found.end_step(self._values)
         self._values = []
+        self._is_counting = len(self._all) > 1 and any(one.is_counted for one in self._all)
+        self._turn += 1
+        before, found.turn = found.turn, self._turn
         # Optimizers that take turns, as those of a GAN, are in one step.
-        before, found.turn = found.turn, 1 + max(one.turn for one in self._all)
-        self._enter(1 + min(one.num_steps for one in self._all if one.turn > before))
+        is_alone = len(self._all) == 1
+        self._enter(1 + (found.num_steps if is_alone else min(one.num_steps for one in self._all if one.turn > before)))
         is_chosen = found.num_steps.bit_count() == 1
-        if (is_chosen or self._is_look_due()) and not is_simulated():
+        # What the recorder computes must not count among the costs of a step.
+        if (is_chosen or self._is_look_due()) and not (self._is_counting or self._is_simulated):
             with ExitStack() as paused:
                 for one in self._all:
                     paused.enter_context(one.timer.paused())
                 self._look(found)
                 if is_chosen and self.hash_weights:
                     found.hash()
-                    found.hash_at_the_end()
-        found.begin_step(may_count=not any(one.is_counted for one in self._all))
+        if is_chosen and self.hash_weights and not self._is_simulated:
+            found.hash_at_the_end()
+        self._is_counting = found.begin_step(may_count=not self._is_counting) or self._is_counting
 
     def _new(self, optimizer: Optimizer) -> _Optimized:
         if not self._all:
@@ -346,7 +390,9 @@ class Observer:
     def end(self) -> None:
         """Look at the parameters and hash them once more, where the optimizers still exist; after the script."""
         for one in self._all:
-            if one.optimizer() is not None and not is_simulated():
+            if one.capture is not None:
+                one.capture.end()
+            if one.optimizer() is not None and not self._is_simulated:
                 self._look(one)
                 if self.hash_weights:
                     one.hash()
@@ -405,6 +451,8 @@ class Observer:
 
 def _copy(value: torch.Tensor) -> float | torch.Tensor:
     """Return a copy of a tensor with one element, since the script may write into its memory; a number on CPU."""
+    if value.device.type == "cpu" and not is_dtensor(value):
+        return float(value.item())
     own = local_part(value.detach())
     return float(own) if own.device.type == "cpu" else own.reshape(1).to(torch.float64, copy=True)
 

@@ -237,6 +237,135 @@ def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, 
     return overlap_of_device(trace, learned, num_steps, waits)
 
 
+@dataclass
+class _Window:
+    """Steps of a script that are profiled together, after one further step."""
+
+    num_steps: int
+    has_host: bool
+    has_lead: bool = False
+    profiler: profile | None = None
+    began_s: float = 0.0
+    lead_ms: float = 0.0
+    passed: _Pass | None = None
+    # Steps of the window that have ended.
+    num_ended: int = 0
+
+
+# Profiled steps of a script: the first ones as they run, and on a device with the host ahead.
+SCRIPT_STEPS = 3
+
+
+class ScriptCapture:
+    """Capture of some steps of a script, whose loop belongs to the script; nothing is collective.
+
+    The script calls no function of ours in its steps: :meth:`boundary` is called at the end of each. On a device, one
+    step is learned with the host's operators, then steps are profiled as they run, then with a head start.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if on_accelerator(device):
+            self._windows = [_Window(1, True), _Window(SCRIPT_STEPS, False), _Window(MAX_STEPS, False, has_lead=True)]
+        else:
+            self._windows = [_Window(SCRIPT_STEPS, True)]
+        self._mark: torch.Tensor | None = None
+        self._running: profile | None = None
+        self._number = 0
+        self.problem = wrapper_problem()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further steps have to be profiled."""
+        return not self.problem and self._number < len(self._windows)
+
+    @property
+    def num_steps_left(self) -> int:
+        """The number of steps that the capture needs until its end."""
+        return sum(1 + window.num_steps - window.num_ended for window in self._windows[self._number :])
+
+    def begin(self) -> None:
+        """Begin the capture in front of a step."""
+        if _profiler_enabled():
+            self.problem = "the script runs torch.profiler itself, and torch has one profiler per thread"
+        if not self.is_open:
+            return
+        window = self._windows[self._number]
+        if self._mark is None:
+            self._mark = _new_mark(self._device)
+        if on_accelerator(self._device):
+            cycles_per_ms(self._device)
+        synchronize(self._device)
+        window.profiler = profile(
+            use_cpu=window.has_host,
+            use_kineto=True,
+            use_device=self._device.type if on_accelerator(self._device) else None,
+        )
+        self._running = window.profiler
+        self._running.__enter__()
+        window.began_s = time.perf_counter()
+        if window.has_lead and (before := self._windows[self._number - 1].passed) is not None:
+            # The steps before took this time on the host, with one further step each.
+            each_ms = before.host_ms / (1 + self._windows[self._number - 1].num_steps)
+            window.lead_ms = next(_leads_ms((1 + window.num_steps) * each_ms))
+            spin(window.lead_ms, self._device)
+
+    def boundary(self) -> None:
+        """Mark the end of a step; end the capture, or begin its next part, where its steps are complete."""
+        window = self._windows[self._number]
+        if self._mark is not None:
+            _leave_boundary(self._mark)
+        window.num_ended += 1
+        now_ms = 1e3 * (time.perf_counter() - window.began_s)
+        if window.num_ended == 1:
+            window.passed = _Pass(now_ms, 0.0)
+        if window.num_ended > window.num_steps:
+            assert window.passed is not None
+            window.passed = _Pass(window.passed.first_boundary_ms, now_ms)
+            self.end()
+            self._number += 1
+            if self.is_open:
+                self.begin()
+
+    def end(self) -> None:
+        """End the profiler, if one runs; also where the script has ended within the capture."""
+        if self._running is None:
+            return
+        synchronize(self._device)
+        if _profiler_enabled():
+            self._running.__exit__(None, None, None)
+        else:
+            self.problem = "the script runs torch.profiler itself, which ended the profile of its steps"
+        self._running = None
+
+    def read(self, timed_ms: float) -> Profile:
+        """Return the overlap of the steps, of this rank alone; a capture that can't be read has a ``problem``."""
+        if self.problem:
+            return Profile(problem=self.problem)
+        try:
+            traces = [exported(window.profiler) for window in self._windows if window.profiler is not None]
+            if not on_accelerator(self._device):
+                if (kept := _asked_trace_path()) is not None:
+                    _keep(steps_alone(traces[0], on_device=False), kept)
+                return overlap_of_cpu(traces[0])
+            return self._of_device(traces, timed_ms)
+        except TraceTooLarge as error:
+            return Profile(problem=f"the trace of the profiled steps has {excess(error.num_bytes, error.num_values)}")
+        except ValueError as error:
+            return Profile(problem=str(error)[:1000])
+
+    def _of_device(self, traces: Sequence[dict[str, Any]], timed_ms: float) -> Profile:
+        learned, blocking_call = learn_step(traces[0]), find_blocking_call(traces[0])
+        as_run, ahead = (
+            overlap_of_device(trace, learned, window.num_steps)
+            for trace, window in zip(traces[1:], self._windows[1:], strict=True)
+        )
+        window = self._windows[-1]
+        assert window.passed is not None
+        lead = _judge(ahead.steps, window.passed, window.lead_ms, timed_ms, blocking_call)
+        return ahead.replace(head_start=lead, as_run=as_run.steps)
+
+
 def _asked_trace_path() -> Path | None:
     folder = os.environ.get(variables.RANK_FOLDER)
     return Path(folder) / TRACE_FILE if folder and os.environ.get(variables.PROFILER) == TORCH else None

@@ -363,7 +363,7 @@ class Recorder:
         ]
         costs = Costs(problem=_NOT_COUNTED) if main.counter is None else main.counter.costs()
         result = self._result_of(main.timer, observer.began_s, {}, costs, loss=own[0], grad_norm=own[1])
-        return result.replace(series=observer.series())
+        return result.replace(series=observer.series()).with_profile(Profile() if is_simulated() else main.profile())
 
     def _whole(self, observer: Observer) -> RankResult:
         """Return the measurements of a script that trains nothing, as one step: its wall time and its memory."""

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -138,6 +139,7 @@ def drop_data() -> None:
         RuntimeError: This version of torch lacks fake tensors.
     """
     if is_simulated():
+        _vote_alone()
         _memory.append(_without_data.enter_context(without_data()))
 
 
@@ -155,6 +157,22 @@ def without_data() -> Iterator[TensorMemory]:
     memory = TensorMemory()
     with memory.follows_resizing(), FakeTensorMode(allow_non_fake_inputs=True), memory:
         yield memory
+
+
+def _vote_alone() -> None:
+    """Let a stage of a pipeline choose its mode by its own vote, which torch 2.13 asks for; no other vote arrives."""
+    loaded: Any = sys.modules.get("torch.distributed.pipelining.stage")
+    modes: Any = getattr(loaded, "InferenceMode", None)
+    if not hasattr(modes, "needs_dynamic"):
+        return
+
+    def vote(stage: Any, has_backward: bool, received_acc: object = None) -> SimpleNamespace:
+        del received_acc
+        is_static = not modes.needs_dynamic(stage._user_meta, has_backward)
+        return SimpleNamespace(item=lambda: int(is_static))
+
+    loaded.PipelineStage._warmup_forward_vote = vote
+    loaded.PipelineStage._warmup_backward_result = lambda _stage, received_result: received_result
 
 
 def restore_data() -> None:
@@ -221,6 +239,11 @@ class TensorMemory(TorchDispatchMode):
         self.current = self.peak = 0
         # Address of a storage -> its rounded size.
         self._known: dict[int, int] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: torch.compile compiles under this mode, which sees the operators of compiled graphs."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -26,7 +26,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import ARRIVALS_FILE
-from pytest_aorta.result.trace.rank_files import Arrivals
+from pytest_aorta.result.trace.rank_files import Arrivals, flight_records
 from pytest_aorta.worker.accelerator import (
     Moment,
     cycles_per_ms,
@@ -38,7 +38,7 @@ from pytest_aorta.worker.accelerator import (
     spin,
     synchronize,
 )
-from pytest_aorta.worker.costs import begin_measured_steps, flight_records
+from pytest_aorta.worker.costs import begin_measured_steps
 from pytest_aorta.worker.simulation import is_simulated, reset_peak_memory
 
 # A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
@@ -211,7 +211,7 @@ def _waits_of_steps_ms(
 def _leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
     """Write this rank's steps and its arrivals at collectives into the rank's folder, if the launch names one."""
     folder = os.environ.get(variables.RANK_FOLDER)
-    entries = flight_records("_dump_fr_trace_json")
+    entries = flight_records("fr")
     if not folder or entries is None:
         return
     # The record is a ring: its first entry has the number 0 until a later entry replaces the first entry.
@@ -234,7 +234,7 @@ def _name(entry: dict[str, Any]) -> str:
 def _recorded_collectives() -> list[dict[str, Any]]:
     """Return NCCL's record of this rank once the watchdog has retired every collective; empty if torch has no NCCL."""
     deadline_s = time.monotonic() + _RETIRED_WITHIN_S
-    while entries := flight_records("_dump_nccl_trace_json"):
+    while entries := flight_records("nccl"):
         if all(entry.get("retired") for entry in _without_parts(entries)) or time.monotonic() > deadline_s:
             return entries
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Faults that one launch of CPU ranks shows by the costs of a step alone."""
+"""Faults that one launch shows by the costs of a step alone, on CPU ranks and simulated at 1,024 ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ policy = MixedPrecisionPolicy(param_dtype=None if fault == "float32" else torch.
 for layer in model:
     fully_shard(layer, mp_policy=policy, reshard_after_forward=fault != "no reshard")
 fully_shard(model, mp_policy=policy)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=True)
+# FSDP2 pads a parameter with fewer rows than ranks.
+table = torch.nn.Linear(*((1024, 8) if fault == "few rows" else (8, 1024)), bias=False)
+fully_shard(table)
+optimizer = torch.optim.SGD([*model.parameters(), *table.parameters()], lr=0.01, foreach=True)
 scale = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
 for step in range(7):
     x = torch.ones(4, 32)
@@ -41,7 +44,7 @@ for step in range(7):
         model[1].reshard()
     for layer in model:
         x = checkpoint(layer, x, use_reentrant=False) if fault == "checkpointing" else layer(x)
-    loss = x.float().square().mean()
+    loss = x.float().square().mean() + table(torch.ones(4, table.in_features)).mean()
     if fault == "operator":
         scaled.neg()
     loss.backward()
@@ -52,17 +55,22 @@ for step in range(7):
     optimizer.step()
     optimizer.zero_grad()
 """
+SIMULATED = pytest.mark.world(size=1024, simulated=True, warm=True)
 SIMPLE_FSDP = {"steps": 2, "warmup": 1, "n_layers": 2, "profile_steps": 0}
 FAULTS = [
-    ("gather twice", "collectives", "all_gather over 2 ranks, bfloat16 6 -> 7 a step, +0.002112 MB"),
-    ("float32", "collective_bytes", "all_gather over 2 ranks, float32 +0.02534 MB"),
+    ("gather twice", "collectives", "all_gather over {size} ranks, bfloat16 6 -> 7 a step"),
+    ("float32", "collective_bytes", "all_gather over {size} ranks, float32 +"),
     ("checkpointing", "flops", "aten::addmm +24,576"),
     ("item", "host_copies", "+ aten::_local_scalar_dense x 1"),
     ("recompile", "recompilations", "3 in 3 measured steps, 0 before"),
     ("operator", "operators", "+ aten::neg x 1"),
     ("rank 1", "collectives", "all_reduce over 1 ranks, float32 0 -> 1 a step, +3.2e-05 MB on rank 1 only"),
-    ("no reshard", "collectives", "all_gather over 2 ranks, bfloat16 6 -> 3 a step, -0.006336 MB"),
+    ("no reshard", "collectives", "all_gather over {size} ranks, bfloat16 6 -> 3 a step"),
 ]
+# Nothing that 2 ranks show.
+FEW_ROWS = ("few rows", "collective_bytes", "all_gather over {size} ranks, float32 +")
+# Those that every run of the tests launches; the night launches all.
+OFTEN = {"gather twice", "item", "few rows"}
 
 
 def judged(result, reference, metric):
@@ -71,24 +79,43 @@ def judged(result, reference, metric):
     return pair.judge([launch_facts(result)], [launch_facts(reference)])[metric]
 
 
-def test_each_fault_of_a_script_is_caught_by_its_cost_in_one_launch(workload, tmp_path):
-    script = tmp_path / "train.py"
+def check_faults(workload, folder, faults):
+    """Launch the unchanged script once, and once with each fault, which costs alone have to show."""
+    script = folder / "train.py"
     script.write_text(SCRIPT)
     reference = workload.run_script(str(script), ["none"])
-    again = judged(workload.run_script(str(script), ["again"]), reference, "operators")
-    assert (again.outcome, again.detail) == (Outcome.PASS, "")
-    launched = {fault: workload.run_script(str(script), [fault]) for fault, _, _ in FAULTS}
-    for fault, metric, text in FAULTS:
-        row = judged(launched[fault], reference, metric)
+    for fault, metric, text in faults:
+        launched = workload.run_script(str(script), [fault])
+        row = judged(launched, reference, metric)
         fewer = fault == "no reshard"
         assert (fault, row.outcome, row.is_open) == (fault, Outcome.IMPROVED if fewer else Outcome.REGRESSION, False)
-        assert row.detail.startswith(text)
-    # Here the copies are gathered again that the reference keeps.
-    assert judged(reference, launched["no reshard"], "collectives").outcome is Outcome.REGRESSION
+        assert row.detail.startswith(text.format(size=launched.world_size))
+        if fewer:  # here the copies are gathered again that the reference keeps
+            assert judged(reference, launched, metric).outcome is Outcome.REGRESSION
+    return reference
 
 
-def test_lost_bucketing_of_simple_fsdp_is_caught_in_one_launch(workload):
+def test_each_fault_of_a_script_is_caught_by_its_cost_in_one_launch(workload, tmp_path):
+    reference = check_faults(workload, tmp_path, FAULTS)
+    for same, metric in (("again", "operators"), ("few rows", "collective_bytes")):
+        row = judged(workload.run_script(str(tmp_path / "train.py"), [same]), reference, metric)
+        assert (row.outcome, row.detail) == (Outcome.PASS, "")
+
+
+@SIMULATED
+def test_1024_simulated_ranks_show_faults_too(workload, tmp_path):
+    check_faults(workload, tmp_path, [row for row in (*FAULTS, FEW_ROWS) if row[0] in OFTEN])
+
+
+@SIMULATED
+@pytest.mark.extended
+def test_1024_simulated_ranks_show_all_faults_of_one_rank(workload, tmp_path):
+    check_faults(workload, tmp_path, [row for row in FAULTS if row[0] not in {"rank 1", *OFTEN}])
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(1024, marks=[SIMULATED, pytest.mark.extended])])
+def test_lost_bucketing_of_simple_fsdp_is_caught_in_one_launch(workload, size):
     reference = workload.run("llama_simple_fsdp", **SIMPLE_FSDP)
     row = judged(workload.run("llama_simple_fsdp", **SIMPLE_FSDP, bucketing="none"), reference, "collectives")
     assert row.outcome is Outcome.REGRESSION
-    assert row.detail.startswith("all_gather over 2 ranks, float32 ")
+    assert row.detail.startswith(f"all_gather over {size} ranks, float32 ")

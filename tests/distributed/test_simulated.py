@@ -53,3 +53,31 @@ def test_a_rank_that_fails_is_named_by_its_number(workload):
         workload.run("llama_fsdp2", tensor_parallel_degree=3, **STEPS)
     assert "rank 15" in str(caught.value)
     assert "16 simulated ranks" in str(caught.value)
+
+
+LAYOUTS = {
+    "replicas and tensor parallelism": (
+        {"data_parallel_replicate_degree": 4, "tensor_parallel_degree": 2},
+        {("all_gather", 2), ("reduce_scatter", 2), ("all_gather", 128), ("reduce_scatter", 128), ("all_reduce", 4)},
+    ),
+    "stages and experts": (
+        {"pipeline_parallel_degree": 2, "gradient_accumulation": 2, "num_experts": 8, "expert_parallel_degree": 8},
+        {("all_to_all", 8), ("all_gather", 64), ("reduce_scatter", 64), ("all_gather", 512), ("reduce_scatter", 512)},
+    ),
+}
+
+
+@pytest.mark.world(size=1024, simulated=(0, 512), warm=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)])
+def test_1024_ranks_of_each_layout_have_its_groups(workload, name, layout):
+    config, groups = LAYOUTS[layout]
+    result = workload.run(name, **STEPS, **config)
+    for costs in result.costs:
+        assert groups <= {(row.kind, row.group_size) for row in costs.collectives}
+        assert costs.flops
+    if "pipeline_parallel_degree" in config:  # the first stage sends activations, the last one computes logits
+        assert all("send_recv" in {row.kind for row in costs.collectives} for costs in result.costs)
+        assert result.costs[0].flops != result.costs[1].flops
+    else:
+        assert result.costs[0].flops == result.costs[1].flops

@@ -46,9 +46,9 @@ def every_expert(moe, x):
         for w1, w2, w3 in zip(experts.w1, experts.w2, experts.w3, strict=True)
     ]
     routed = sum(weights[..., number : number + 1] * out for number, out in enumerate(outputs))
-    if moe.shared is None:
+    if moe.shared_experts is None:
         return routed
-    shared = moe.shared
+    shared = moe.shared_experts
     return routed + F.linear(F.silu(F.linear(x, shared.w1.weight)) * F.linear(x, shared.w3.weight), shared.w2.weight)
 
 
@@ -64,34 +64,34 @@ def tokens(*shape, seed=0):
 def test_equal_scores_go_to_the_first_experts():
     routing = route(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2)
 
-    assert routing.experts.tolist() == [[1, 2], [0, 1]]
-    assert routing.weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert routing.selected_experts.tolist() == [[1, 2], [0, 1]]
+    assert routing.top_scores.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
 def test_weights_are_the_shares_of_the_scores_that_are_kept():
     routing = route(torch.tensor([[3.0, 1.0, 2.0]]).log().bfloat16(), 2)
 
-    assert routing.experts.tolist() == [[0, 2]]
-    assert routing.weights.dtype == torch.float32
-    torch.testing.assert_close(routing.weights, torch.tensor([[0.6, 0.4]]), atol=1e-2, rtol=0)
+    assert routing.selected_experts.tolist() == [[0, 2]]
+    assert routing.top_scores.dtype == torch.float32
+    torch.testing.assert_close(routing.top_scores, torch.tensor([[0.6, 0.4]]), atol=1e-2, rtol=0)
 
 
 def test_weights_of_sigmoids_add_up_to_the_scale_even_where_all_scores_vanish():
     mixture = MixtureConfig(score_func="sigmoid", route_scale=2.5)
     routing = route(torch.tensor([[0.0, 4.0, 2.0], [-200.0, -200.0, -200.0]]), 2, mixture)
 
-    assert routing.experts.tolist() == [[1, 2], [0, 1]]
-    torch.testing.assert_close(routing.weights[0].sum(), torch.tensor(2.5))
-    assert routing.weights[1].tolist() == [0.0, 0.0]
+    assert routing.selected_experts.tolist() == [[1, 2], [0, 1]]
+    torch.testing.assert_close(routing.top_scores[0].sum(), torch.tensor(2.5))
+    assert routing.top_scores[1].tolist() == [0.0, 0.0]
 
 
 def test_forced_balance_takes_experts_in_turn_with_the_weights_of_their_scores():
     logits = torch.tensor([[0.0, 9.0, 2.0], [0.0, 0.0, 0.0]]).log_softmax(dim=-1).requires_grad_()
     routing = route(logits, 2, MixtureConfig(moe_force_load_balance=True))
 
-    assert routing.experts.tolist() == [[0, 1], [2, 0]]
-    torch.testing.assert_close(routing.weights, torch.tensor([[0.0, 9.0], [0.0, 0.0]]).softmax(dim=-1))
-    routing.weights[:, 0].sum().backward()
+    assert routing.selected_experts.tolist() == [[0, 1], [2, 0]]
+    torch.testing.assert_close(routing.top_scores, torch.tensor([[0.0, 9.0], [0.0, 0.0]]).softmax(dim=-1))
+    routing.top_scores[:, 0].sum().backward()
     assert logits.grad.abs().sum() > 0
 
 
@@ -99,9 +99,9 @@ def test_a_bias_chooses_experts_and_does_not_weigh_them():
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]).log().requires_grad_()
     routing = route(logits, 2, SOFTMAX, torch.tensor([-0.25, 0.0, 0.1]))
 
-    assert routing.experts.tolist() == [[1, 2], [2, 1]]
-    torch.testing.assert_close(routing.weights, torch.tensor([[0.6, 0.4], [8 / 9, 1 / 9]]))
-    routing.weights[:, 0].sum().backward()
+    assert routing.selected_experts.tolist() == [[1, 2], [2, 1]]
+    torch.testing.assert_close(routing.top_scores, torch.tensor([[0.6, 0.4], [8 / 9, 1 / 9]]))
+    routing.top_scores[:, 0].sum().backward()
     assert logits.grad.abs().sum() > 0
 
 

@@ -11,7 +11,7 @@ from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.feed_forward import FeedForward
 from aorta_workloads.models.common.moe import MoeFeedForward
-from aorta_workloads.models.common.rope import apply_rope, rope_rotations
+from aorta_workloads.models.common.rope import apply_rope, precompute_freqs_cis
 from aorta_workloads.models.config import LatentConfig, ModelConfig
 from aorta_workloads.models.deepseek_v3.model import LatentAttention
 
@@ -33,17 +33,17 @@ def make_attention(q_lora_rank, kernel="flash"):
 def head_by_head(attention, x, freqs_cis):
     """Evaluate the paper's formulas for one sequence, one head and one query at a time."""
     latent = attention.latent
-    queries = attention.q_norm(attention.wq_down(x)) if latent.q_lora_rank else x
-    shared = apply_rope((x @ attention.wkv_down.weight[latent.kv_lora_rank :].T)[:, None], freqs_cis)[:, 0]
+    queries, wq = (attention.q_norm(attention.wq_a(x)), attention.wq_b) if latent.q_lora_rank else (x, attention.wq)
+    shared = apply_rope((x @ attention.wkv_a.weight[latent.kv_lora_rank :].T)[:, None], freqs_cis)[:, 0]
     compressed = F.rms_norm(
-        x @ attention.wkv_down.weight[: latent.kv_lora_rank].T,
+        x @ attention.wkv_a.weight[: latent.kv_lora_rank].T,
         (latent.kv_lora_rank,), attention.kv_norm.weight, 1e-6,
     )  # fmt: skip
     width = HEAD_DIM + latent.qk_rope_head_dim
     outputs = []
     for head in range(HEADS):
-        q = queries @ attention.wq.weight[head * width : (head + 1) * width].T
-        k, v = (compressed @ attention.wkv.weight[head * 2 * HEAD_DIM :][: 2 * HEAD_DIM].T).chunk(2, dim=-1)
+        q = queries @ wq.weight[head * width : (head + 1) * width].T
+        k, v = (compressed @ attention.wkv_b.weight[head * 2 * HEAD_DIM :][: 2 * HEAD_DIM].T).chunk(2, dim=-1)
         turned = apply_rope(q[:, None, HEAD_DIM:], freqs_cis)[:, 0]
         rows = []
         for position in range(len(x)):
@@ -58,7 +58,7 @@ def head_by_head(attention, x, freqs_cis):
 def test_attention_and_its_gradients_are_those_of_the_formulas(q_lora_rank, kernel):
     attention = make_attention(q_lora_rank, kernel)
     x = torch.randn(2, SEQ_LEN, DIM, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    freqs_cis = rope_rotations(torch.arange(SEQ_LEN), 4, 10000.0)
+    freqs_cis = precompute_freqs_cis(torch.arange(SEQ_LEN), 4, 10000.0)
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
 
     out = attention(x, freqs_cis)
@@ -102,4 +102,4 @@ def test_first_blocks_are_dense_and_the_others_have_shared_experts():
     for block in others:
         assert isinstance(block.feed_forward, MoeFeedForward)
         assert block.feed_forward.experts.w1.shape == (8, 64, 64)
-        assert block.feed_forward.shared.w1.out_features == 2 * 64
+        assert block.feed_forward.shared_experts.w1.out_features == 2 * 64

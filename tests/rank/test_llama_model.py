@@ -8,7 +8,7 @@ from aorta_workloads.common.faults import Fault
 from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.data import initial_value, initialize, sequences
-from aorta_workloads.models.common.rope import apply_rope, rope_rotations
+from aorta_workloads.models.common.rope import apply_rope, precompute_freqs_cis
 from aorta_workloads.models.config import ModelConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -72,7 +72,7 @@ def test_no_logit_depends_on_later_tokens():
 
 def test_rotated_products_depend_on_the_distance_of_positions_alone():
     query, key = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
-    freqs_cis = rope_rotations(torch.arange(32), 16, 10000.0)
+    freqs_cis = precompute_freqs_cis(torch.arange(32), 16, 10000.0)
 
     def product(query_position, key_position):
         turned = [
@@ -87,7 +87,7 @@ def test_rotated_products_depend_on_the_distance_of_positions_alone():
 
 def test_rotation_keeps_lengths_and_leaves_position_0():
     x = torch.randn(2, 9, 4, 16)
-    turned = apply_rope(x, rope_rotations(torch.arange(9), 16, 500000.0))
+    turned = apply_rope(x, precompute_freqs_cis(torch.arange(9), 16, 500000.0))
 
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert torch.equal(turned[:, 0], x[:, 0])
@@ -109,7 +109,7 @@ def test_complex_numbers_rotate_with_every_bit_of_real_ones(dtype):
 
 
 def test_rotated_queries_have_the_memory_order_of_projected_ones():
-    turned = apply_rope(torch.randn(2, 9, 4, 16), rope_rotations(torch.arange(9), 16, 500000.0))
+    turned = apply_rope(torch.randn(2, 9, 4, 16), precompute_freqs_cis(torch.arange(9), 16, 500000.0))
 
     assert turned.is_contiguous()
 

@@ -229,3 +229,52 @@ def test_script_without_an_optimizer_is_measured_as_a_whole(recorder: Recorder) 
     assert (len(result.step_times_ms), len(result.memory_bytes)) == (1, 1)
     assert result.costs is not None
     assert "no optimizer" in result.costs.problem
+
+
+def test_steps_are_profiled_after_twenty_timed_ones_and_timing_goes_on(recorder: Recorder) -> None:
+    kept = train(40)
+    result = recorder.result()
+    # One step begins, three are profiled, and the one after them is not timed.
+    assert (len(result.profile.steps), len(result.step_times_ms)) == (3, 38 - 1 - 3 - 1)
+    assert result.metrics["exposed_comm_ms"] == 0.0
+    assert "aten::addmm" in result.profile.kernels
+    assert len(only(result).loss) == 40
+    del kept
+
+
+@pytest.mark.parametrize(("steps", "missing"), [(12, 14), (24, 2)])
+def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs(
+    recorder: Recorder, steps: int, missing: int
+) -> None:
+    kept = train(steps)
+    result = recorder.result()
+    assert (result.profile.steps, len(result.step_times_ms)) == ([], min(steps - 2, 20))
+    assert result.profile.problem.endswith(f"run {missing} more steps")
+    del kept
+    recorder._observer.stop()  # type: ignore[union-attr]
+    again = Recorder()
+    again.observe(warmup=1)
+    longer = train(steps + missing)
+    assert len(again.result().profile.steps) == 3
+    again._observer.stop()  # type: ignore[union-attr]
+    del longer
+
+
+def test_what_the_recorder_computes_is_no_cost_of_a_step(recorder: Recorder) -> None:
+    def counts(recorder: Recorder, other: torch.nn.Module | None) -> dict[str, int]:
+        second = torch.optim.SGD(other.parameters()) if other else None
+        kept = train(9, lambda *_: second and second.step())
+        costs = recorder.result().costs
+        assert costs is not None
+        del kept
+        return costs.operators
+
+    own = Recorder()
+    own.observe(warmup=2, hash_weights=False)
+    recorder._observer.warmup = 2  # type: ignore[union-attr]
+    recorder._observer.stop()  # type: ignore[union-attr]
+    plain = counts(own, torch.nn.Linear(2, 2))
+    own._observer.stop()  # type: ignore[union-attr]
+    recorder._observer.start()  # type: ignore[union-attr]
+    assert counts(recorder, torch.nn.Linear(2, 2)) == plain
+    assert "aten::item" not in plain

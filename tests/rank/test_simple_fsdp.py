@@ -106,9 +106,9 @@ def collectives_of_a_step(mesh, blocks_per_bucket=1, kept="layers.none.", stage=
     buckets = block_buckets(model, blocks_per_bucket) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = buckets_of_stage(model, module_buckets(whole, settings.bucket_modules))
-    in_place = no_reorder_buckets(whole, buckets, settings.overlap_reorder_modules)
+    no_reorder = no_reorder_buckets(whole, buckets, settings.overlap_reorder_modules)
     parameters, groups = dict(model.named_parameters()), collective_groups(model, mesh)
-    backend = compile.make_backend(settings, parameters, buckets, groups, in_place, names_of(model, kept))
+    backend = compile.make_backend(settings, parameters, buckets, groups, no_reorder, names_of(model, kept))
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     freqs_cis = model.config.freqs_cis(torch.arange(8))
@@ -484,7 +484,7 @@ def test_single_collectives_are_reordered_by_estimated_times(mesh, monkeypatch):
         assert max(accumulate(-1 if event[0] == "w" else 1 for event in order)) > 1
 
 
-def test_buckets_in_place_are_those_without_a_named_module():
+def test_no_reorder_buckets_are_those_without_a_named_module():
     model = make_model()
     buckets = block_buckets(model)
     assert no_reorder_buckets(model, buckets, ()) == ()

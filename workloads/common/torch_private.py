@@ -1,9 +1,10 @@
-"""The private interfaces of torch that models and parallelisms use; torch has nothing public in their place.
+"""The private interfaces of torch that workloads use; torch has nothing public in their place.
 
-Those of inductor's passes are in ``passes/torch_private.py``. Each of the following goes when its replacement is in the
-oldest supported version of torch:
+Those that only traced graphs need are in ``passes/torch_private.py``. Each of the following goes when its replacement
+is in the oldest supported version of torch:
 
 - attention as one operator: with compiled ``flex_attention`` in graphs that do not reach inductor (regional inductor);
+- base classes of passes, without which inductor caches no graph: with public names;
 - tensors without data, modes of dispatch: with public names for them;
 - collectives that autograd and compilers follow: with ``torch.distributed`` functions that compilers trace;
 - ``capture_scalar_outputs``: with an option of ``torch.compile``;
@@ -22,13 +23,15 @@ from torch import fx
 from torch._higher_order_ops.flex_attention import create_fw_bw_graph
 from torch._higher_order_ops.flex_attention import flex_attention as flex_forward
 from torch._higher_order_ops.flex_attention import flex_attention_backward as flex_backward
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn, get_hash_for_files
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
+    "CustomGraphPass",
+    "CustomPartitionerFn",
     "FakeTensor",
     "FakeTensorMode",
     "StridedShard",
@@ -41,6 +44,7 @@ __all__ = [
     "flex_forward",
     "fsdp_common",
     "functional_collectives",
+    "get_hash_for_files",
     "symmetric_memory",
 ]
 
@@ -58,6 +62,13 @@ def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..
 
     compiled: Callable[..., Any] = torch._inductor.compile(graph, list(examples))
     return compiled
+
+
+def fsdp_common() -> Any:
+    """Return FSDP2's module of meshes, whose import models do not need."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+    return _fsdp_common
 
 
 def symmetric_memory() -> Any:

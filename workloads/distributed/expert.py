@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
+
+from pytest_aorta.worker import is_simulated
 
 from ..common.torch_private import capture_scalar_outputs, functional_collectives
 from ..config import LlamaSettings
@@ -99,9 +102,10 @@ def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
     """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens."""
     # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
     capture_scalar_outputs()
+    dispatcher = EvenDispatcher if is_simulated() else AllToAllDispatcher
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
-            module.dispatcher = AllToAllDispatcher(mesh.get_group(), mesh.size())
+            module.dispatcher = dispatcher(mesh.get_group(), mesh.size())
 
 
 @torch.no_grad()
@@ -135,8 +139,7 @@ class AllToAllDispatcher(TokenDispatcher):
         # Rows from each rank for each expert of this rank.
         received = self._exchange_counts(counts).view(self._num_ranks, -1)
         sent = counts.view(self._num_ranks, -1)
-        # The collectives take numbers of rows on the host.
-        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
+        num_sent, num_received = self._num_rows(sent, received, len(rows))
         own = self._exchange(rows, num_sent, num_received)
         groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
         return Dispatched(own[groups.order], groups.counts, groups.inverse, num_sent, num_received)
@@ -144,6 +147,11 @@ class AllToAllDispatcher(TokenDispatcher):
     def combine(self, out: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
         """Send outputs back to the ranks of their rows."""
         return self._exchange(out[dispatched.order], dispatched.num_received, dispatched.num_sent)
+
+    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, _: int) -> tuple[list[int], list[int]]:
+        """Return how many rows go to each rank and how many come from each, on the host for the collectives."""
+        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
+        return num_sent, num_received
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
         received: torch.Tensor = functional_collectives.all_to_all_single(counts, None, None, self._group)
@@ -154,6 +162,16 @@ class AllToAllDispatcher(TokenDispatcher):
         exchange = functional_collectives.all_to_all_single_autograd
         out: torch.Tensor = exchange(rows, list(num_received), list(num_sent), self._group)
         return out
+
+
+class EvenDispatcher(AllToAllDispatcher):
+    """A dispatcher of a simulated world, where counts of rows have no data: all ranks send and receive alike."""
+
+    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
+        del sent, received
+        ends = [num_rows * rank // self._num_ranks for rank in range(self._num_ranks + 1)]
+        even = [end - begin for begin, end in pairwise(ends)]
+        return even, even
 
 
 def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -22,7 +22,8 @@ from .expert import expert_placement
 from .parallel_dims import ParallelMesh
 
 # A unit of torch 2.11 has one mesh; this constant and what runs where it is false go with torch 2.11.
-HAS_PARAMETER_MESHES = hasattr(fsdp_common, "ShardPlacementResult")
+_fsdp: Any = fsdp_common()
+HAS_PARAMETER_MESHES = hasattr(_fsdp, "ShardPlacementResult")
 
 
 def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) -> list[FSDPModule]:
@@ -40,7 +41,7 @@ def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) ->
                 experts = block.feed_forward.experts
                 placement = expert_placement(experts, mesh.expert_data)
                 if HAS_PARAMETER_MESHES:
-                    result = fsdp_common.ShardPlacementResult(placement, info)
+                    result = _fsdp.ShardPlacementResult(placement, info)
                     placements |= dict.fromkeys(experts.parameters(), result)
                 else:
                     _shard_apart(block, experts, placement, mesh=mesh.expert_data, **options)
@@ -49,11 +50,11 @@ def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) ->
     return [unit[0], *apart]
 
 
-def _mesh_info(mesh: DeviceMesh) -> fsdp_common.FSDPMeshInfo:
+def _mesh_info(mesh: DeviceMesh) -> Any:
     """Return FSDP2's description of ``[shards]`` or ``[replicas, shards]``, which ``fully_shard`` makes of its mesh."""
     if mesh.ndim == 1:
-        return fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
-    return fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+        return _fsdp.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    return _fsdp.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
 def _shard_apart(block: Block, experts: Experts, placement: Shard, **options: Any) -> None:

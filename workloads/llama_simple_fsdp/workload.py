@@ -65,11 +65,11 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         graph.check_devices(self._device.type, dist.get_world_size())
         groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
-        in_place = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
+        no_reorder = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
         parameters, no_reshard = dict(model.named_parameters()), _no_reshard(self._settings, model)
         tensor, is_divided = self._mesh.tensor, self._settings.communication.async_tensor_parallel
         options = micro_pipeline_options(tensor) if tensor is not None and is_divided else None
-        backend = make_backend(graph, parameters, buckets, groups, in_place, no_reshard, options)
+        backend = make_backend(graph, parameters, buckets, groups, no_reorder, no_reshard, options)
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
     def _buckets(self, model: Decoder) -> tuple[Bucket, ...]:

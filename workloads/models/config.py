@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .common.rope import rope_rotations
+from .common.rope import precompute_freqs_cis
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,6 @@ class ModelConfig:
         return self.n_heads if self.latent.kv_lora_rank else self.n_kv_heads
 
     def freqs_cis(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return :func:`rope_rotations` of ``positions`` ``[n]`` for this model's heads, in the form of ``rotary``."""
-        freqs_cis = rope_rotations(positions, self.latent.qk_rope_head_dim or self.head_dim, self.rope_theta)
+        """Return the rotations of this model's heads at ``positions`` ``[n]``, in the form of ``rotary``."""
+        freqs_cis = precompute_freqs_cis(positions, self.latent.qk_rope_head_dim or self.head_dim, self.rope_theta)
         return torch.complex(*freqs_cis) if self.rotary == "complex" else freqs_cis

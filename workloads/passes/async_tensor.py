@@ -16,8 +16,7 @@ import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..common.torch_private import symmetric_memory
-from .torch_private import CustomGraphPass, get_hash_for_files
+from ..common.torch_private import CustomGraphPass, get_hash_for_files, symmetric_memory
 
 _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default

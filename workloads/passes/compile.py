@@ -13,13 +13,14 @@ import torch.distributed as dist
 from functorch.compile import aot_module_simplified  # type: ignore[import-untyped]
 from torch import fx, nn
 
+from ..common.torch_private import CustomGraphPass
 from ..config import GraphSettings
 from .annotate import Bucket, CollectiveGroups, GroupedParameters, Traced, annotate
 from .bucket import bucket_collectives
 from .cuda_graph import captured
 from .partition import Partitioner
 from .reorder import check_scheduler, reorder_collectives
-from .torch_private import CustomGraphPass, boxed_nop, compile_fx
+from .torch_private import boxed_nop, compile_fx
 from .whole_step import StepPartitioner
 
 # All passes in their order. The first one sees forward and backward in one graph, the others see each alone.
@@ -68,7 +69,7 @@ def make_backend(
     parameters: Mapping[str, nn.Parameter],
     buckets: Sequence[Bucket],
     groups: Mapping[str, CollectiveGroups],
-    in_place: Sequence[Bucket] = (),
+    no_reorder: Sequence[Bucket] = (),
     no_reshard: Collection[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -79,7 +80,7 @@ def make_backend(
         buckets: names of the parameters that share a collective. If they belong to several process groups, each group
             has a collective of its own.
         groups: the process groups of each parameter's collectives.
-        in_place: the buckets whose collectives ``overlap_reorder`` does not move.
+        no_reorder: the buckets whose collectives ``overlap_reorder`` does not move.
         no_reshard: names of the parameters that stay gathered for backward even under ``reshard_after_forward``.
         options: further options of inductor.
 
@@ -91,7 +92,7 @@ def make_backend(
     check_scheduler()
     names = tuple(parameters)
     grouped = GroupedParameters(names, tuple(groups[name] for name in names))
-    fixed = frozenset(names.index(name) for bucket in in_place for name in bucket)
+    fixed = frozenset(names.index(name) for bucket in no_reorder for name in bucket)
     resharded = frozenset(
         number for number, name in enumerate(names) if settings.reshard_after_forward and name not in no_reshard
     )

@@ -11,7 +11,7 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
 from torch import fx
 
-from .torch_private import CustomPartitionerFn
+from ..common.torch_private import CustomPartitionerFn
 
 
 class Partitioner(CustomPartitionerFn):

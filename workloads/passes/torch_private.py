@@ -1,8 +1,7 @@
-"""The private interfaces of torch that graph passes use, all in modules of dynamo and inductor.
+"""The private interfaces of torch that only traced graphs need, in modules of inductor that take a second to import.
 
 Torch has nothing public in their place. Each goes when its replacement is in the oldest supported version of torch:
 
-- base classes of passes, without which inductor caches no graph: with public names;
 - ``compile_fx`` and ``boxed_nop``, the last steps of a backend that has seen the graph's inputs: with a public way from
   a backend to inductor, and to a graph that frees each input after its last use;
 - merges of collectives: with buckets by the parameters' order in torch's own bucketing;
@@ -17,7 +16,6 @@ from typing import Any
 from torch import fx
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn, get_hash_for_files
 from torch._inductor.fx_passes.bucketing import (
     merge_all_gather_bucket,
     merge_all_reduce_bucket,
@@ -27,12 +25,9 @@ from torch._inductor.fx_passes.control_dependencies import preserve_node_orderin
 from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_compute_node, schedule_overlap_bucketing
 
 __all__ = [
-    "CustomGraphPass",
-    "CustomPartitionerFn",
     "OverlapScheduler",
     "boxed_nop",
     "compile_fx",
-    "get_hash_for_files",
     "is_compute_node",
     "merge_all_gather_bucket",
     "merge_all_reduce_bucket",

@@ -11,7 +11,6 @@ import atexit
 import ctypes
 import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
@@ -41,6 +40,7 @@ from pytest_aorta.result.folder import (
     rank_pids,
 )
 from pytest_aorta.result.outcome import STARTED, leave_mark
+from pytest_aorta.result.trace.rank_files import flight_records
 
 Handler = Callable[..., None]
 # A byte of the pipe of signals that is no signal's number.
@@ -61,9 +61,11 @@ def main(run_dir: Path) -> None:
     """Run this rank's part of the plan, and leave as Python does up to the point at which it would free objects."""
     take_simulated_rank(os.environ)
     folder = rank_folder(run_dir, os.environ["RANK"])
+    # The guard and the agent may have died while Python was starting: then no other process would end this rank.
+    die_with(int(os.environ.pop(variables.AGENT_PID, os.getppid())))
     prepare(folder)
     pid = os.getpid()
-    exit_code = 0
+    code = 0
 
     def run() -> None:
         with without_collection():
@@ -79,17 +81,17 @@ def main(run_dir: Path) -> None:
             part()
         except BaseException as error:  # noqa: BLE001 - every error has to be reported
             _kept.append(error)
-            if (code := _exit_code(error)) and not exit_code:
-                exit_code = code
-                _write_error(folder if os.getpid() == pid else None, error)
+            if (found := exit_code(error)) and not code:
+                code = found
+                write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
             stream.flush()
     if os.environ.get(variables.PROFILER) in WRAPPERS:
-        sys.exit(exit_code)  # these profilers write their traces when the process exits normally
+        sys.exit(code)  # these profilers write their traces when the process exits normally
     # Freeing objects would destroy process groups: gloo's destructor can deadlock, and threads of NCCL and gloo have
     # aborted processes that had succeeded.
-    os._exit(exit_code)
+    os._exit(code)
 
 
 def _leave(folder: Path | None) -> None:
@@ -117,7 +119,7 @@ def _give_up(folder: Path | None) -> None:
         if thread.ident in frames and (place := traceback.extract_stack(frames[thread.ident])[-1])
     ]
     text = f"not ended within {LEAVE_S:g} s after the script returned: {'; '.join(places)}"
-    _write_error(folder, TimeoutError(text))
+    write_error(folder, TimeoutError(text))
     os._exit(1)
 
 
@@ -133,7 +135,7 @@ def take_simulated_rank(environ: MutableMapping[str, str]) -> None:
         environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size))
 
 
-def _exit_code(error: BaseException) -> int:
+def exit_code(error: BaseException) -> int:
     """Return the code with which the interpreter would exit."""
     code = error.code if isinstance(error, SystemExit) else 1
     return code if isinstance(code, int) else int(code is not None)
@@ -141,8 +143,6 @@ def _exit_code(error: BaseException) -> int:
 
 def prepare(folder: Path) -> None:
     """Redirect output, register the signal handlers, and write the process id."""
-    # The guard and the agent may have died while Python was starting: then no other process would end this rank.
-    die_with(int(os.environ.pop(variables.AGENT_PID, os.getppid())))
     output = os.open(folder / OUTPUT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -253,10 +253,8 @@ def _write_collectives(folder: Path) -> None:
 
 def _last_collectives() -> list[dict[str, Any]] | None:
     """Return the last entries of torch's records of gloo's and NCCL's collectives; None without a record."""
-    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
-    dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
-    records = [json.loads(dump(includeCollectives=True, onlyActive=False)) for dump in dumps if dump]
-    entries = [entry for record in records for entry in record.get("entries", [])[-_COLLECTIVES_KEPT:]]
+    records = [flight_records(kind) or [] for kind in ("fr", "nccl")]
+    entries = [entry for record in records for entry in record[-_COLLECTIVES_KEPT:]]
     return [{name: entry[name] for name in _KEPT if name in entry} for entry in entries] or None
 
 
@@ -272,14 +270,14 @@ def _withdraw(end: Handler, write_fd: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _write_error(folder: Path | None, error: BaseException) -> None:
+def write_error(folder: Path | None, error: BaseException) -> None:
     """Write the error to standard error and to the rank's folder, with its time in nanoseconds.
 
     torchrun orders failures by whole seconds only. The frames that started the rank's code are left out, except in the
     file's ``full_traceback``. Without a folder the error is that of a process that the rank has forked.
     """
     time_ns = time.time_ns()
-    cause = _cause_of_exit(error)
+    cause = cause_of_exit(error)
     text = _shown_traceback(cause or error)
     with suppress(Exception):  # the script may have closed or replaced standard error
         sys.stderr.write(_exit_message(error) if isinstance(error, SystemExit) else text)
@@ -303,7 +301,7 @@ def _exit_message(error: SystemExit) -> str:
     return "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
 
 
-def _cause_of_exit(error: BaseException) -> BaseException | None:
+def cause_of_exit(error: BaseException) -> BaseException | None:
     """Return the error that a script, such as Hydra's main, handled by exiting; None without one."""
     context = None if error.__suppress_context__ else error.__context__
     return error.__cause__ or context if isinstance(error, SystemExit) else None

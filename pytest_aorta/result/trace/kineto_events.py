@@ -94,7 +94,10 @@ def read_trace(path: Path) -> dict[str, Any]:
     for number, event in enumerate(events):
         if event.ph == "X" and UNSET in (event.ts, event.dur):
             raise TraceError(f"{path}: $.traceEvents[{number}]: an event of phase X lacks `ts` or `dur`")
-    document: dict[str, Any] = json.loads(data.decode("utf-8", "replace"))
+    text = data.decode("utf-8", "replace")
+    # Events take several times the memory of their text, so that the document is made only when these are gone.
+    del events, data
+    document: dict[str, Any] = json.loads(text)
     return document
 
 

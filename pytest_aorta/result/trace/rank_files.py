@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, field
 
@@ -19,6 +21,12 @@ from pytest_aorta.result.folder import OPERATORS_FILE, TELEMETRY_FILE, rank_fold
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
 
 MAX_ARRIVALS_BYTES = 16 << 20
+
+
+def flight_records(kind: str) -> list[dict[str, Any]] | None:
+    """Return the entries of torch's recorder of ``nccl``, or of other backends, ``fr``; None if torch has none."""
+    found = getattr(sys.modules.get("torch._C._distributed_c10d"), f"_dump_{kind}_trace_json", None)
+    return None if found is None else json.loads(found(includeCollectives=True, onlyActive=False)).get("entries", [])
 
 
 class Arrivals(Model, frozen=True):

@@ -18,7 +18,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_aorta.verdict.statistics.decision import num_not_worse
+from pytest_aorta.verdict.statistics.decision import PAIRS_WITHOUT_PRIOR, num_not_worse, own_variance
 from pytest_aorta.verdict.statistics.variance import Variance
 
 if TYPE_CHECKING:
@@ -107,12 +107,15 @@ def posterior_of_pairs(
         num_commits: Number of commits after the good one.
         differences: Number of a commit -> transformed values of the commit minus those of the good commit, pair by
             pair. The last commit has at least one pair.
-        variance: Prior of a single launch's variance.
+        variance: Prior of a single launch's variance. As in an A/B, twelve pairs of the last commit replace it.
         least: The smallest change to search for, on the scale of the differences, with the sign of the change.
     """
     import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
 
-    prior = Variance(max(2 * variance.value, _LEAST_VARIANCE), min(variance.df, PRIOR_DF))
+    known = variance.times(2)
+    if len(differences[num_commits]) >= PAIRS_WITHOUT_PRIOR:
+        known = own_variance(differences[num_commits])
+    prior = Variance(max(known.value, _LEAST_VARIANCE), min(known.df, PRIOR_DF))
     changes, noises, weights = _grid(differences[num_commits], prior, least)
     probed = sorted(differences)
     without = [_log_likelihood(differences[commit], np.zeros(1), noises) for commit in probed]

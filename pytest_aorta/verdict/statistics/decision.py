@@ -128,6 +128,10 @@ class Rule:
     alarm_rate: float
     miss_rate: float
 
+    def beyond(self, alarm: Variance) -> float:
+        """Return the effect above which there is a regression, given the variance of the effect."""
+        return max(self.allowed, quantile_t(1 - self.alarm_rate, alarm.df) * math.sqrt(alarm.value))
+
     def decide(
         self,
         effect: float,
@@ -150,7 +154,7 @@ class Rule:
             last: Whether the decision is final.
         """
         allowed, doubled = self.allowed, self.doubled
-        beyond = max(allowed, quantile_t(1 - self.alarm_rate, alarm.df) * math.sqrt(alarm.value))
+        beyond = self.beyond(alarm)
         bound = effect + quantile_t(1 - self.miss_rate, miss.df) * math.sqrt(miss.value)
         outcome: Outcome | None = None
         if can_fail and effect > beyond:

@@ -7,6 +7,7 @@ Both error rates are divided over the looks (Bonferroni), so their totals stay b
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -20,7 +21,7 @@ from pytest_aorta.verdict.statistics.decision import (
     own_variance,
     quantile_t,
 )
-from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance
+from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance, quantile
 
 # Probability that unchanged code is called a regression in a comparison, over all looks.
 FALSE_ALARM_RATE = 5e-4
@@ -28,6 +29,9 @@ LOOKS = (1, 3, 5, 7, 9, 11, 13)
 MIN_LAUNCHES_TO_FAIL = 3
 # A tolerance of fewer standard deviations of launches leaves most comparisons undecided.
 RESOLVED_BY = 2.5
+# The printed limit of a baseline is detected with this probability, by so many resamplings.
+POWER = 0.8
+_DRAWS = 200
 # Further launches count as unable to show a regression if the probability of one is below this.
 REGRESSION_CHANCE = 0.01
 
@@ -89,24 +93,15 @@ class _StoredRule:
         The launches begin with those of ``candidate``. With ``is_last``, the decision is final.
         """
         baseline, worse = self.baseline, self.worse
-        slower, faster = baseline.variance.slower, baseline.variance.faster
-        up, down = (slower, faster) if worse > 0 else (faster, slower)
-        within = baseline.variance.within
-        both = within.pooled(own)
-        # The largest of several estimates, with the degrees of freedom of both sides.
-        noisy = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
-        alarm = baseline.error(self.block, count, noisy)
-        miss = baseline.error(self.block, count, replace(within, value=down.value).pooled(own))
-        failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
-        allowed, doubled = (self.scale.difference(times * self.tolerance) for times in (1, 2))
+        alarm, miss = self._errors(own, count)
+        allowed = self.scale.difference(self.tolerance)
         # A single launch that another job disturbed must not decide, so every launch has to be slow.
         all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
         all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
-        rates = _fraction(self.false_alarm_rate, failing), _miss_fraction(count, self.looks)
         last = is_last or count >= self.looks[-1]
         looked = last or count in self.looks
         may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
-        return Rule(allowed, doubled, *rates).decide(
+        return self._rule(count).decide(
             effect,
             alarm,
             miss,
@@ -116,6 +111,33 @@ class _StoredRule:
             can_pass=looked,
             last=last,
         )
+
+    def least_detected(self, candidate: Sequence[float]) -> float:
+        """Return the smallest further change, a difference of transformed values, that makes a regression of launches.
+
+        ``candidate`` contains the values without this change.
+        """
+        rule, count = self._rule(len(candidate)), len(candidate)
+        beyond = rule.beyond(self._errors(own_variance(candidate), count)[0])
+        best = min(self.worse * (value - self.baseline.center) for value in candidate)
+        return max(beyond - self.effect(candidate), rule.allowed / 2 - best)
+
+    def _rule(self, count: int) -> Rule:
+        failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
+        allowed, doubled = (self.scale.difference(times * self.tolerance) for times in (1, 2))
+        alarm_rate = self.false_alarm_rate / max(1, len(failing))
+        return Rule(allowed, doubled, alarm_rate, _miss_fraction(count, self.looks))
+
+    def _errors(self, own: Variance, count: int) -> tuple[Variance, Variance]:
+        """Return the variance of the effect of ``count`` launches, for a regression and for a pass."""
+        slower, faster = self.baseline.variance.slower, self.baseline.variance.faster
+        up, down = (slower, faster) if self.worse > 0 else (faster, slower)
+        within = self.baseline.variance.within
+        both = within.pooled(own)
+        # The largest of several estimates, with the degrees of freedom of both sides.
+        noisy = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
+        alarm = self.baseline.error(self.block, count, noisy)
+        return alarm, self.baseline.error(self.block, count, replace(within, value=down.value).pooled(own))
 
     def foreseen(self, candidate: Sequence[float]) -> Outcome | None:
         """Return the final outcome after ``candidate`` if further launches are not worth making, or None.
@@ -152,25 +174,20 @@ def detectable(
     *,
     tolerance: float = 0.0,
     max_launches: int = 1,
-    power: float = 0.95,
+    worse: int = 1,
     scale: Scale = Scale.RELATIVE,
     false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> float:
-    """Return the smallest slowdown beyond the tolerance that ``num_launches`` of a block detect.
+    """Return the smallest change for the worse, on ``scale``, that ``num_launches`` of a block mostly detect.
 
-    The slowdown is a change on ``scale``. It is detected with probability ``power`` and with looks up to
-    ``max_launches``. Fewer than three launches never fail a test; for them, the result
-    is the smallest slowdown that does not pass.
+    At least three launches, resampled from those of the baseline, detect the change with probability ``POWER`` in a
+    comparison of up to ``max_launches``.
     """
-    error = baseline.error(block, num_launches, baseline.variance.within)
     looks = _looks(max(num_launches, max_launches))
-    failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
-    may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
-    alarm = _fraction(false_alarm_rate, failing) if may_fail else _fraction(MISS_RATE, looks)
-    deviation = math.sqrt(error.value)
-    beyond = max(scale.difference(tolerance), quantile_t(1 - alarm, error.df) * deviation)
-    least = beyond + quantile_t(power, error.df) * deviation
-    return scale.change(least)
+    rule = _StoredRule(block, baseline, tolerance, looks, worse, scale, false_alarm_rate)
+    rng = random.Random(0)  # noqa: S311 - the same text for the same baseline
+    draws = (rule.least_detected(baseline.resampled(block, num_launches, rng)) for _ in range(_DRAWS))
+    return scale.change(max(0.0, quantile(sorted(draws), POWER)))
 
 
 def least_tolerance(
@@ -196,10 +213,6 @@ def last_look(max_launches: int) -> int:
 
 def _looks(max_launches: int) -> tuple[int, ...]:
     return tuple(look for look in LOOKS if look <= max_launches) or (1,)
-
-
-def _fraction(rate: float, looks: Sequence[int]) -> float:
-    return rate / max(1, len(looks))
 
 
 def _miss_fraction(count: int, looks: Sequence[int]) -> float:

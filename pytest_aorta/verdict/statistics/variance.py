@@ -10,6 +10,7 @@ of freedom.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -88,12 +89,14 @@ class Estimate:
         weights: Weight of each block's median in the center; their sum is 1.
         counts: Number of launches of each block.
         variance: Variance components of further launches.
+        residuals: Differences between the launches of all revisions and the median of their block.
     """
 
     center: float
     weights: dict[Hashable, float]
     counts: dict[Hashable, int]
     variance: VarianceComponents
+    residuals: tuple[float, ...] = (0.0,)
 
     @property
     def uncertainty(self) -> Variance:
@@ -121,6 +124,16 @@ class Estimate:
         blocks = (1 - own) ** 2 + sum(weight**2 for known, weight in self.weights.items() if known != block)
         return _summed(side.times(launches), self.variance.between.times(blocks))
 
+    def resampled(self, block: Hashable, num_launches: int, rng: random.Random) -> list[float]:
+        """Return the values of further launches of unchanged code in ``block``, drawn from those of the baseline.
+
+        The launches share a deviation from the center, because of the block and of the center's own uncertainty.
+        """
+        within = self.variance.within
+        launches = within.value * median_variance(num_launches)
+        shared = rng.gauss(0, math.sqrt(max(0.0, self.error(block, num_launches, within).value - launches)))
+        return [self.center + shared + rng.choice(self.residuals) for _ in range(num_launches)]
+
 
 def baseline_estimate(
     center_values: Mapping[Hashable, Sequence[float]], revisions: Sequence[Revision], prior: VarianceComponents
@@ -141,7 +154,16 @@ def baseline_estimate(
     total = sum(inverse.values())
     weights = {block: value / total for block, value in inverse.items()}
     center = sum(weights[block] * value for block, value in medians.items())
-    return Estimate(center, weights, {block: len(values) for block, values in center_values.items()}, variance)
+    counts = {block: len(values) for block, values in center_values.items()}
+    return Estimate(center, weights, counts, variance, _residuals(revisions))
+
+
+def _residuals(revisions: Sequence[Revision]) -> tuple[float, ...]:
+    """Return the residuals of blocks with several launches, enlarged because the median was fitted to them."""
+    blocks = [values for revision in revisions for values in revision if len(values) > 1]
+    return tuple(
+        (value - median(values)) * math.sqrt(len(values) / (len(values) - 1)) for values in blocks for value in values
+    ) or (0.0,)
 
 
 def pooled_variance(revisions: Sequence[Revision], prior: VarianceComponents) -> VarianceComponents:

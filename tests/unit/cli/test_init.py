@@ -381,3 +381,26 @@ def test_module_of_a_package_is_launched_as_a_module(folder, given, arguments):
     assert main(["init", *given]) == 0
     [test] = folder.glob("test_*.py")
     assert call_in(test.read_text())[0] == arguments
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "words"),
+    [
+        (["--", "python", "train.py", "--steps=5"], "test_train.py", ["python", "train.py", "--steps=5"]),
+        (["--nproc=2", "--", "env", "-u", "X", "python"], "test_env.py", ["env", "-u", "X", "python"]),
+        (["--", "python", "test_ops.py"], "test_ops.py", ["python", "test_ops.py"]),
+    ],
+)
+def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches, given, file, words):
+    (folder / "train.py").write_text(PLAIN)
+    assert main(["init", *given]) == 0
+    assert call_in((folder / file).read_text()) == ([words], {"record": {"hash_weights": True}})
+    assert [(plan.starts_ranks, [plan.script, *plan.args], plan.launcher) for plan in launches.plans] == [
+        (True, words, "torchrun")
+    ] * 2
+
+
+def test_command_without_a_program_is_refused_and_nothing_is_written(folder, capsys):
+    assert main(["init", "--", "acelerate", "launch"]) == 2
+    assert "there is no program ['acelerate']" in capsys.readouterr().err
+    assert files(folder) == {}

@@ -43,6 +43,7 @@ class Left:
         exits: Rank -> exit code that torchrun's agent reported.
         running: Ranks that ran on when the agent reported.
         size: Number of ranks.
+        starts_ranks: Whether a command has started the ranks by itself.
     """
 
     ranks: dict[int, Files]
@@ -50,6 +51,7 @@ class Left:
     exits: dict[int, int] = field(default_factory=dict)
     running: tuple[int, ...] = ()
     size: int = 2
+    starts_ranks: bool = False
 
 
 def raised(time_ns: int, message: str = "boom", kind: str = "ValueError", text: str | None = None) -> Files:
@@ -112,7 +114,8 @@ def diagnose(run_dir: Path, left: Left) -> LaunchFailure:
     if left.exits:
         failures = [{"rank": rank, "pid": 9, "exit_code": code} for rank, code in left.exits.items()]
         (run_dir / "agent.json").write_text(json.dumps({"failures": failures, "running": left.running}))
-    found = launch_failure(make_plan(run_dir, world=World(left.size, "cpu")), left.outcome)
+    plan = make_plan(run_dir, world=World(left.size, "cpu"), starts_ranks=left.starts_ranks)
+    found = launch_failure(plan, left.outcome)
     assert found is not None
     lines = found.text.splitlines()
     assert lines[0].startswith(f"toy on {left.size} cpu ranks: ")
@@ -771,3 +774,30 @@ def test_rank_that_waits_for_its_data_with_no_collective_in_flight_is_not_waitin
     ranks = {rank: stuck(WAITING_FOR_WORK, 5) | recorded(rank, "all_reduce", retired=1) for rank in range(2)}
     text = diagnose(tmp_path, Left(ranks, AT_LIMIT)).text
     assert "hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective" in text
+
+
+STARTED = {"pid": "7"}
+COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the command train.py ended with exit code 1"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "outcome", "said", "rank"),
+    [
+        ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
+        ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
+        ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
+        (
+            {0: DONE, 1: STARTED},
+            ended(status=1),
+            f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}",
+            1,
+        ),
+        ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
+        ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
+    ],
+    ids=["none", "absent", "absent at the limit", "killed", "exit code", "raised"],
+)
+def test_rank_of_a_command_that_did_not_end_well_is_named(tmp_path, ranks, outcome, said, rank):
+    found = diagnose(tmp_path, Left(ranks, outcome, starts_ranks=True))
+    assert said in found.headline
+    assert found.rank == rank

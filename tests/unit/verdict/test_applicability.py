@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.result.trace.costs import Costs, CostsOfRanks
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, changed_settings, identity
-from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import NotApplicable
 from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stamp, stored, with_p50
 from tests.unit.verdict.compared import (
     CONFIG,
@@ -300,3 +302,35 @@ def test_other_vendor_is_another_machine_if_both_sides_report_the_vendor():
 def test_vendor_that_the_launch_drops_is_lost_on_another_host_only(block, outcome):
     baseline = make_baseline(launches=stored(make_facts(environment=SURE | {"cpu_vendor": "x"}, block="here")))
     assert check(make_facts(environment=SURE, block=block), baseline=baseline)["weight_hash"].outcome is outcome
+
+
+COUNTED = [CostsOfRanks([0], Costs(operators={"aten::mm": 100}))]
+ON_FORKSERVER, OLD = make_facts(launcher="forkserver"), on_cpu(recorded_at=stamp(2 * BLOCK_GAP_S["cpu"]))
+NEW_TORCH = make_facts(costs=COUNTED, environment={"torch": "2.12.0", "device": "cuda"})
+WAITS = make_facts(metrics={"overlap_ratio_as_run": 0.6}, blocked_by="cudaStreamSynchronize in aten::item")
+TOO_LARGE, HIDDEN = make_facts(overlap_problem="the trace is too large"), make_facts(metrics={"overlap_ratio": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("reason", "metric", "launches", "remedied"),
+    [
+        (NotApplicable.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (make_facts(), make_facts())),
+        (NotApplicable.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (ON_FORKSERVER, ON_FORKSERVER)),
+        (NotApplicable.OLD_CPU_TIMES, "step_time_mean", (OLD, on_cpu()), (on_cpu(), on_cpu())),
+        (NotApplicable.VERSIONS, "operators", (make_facts(costs=COUNTED), NEW_TORCH), (NEW_TORCH, NEW_TORCH)),
+        (NotApplicable.HEAD_START, "overlap_ratio", (WAITS, WAITS), (HIDDEN, HIDDEN)),
+        (NotApplicable.TRACE, "overlap_ratio", (TOO_LARGE, TOO_LARGE), (HIDDEN, HIDDEN)),
+    ],
+)
+def test_metric_that_a_marker_names_is_compared_after_the_remedy_of_the_reason(reason, metric, launches, remedied):
+    marked = {metric: Tolerance(0.9, METRICS[metric].scale)}
+    for (recorded, launch), outcome in ((launches, Outcome.NOT_APPLICABLE), (remedied, Outcome.PASS)):
+        row = check(launch, baseline=make_baseline(launches=stored(*[recorded] * 10)), marked=marked)[metric]
+        assert row.outcome is outcome
+        assert row.not_applicable is (reason if outcome is Outcome.NOT_APPLICABLE else None)
+        assert row.is_refused is (outcome is Outcome.NOT_APPLICABLE)
+
+
+def test_old_times_of_cpu_ranks_are_compared_side_by_side():
+    marked = {"step_time_mean": Tolerance(0.9)}
+    assert compare([on_cpu()] * 12, [on_cpu()] * 12, marked, max_pairs=12)["step_time_mean"].outcome is Outcome.PASS

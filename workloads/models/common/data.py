@@ -19,7 +19,7 @@ _RESIDUAL_SUFFIXES = (
     "attention.wo.weight",
     "feed_forward.w2.weight",
     "feed_forward.experts.w2",
-    "feed_forward.shared.w2.weight",
+    "feed_forward.shared_experts.w2.weight",
 )
 
 
@@ -59,9 +59,11 @@ def local_part(value: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Place
         if placement.is_replicate():
             continue
         dim = placement.dim  # type: ignore[attr-defined]
-        chunks, number = value.chunk(mesh.size(axis), dim), mesh.get_local_rank(axis)
-        # torch.chunk returns fewer chunks than asked for if the dimension is too small.
-        value = chunks[number] if number < len(chunks) else value.narrow(dim, 0, 0)
+        # As torch.chunk divides, which makes a tensor for each of many ranks. The last ranks have less, or nothing.
+        num_rows = value.shape[dim]
+        each = -(-num_rows // mesh.size(axis))
+        begin = min(each * mesh.get_local_rank(axis), num_rows)
+        value = value.narrow(dim, begin, min(each, num_rows - begin))
     return value
 
 

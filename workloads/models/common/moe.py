@@ -33,8 +33,8 @@ _NOT_ZERO = 1e-20
 class Routing(NamedTuple):
     """The experts of each token, int64 ``[tokens, k]``, and the weights of their outputs, float32 ``[tokens, k]``."""
 
-    experts: torch.Tensor
-    weights: torch.Tensor
+    selected_experts: torch.Tensor
+    top_scores: torch.Tensor
 
 
 class Dispatched(NamedTuple):
@@ -228,7 +228,7 @@ class MoeFeedForward(nn.Module):
         self.num_experts, self.top_k, self.mixture = num_experts, top_k, mixture
         self.router = nn.Linear(dim, num_experts, bias=False)
         self.experts = Experts(num_experts, dim, hidden)
-        self.shared = FeedForward(dim, mixture.shared_experts * hidden) if mixture.shared_experts else None
+        self.shared_experts = FeedForward(dim, mixture.shared_experts * hidden) if mixture.shared_experts else None
         self.dispatcher = TokenDispatcher()
         is_balanced = mixture.load_balance_coeff is not None
         self.register_buffer("expert_bias", torch.zeros(num_experts) if is_balanced else None)
@@ -244,15 +244,15 @@ class MoeFeedForward(nn.Module):
         tokens = x.flatten(0, 1)
         routing = route(local_value(self.router(tokens)), self.top_k, self.mixture, self.expert_bias)
         tokens = local_value(tokens)
-        groups = group_rows(routing.experts.flatten(), self.num_experts)
+        groups = group_rows(routing.selected_experts.flatten(), self.num_experts)
         copies = tokens.unsqueeze(1).expand(-1, self.top_k, -1).flatten(0, 1)
         dispatched = self.dispatcher.dispatch(copies[groups.order], groups.counts)
         out = self.experts.evaluate(dispatched.rows, dispatched.counts)
         out = self.dispatcher.combine(out, dispatched)[groups.inverse]
-        out = out.unflatten(0, (-1, self.top_k)) * routing.weights.unsqueeze(-1).type_as(out)
+        out = out.unflatten(0, (-1, self.top_k)) * routing.top_scores.unsqueeze(-1).type_as(out)
         summed: torch.Tensor = out.sum(dim=1).view(x.shape)
-        if self.shared is not None:
-            summed = summed + self.shared(x)
+        if self.shared_experts is not None:
+            summed = summed + self.shared_experts(x)
         return summed if self.expert_bias is None else (summed, groups.counts)
 
     def tensor_plan(self) -> dict[str, ParallelStyle]:
@@ -263,10 +263,10 @@ class MoeFeedForward(nn.Module):
         # Ranks count the same tokens.
         counts = () if self.expert_bias is None else (None,)
         shared: dict[str, ParallelStyle] = {
-            ".shared.w1": ColwiseParallel(),
+            ".shared_experts.w1": ColwiseParallel(),
             # The outputs of shared and of other experts are added before they are summed over ranks.
-            ".shared.w2": RowwiseParallel(output_layouts=Partial()),
-            ".shared.w3": ColwiseParallel(),
+            ".shared_experts.w2": RowwiseParallel(output_layouts=Partial()),
+            ".shared_experts.w3": ColwiseParallel(),
         }
         return {
             "": PrepareModuleInputOutput(
@@ -276,5 +276,5 @@ class MoeFeedForward(nn.Module):
                 desired_output_layouts=(SEQUENCE, *counts),
             ),
             ".router": Distributed(weight=Replicate()),
-            **(shared if self.shared is not None else {}),
+            **(shared if self.shared_experts is not None else {}),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def rope_rotations(positions: torch.Tensor, width: int, theta: float) -> torch.Tensor:
+def precompute_freqs_cis(positions: torch.Tensor, width: int, theta: float) -> torch.Tensor:
     """Return cosines and sines of every pair's angle at ``positions`` ``[n]``, float32 ``[2, n, width / 2]``.
 
     The angle of pair ``i`` at ``position`` is ``position * theta ** (-2 * i / width)``.

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.process.rank import _shown_traceback, _write_error, without_collection
+from pytest_aorta.launch.process.rank import _shown_traceback, without_collection, write_error
 
 PROGRAM = """
 import atexit, os, signal, sys, threading, time, types
@@ -126,7 +126,7 @@ def test_errors_behind_an_error_have_no_frames_of_the_harness(tmp_path):
 
 def test_file_has_the_shown_and_the_full_traceback(tmp_path, capsys):
     error = script_error(tmp_path, "raise ValueError('boom')\n")
-    _write_error(tmp_path, error)
+    write_error(tmp_path, error)
     document = json.loads((tmp_path / "error.json").read_text())
     assert (document["type"], document["message"]) == ("ValueError", "boom")
     assert document["traceback"] == _shown_traceback(error) == capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_file_has_the_shown_and_the_full_traceback(tmp_path, capsys):
 
 @pytest.mark.parametrize(("code", "output"), [("3", ""), ("'set DATA_DIR'", "set DATA_DIR\n")])
 def test_script_that_exits_writes_what_the_interpreter_would_write(tmp_path, capsys, code, output):
-    _write_error(tmp_path, script_error(tmp_path, f"raise SystemExit({code})\n"))
+    write_error(tmp_path, script_error(tmp_path, f"raise SystemExit({code})\n"))
     assert capsys.readouterr().err == output
     assert "train.py" in json.loads((tmp_path / "error.json").read_text())["traceback"]
 
@@ -143,7 +143,7 @@ def test_script_that_exits_writes_what_the_interpreter_would_write(tmp_path, cap
 def test_error_is_kept_although_the_script_has_closed_standard_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", (tmp_path / "closed").open("w"))
     sys.stderr.close()
-    _write_error(tmp_path, ValueError("boom"))
+    write_error(tmp_path, ValueError("boom"))
     assert json.loads((tmp_path / "error.json").read_text())["message"] == "boom"
 
 
@@ -152,14 +152,14 @@ def test_error_without_a_message_is_kept(tmp_path, capsys):
         def __str__(self) -> str:
             raise KeyError("code")
 
-    _write_error(tmp_path, Broken())
+    write_error(tmp_path, Broken())
     document = json.loads((tmp_path / "error.json").read_text())
     assert (document["type"], document["message"]) == ("Broken", "(no message: its __str__ raised KeyError)")
     assert "exception str() failed" in capsys.readouterr().err
 
 
 def test_long_message_does_not_displace_the_frames(tmp_path, capsys):
-    _write_error(tmp_path, script_error(tmp_path, "raise ValueError('key' * 100_000)\n"))
+    write_error(tmp_path, script_error(tmp_path, "raise ValueError('key' * 100_000)\n"))
     text = json.loads((tmp_path / "error.json").read_text())["traceback"]
     assert 'train.py", line 1, in <module>' in text
     assert len(text) < 21_000
@@ -317,13 +317,13 @@ HANDLED = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise System
 
 @pytest.mark.parametrize("raised_from", ["", " from error"])
 def test_error_that_a_script_handles_by_exiting_is_kept_with_its_traceback(tmp_path, raised_from):
-    _write_error(tmp_path, script_error(tmp_path, HANDLED.format(raised_from)))
+    write_error(tmp_path, script_error(tmp_path, HANDLED.format(raised_from)))
     document = json.loads((tmp_path / "error.json").read_text())
     assert (document["type"], document["after"]) == ("SystemExit", "ZeroDivisionError: division by zero")
     assert document["traceback"].endswith("    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n")
 
 
 def test_exit_that_hides_what_led_to_it_names_no_error(tmp_path):
-    _write_error(tmp_path, script_error(tmp_path, HANDLED.format(" from None")))
+    write_error(tmp_path, script_error(tmp_path, HANDLED.format(" from None")))
     document = json.loads((tmp_path / "error.json").read_text())
     assert (document["type"], document["after"]) == ("SystemExit", "")

@@ -126,6 +126,15 @@ def test_stated_probability_is_kept(deviation):
     assert wrong <= 3
 
 
+def test_twelve_pairs_of_the_ends_replace_the_prior_of_a_noisy_machine():
+    noise = [-0.035, -0.028, -0.02, -0.012, -0.006, -0.001, 0.003, 0.008, 0.014, 0.02, 0.026, 0.031]
+    changed, unchanged = [0.03, 0.06, 0.05, 0.07], [-0.02, 0.01, 0.02, 0.0]
+    differences = {8: [0.05 + value for value in noise], 5: changed, 4: unchanged}
+    posterior = posterior_of_pairs(8, differences, Variance(0.15**2, 8), 0.01)
+    (best,) = [group for group in suspects(posterior, ()) if group.probability >= 0.99]
+    assert best.commits == (5,)
+
+
 def test_next_commit_keeps_a_distance_from_commits_that_do_not_start():
     posterior = posterior_of_bits(16, {16: True})
     assert next_commit(posterior, ()) == 8

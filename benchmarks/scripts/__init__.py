@@ -1,0 +1,1 @@
+"""Ordinary training scripts, and the faults that are found in them."""

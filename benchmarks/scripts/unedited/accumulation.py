@@ -1,0 +1,27 @@
+"""Gradient accumulation: three of four micro-batches without a reduction."""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def batches(steps, size=16):
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        yield torch.randn(8, size, generator=generator)
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for number, batch in enumerate(batches(120), 1):
+    with nullcontext() if number % 4 == 0 else model.no_sync():
+        loss = (model(batch) - batch).square().mean() / 4
+        loss.backward()
+    if number % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+dist.destroy_process_group()

@@ -1,0 +1,107 @@
+"""Training loops whose ranks hold what others do not hold, or end when others have not ended."""
+
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_aorta.worker import record_optimizer_steps
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(16, 16)
+        self.b = torch.nn.Linear(16, 1)
+
+    def forward(self, inputs):
+        return self.b(self.a(inputs).relu())
+
+
+def train(model, optimizer, after=lambda step: None):
+    for step in range(1, 10):
+        optimizer.zero_grad()
+        model(torch.full((4, 16), dist.get_rank() + step / 10)).square().mean().backward()
+        optimizer.step()
+        after(step)
+
+
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    train(model, torch.optim.AdamW(model.parameters()))
+
+
+def zero():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(Net())
+    train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3))
+
+
+def fsdp2():
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model := Net())
+    train(model, torch.optim.AdamW(model.parameters()))
+
+
+def tensor_parallel():
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Linear(16, 8)
+    train(model, torch.optim.AdamW(model.parameters()))
+
+
+def pipeline():
+    is_first = dist.get_rank() == 0
+    stage = torch.nn.Linear(16, 16) if is_first else Net()
+    optimizer = torch.optim.AdamW(stage.parameters())
+    for step in range(1, 10):
+        optimizer.zero_grad()
+        inputs = torch.full((4, 16), step / 10).requires_grad_(not is_first)
+        if is_first:
+            hidden = stage(inputs)
+            dist.send(hidden.detach(), 1)
+            dist.recv(gradient := torch.empty_like(hidden), 1)
+            hidden.backward(gradient)
+        else:
+            dist.recv(inputs.data, 0)
+            stage(inputs).square().mean().backward()
+            dist.send(inputs.grad, 0)
+        optimizer.step()
+
+
+def local_sgd():
+    model = Net()
+
+    def average(step):
+        for parameter in model.parameters() if step % 3 == 0 else ():
+            dist.all_reduce(parameter.data)
+            parameter.data.div_(2)
+
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01), average)
+
+
+def one_rank_leaves():
+    model = Net()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    if dist.get_rank() == 0:
+        dist.destroy_process_group()
+    else:
+        time.sleep(1)
+
+
+def hang():
+    model = DistributedDataParallel(Net())
+    pauses = dist.get_rank() == 1
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01), lambda step: time.sleep(600 * (pauses and step == 6)))
+
+
+record_optimizer_steps(warmup=2, hash_weights=True)
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+torch.manual_seed(0)
+globals()[sys.argv[1]]()

@@ -1,0 +1,62 @@
+"""Commands that start their own ranks: each rank is measured, named when it fails, and gone at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.common.errors import LaunchError, SpecError
+
+pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(240)]
+SCRIPT = str(Path(__file__).parent / "scripts" / "own_ranks.py")
+TORCHRUN = ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29655"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", SCRIPT, "spawn", ""],
+        pytest.param(["python", SCRIPT, "fork", ""], marks=pytest.mark.extended),
+        pytest.param(["python", SCRIPT, "first is a rank", ""], marks=pytest.mark.extended),
+        pytest.param([*TORCHRUN, SCRIPT, "environment", ""], marks=pytest.mark.extended),
+    ],
+    ids=["spawn", "fork", "first is a rank", "torchrun"],
+)
+def test_each_rank_of_a_command_is_measured_as_under_torchrun(distributed_world, command):
+    result = distributed_world.launch_command(command, record={"hash_weights": True})
+    assert [len(times) for times in result.rank_step_times_ms] == [26, 26]
+    assert result.workload == "own_ranks.py"
+    assert result.config["args"] == command
+    assert {rank.environment["deterministic_algorithms"] for rank in result.ranks} == {False}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "rank"),
+    [
+        ("raise", "rank 1 failed first: ValueError: planted in step 20", 1),
+        pytest.param("kill", "rank 1 ended without a result or an error", 1, marks=pytest.mark.extended),
+        pytest.param("absent", "rank 1 never reported; ", 1, marks=pytest.mark.extended),
+        pytest.param("code", "exit code 3 of the command python; every rank left its result", None,
+                     marks=pytest.mark.extended),
+    ],
+)  # fmt: skip
+def test_rank_of_a_command_that_fails_is_named(distributed_world, fault, said, rank):
+    with pytest.raises(LaunchError) as caught:
+        distributed_world.launch_command(["python", SCRIPT, "spawn", fault])
+    assert said in str(caught.value)
+    assert caught.value.rank == rank
+
+
+@pytest.mark.extended
+@pytest.mark.launch_timeout(100)
+def test_rank_of_a_command_that_hangs_is_named_and_ended(distributed_world):
+    with pytest.raises(LaunchError) as caught:
+        distributed_world.launch_command(["python", SCRIPT, "spawn", "hang"])
+    assert caught.value.rank == 1
+    assert "hang" in str(caught.value)
+
+
+def test_command_without_a_program_is_refused_before_the_launch(distributed_world):
+    with pytest.raises(SpecError, match=r"command \['acelerate'\]: there is no program \['acelerate'\] beside"):
+        distributed_world.launch_command(["acelerate"])

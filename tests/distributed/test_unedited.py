@@ -1,0 +1,63 @@
+"""Scripts that do not mention the recorder, on two real ranks: none is broken by it, and its findings have a place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.result.folder import steps_entered
+from tests.distributed.test_own_scripts import aorta
+
+LOOPS = Path(__file__).parent / "scripts" / "own_loops.py"
+
+
+def recorded(folder: Path, loop: str, *options: str) -> tuple[str, list[dict[str, Any]]]:
+    """Run a loop, and return the printed lines and what its ranks recorded of their only optimizer."""
+    shutil.copy(LOOPS, folder / "train.py")
+    done = aorta(folder, "--script", "train.py", *options, "--", loop)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((folder / "results" / "train" / "trial_0.json").read_text())
+    return done.stdout, [rank["series"][0] for rank in result["ranks"]]
+
+
+def hashes(series: dict[str, Any]) -> list[str]:
+    assert [*series["weights"]["hashes"]] == ["1", "2", "4", "8", "9"]
+    return list(series["weights"]["hashes"].values())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("loop", ["fsdp1", "zero", "fsdp2", "tensor_parallel", "one_rank_leaves"])
+def test_script_whose_ranks_hold_what_they_hold_is_recorded(tmp_path, loop):
+    shown, ranks = recorded(tmp_path, loop)
+    own, other = map(hashes, ranks)
+    # DDP under ZeRO, whose optimizer has all parameters, has replicas; the others hold shards or their own weights.
+    assert (own == other) == (loop == "zero")
+    assert "replicas differ" not in shown or loop == "one_rank_leaves"
+
+
+def test_stages_of_a_pipeline_have_losses_and_weights_of_their_own(tmp_path):
+    shown, (first, last) = recorded(tmp_path, "pipeline")
+    assert (first["model"], last["model"]) == ("Linear", "Net")
+    assert ("loss" in first, list(last["loss"])) == (False, [str(step) for step in range(1, 10)])
+    assert (first["weights"]["names"], last["weights"]["names"][0]) == (["bias", "weight"], "a.bias")
+    assert "replicas differ" not in shown
+
+
+def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
+    shown, (own, other) = recorded(tmp_path, "local_sgd")
+    # The ranks train on their own data until the averages after steps 3, 6 and 9, which follow the hashes.
+    assert hashes(own) != hashes(other)
+    assert "SGD of Net (9 steps, " in shown
+
+
+def test_rank_that_hangs_is_in_the_step_that_the_user_counts(tmp_path):
+    shutil.copy(LOOPS, tmp_path / "train.py")
+    done = aorta(tmp_path, "--script", "train.py", "--", "hang")
+    assert done.returncode == 1
+    # Rank 0 waits in the backward pass of step 7 until the time limit of its group.
+    folders = sorted((tmp_path / "results" / "train" / "launches").glob("*/ranks/*"))
+    assert [steps_entered(folder) for folder in folders] == [7, 7]
