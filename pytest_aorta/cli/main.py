@@ -29,12 +29,6 @@ _AORTA_OPTIONS = {
     "--override": "--set KEY=VALUE with a key of the workload, which `aorta workloads NAME` lists",
     "--enable-rocm-metrics": "nothing, since GPUs are always read during the measured steps",
 }
-# Shells that shtab supports.
-SHELLS = ("bash", "zsh", "fish")
-_HOW = """\
-bash: aorta completion bash > ~/.local/share/bash-completion/completions/aorta
-zsh:  aorta completion zsh > "${fpath[1]}/_aorta"
-fish: aorta completion fish > ~/.config/fish/completions/aorta.fish"""
 
 
 @dataclass(frozen=True)
@@ -71,28 +65,6 @@ def _add_agent(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_completion(parser: argparse.ArgumentParser) -> None:
-    """Declare the argument of ``aorta completion``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _HOW
-    parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
-    parser.set_defaults(run=_print_completion)
-
-
-def _print_completion(arguments: argparse.Namespace) -> int:
-    """Print the completion script of a shell.
-
-    Raises:
-        AortaError: shtab is not installed.
-    """
-    try:
-        shtab = importlib.import_module("shtab")
-    except ImportError:
-        raise AortaError("completion needs shtab: pip install 'pytest-aorta[completion]'") from None
-    print(shtab.complete(parser(), shell=arguments.shell))
-    return 0
-
-
 COMMANDS = (
     Command("init", "write a first test, settings of pytest and .gitignore"),
     Command(
@@ -110,7 +82,6 @@ COMMANDS = (
     Command("devices", "list devices and leases of this host"),
     Command("report", "write a page that compares two sets of kept results"),
     Command("doctor", "look for problems that would break a run"),
-    Command("completion", "print the completion script of a shell", _add_completion),
 )
 
 

@@ -147,7 +147,7 @@ class _Aim:
     """The metric that is searched, because it differs between the ends in ``row``.
 
     Attributes:
-        metric: The metric; of kernel families, the time of the worst one, since their sum can be unchanged.
+        metric: The metric.
         is_exact: Whether the metric is searched without noise.
     """
 
@@ -157,7 +157,7 @@ class _Aim:
 
     @property
     def least_change(self) -> float:
-        """Return half of the tolerance, or of a smaller change of the ends: families may change by less than it."""
+        """Return half of the tolerance, or of a change of the ends that is smaller."""
         row = self.row
         least = self.metric.scale.difference(min(row.tolerance.value or 0.0, abs(row.delta or 0.0))) / 2
         return -least if row.outcome is Outcome.IMPROVED else least

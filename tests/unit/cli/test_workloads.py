@@ -1,14 +1,12 @@
-"""`aorta workloads` and `aorta completion`."""
+"""`aorta workloads`."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 
 from pytest_aorta.cli import main as cli
-from pytest_aorta.cli import main as completion_command
 
 YAML = """
 description: a toy
@@ -77,29 +75,3 @@ def test_json_holds_the_schema_of_each_key(own, capsys):
 def test_unknown_workload_is_wrong_usage(own, capsys):
     assert cli.main(["workloads", "tyo"]) == 2
     assert "did you mean 'toy'?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shell", completion_command.SHELLS)
-def test_completion_knows_every_subcommand(shell, capsys):
-    pytest.importorskip("shtab")
-    assert cli.main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert all(command.name in script for command in cli.COMMANDS)
-
-
-def test_completion_of_bash_is_bash(capsys):
-    pytest.importorskip("shtab")
-    cli.main(["completion", "bash"])
-    script = capsys.readouterr().out
-    ask = "COMP_WORDS=(aorta wor); COMP_CWORD=1; _shtab_aorta; echo ${COMPREPLY[@]}"
-    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["workloads"]
-
-
-def test_completion_without_shtab_says_what_to_install(monkeypatch, capsys):
-    def absent(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(completion_command.importlib, "import_module", absent)
-    assert cli.main(["completion", "bash"]) == 1
-    assert "pip install 'pytest-aorta[completion]'" in capsys.readouterr().err
