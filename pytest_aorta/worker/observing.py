@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_aorta.common import variables
@@ -118,6 +119,14 @@ class _Optimized:
         """Whether the step that has begun is profiled."""
         return self._counted is not None or (self.capture is not None and self.capture.is_open)
 
+    def end_capture(self) -> None:
+        """End the profile of steps, or the count of one, if it runs."""
+        if self.capture is not None:
+            self.capture.end()
+        if self._counted is not None:
+            self._counted.close()
+            self._counted = None
+
     def profile(self) -> Profile:
         """Return the overlap of the profiled steps, or how many steps the script lacks for them."""
         capture = self.capture or ScriptCapture(self.timer.device)
@@ -136,9 +145,8 @@ class _Optimized:
         if self.timer.close():
             self.timed.append(self.num_steps)
         if self._counted is not None:
-            self._counted.close()
-            self._counted = None
-        if self.capture is not None and self.capture.is_open:
+            self.end_capture()
+        elif self.capture is not None and self.capture.is_open:
             self.capture.boundary()
         for quantity, value in values:
             self._places.append((self.num_steps, quantity))
@@ -243,6 +251,7 @@ class Observer:
         self.has_loaded = self.has_optimizer = False
         self.optimizers = Optimizers()
         self.began_s = time.perf_counter()
+        self._children_before_s = _all_children_s()
         self._all: list[_Optimized] = []
         self._device = torch.device("cpu")
         self._progress: Progress | None = None
@@ -267,7 +276,9 @@ class Observer:
         return self
 
     def stop(self) -> None:
-        """Undo :meth:`start`."""
+        """Undo :meth:`start`, and end a profile that runs."""
+        for one in self._all:
+            one.end_capture()
         while self._undo:
             self._undo.pop()()
 
@@ -299,7 +310,7 @@ class Observer:
         return norm
 
     def _note(self, quantity: str, value: object) -> None:
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and not self._is_simulated:
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and not (self._is_simulated or _is_empty(value)):
             # What the recorder does must not count among the costs of a step, so there the copy is made after the step.
             self._values.append((quantity, value if self._is_counting else _copy(value)))
 
@@ -395,8 +406,7 @@ class Observer:
     def end(self) -> None:
         """Look at the parameters and hash them once more, where the optimizers still exist; after the script."""
         for one in self._all:
-            if one.capture is not None:
-                one.capture.end()
+            one.end_capture()
             if one.optimizer() is not None and not self._is_simulated:
                 self._look(one)
                 if self.hash_weights:
@@ -411,7 +421,7 @@ class Observer:
     @property
     def is_without_training(self) -> bool:
         """Whether the script is none that trains: it made no optimizer, loaded nothing, and left the work to nobody."""
-        return not (self.has_optimizer or self.has_loaded or _child_s() > _CHILD_S or self._lacks_devices())
+        return not (self.has_optimizer or self.has_loaded or self._child_s() > _CHILD_S or self._lacks_devices())
 
     def absence(self) -> str:
         """Return why no step was timed, and the last lines of the script."""
@@ -427,7 +437,7 @@ class Observer:
             )
         if self._lacks_devices():
             return "no optimizer stepped, and the script's last lines say that it lacks GPUs; this rank has none"
-        if (child_s := _child_s()) > _CHILD_S:
+        if (child_s := self._child_s()) > _CHILD_S:
             return (
                 f"no optimizer stepped in this process, and child processes took {child_s:.0f} s of processor time: "
                 f"their steps are not recorded; have torchrun start the ranks, and not the script"
@@ -438,6 +448,10 @@ class Observer:
                 "remove the checkpoint, or have the script write it to a folder of each launch"
             )
         return "the script made an optimizer, and no optimizer stepped"
+
+    def _child_s(self) -> float:
+        """Return the processor time of child processes that have ended since the observer was made, in seconds."""
+        return _all_children_s() - self._children_before_s
 
     def _lacks_devices(self) -> bool:
         return own_device().type == "cpu" and bool(_ABOUT_DEVICES.search(_last_lines()))
@@ -455,6 +469,11 @@ class Observer:
         self.optimizers.refuse(rank)
 
 
+def _is_empty(value: torch.Tensor) -> bool:
+    """Whether a tensor has no data, as where a program tries a kernel or estimates memory before it trains."""
+    return value.is_meta or isinstance(local_part(value), FakeTensor)
+
+
 def _copy(value: torch.Tensor) -> float | torch.Tensor:
     """Return a copy of a tensor with one element, since the script may write into its memory; a number on CPU."""
     if value.device.type == "cpu" and not is_dtensor(value):
@@ -463,8 +482,8 @@ def _copy(value: torch.Tensor) -> float | torch.Tensor:
     return float(own) if own.device.type == "cpu" else own.reshape(1).to(torch.float64, copy=True)
 
 
-def _child_s() -> float:
-    """Return the processor time of child processes that have ended, in seconds."""
+def _all_children_s() -> float:
+    """Return the processor time of all child processes that have ended, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

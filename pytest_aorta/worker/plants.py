@@ -22,10 +22,10 @@ from pytest_aorta.worker.layout import local_part
 # The optimizer's step that a fault of one step falls into: training has begun, and short runs have it too.
 _STEP = 2
 _EXIT_CODE = 3
-# Functions of torch.distributed that FSDP, and scripts, communicate by.
+# Functions of torch.distributed that FSDP, and scripts, communicate by; torch 2.13 has added those ending in _single.
 _COLLECTIVES = (
-    "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast",
-    "reduce_scatter", "reduce_scatter_tensor",
+    "all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce", "all_to_all", "all_to_all_single",
+    "broadcast", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor",
 )  # fmt: skip
 _INTEGERS = {
     torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64,
@@ -128,7 +128,7 @@ def _communicate_in_line(planted: Planted) -> None:
 
         return call
 
-    for name in _COLLECTIVES:
+    for name in filter(functools.partial(hasattr, dist), _COLLECTIVES):
         setattr(dist, name, in_line(getattr(dist, name)))
     construct = DistributedDataParallel.__init__
 

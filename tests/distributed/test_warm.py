@@ -421,7 +421,7 @@ TO_PRELOAD = {
 
 
 def test_log_of_a_warm_launch_names_modules_that_each_rank_imports(tmp_path):
-    log, plan = tmp_path / "agent.log", {"environ": {variables.LAUNCH_ID: "1"}, "spec": {}}
+    log, plan = tmp_path / "agent.log", {"environ": {variables.LAUNCH_ID: "1"}, "folder": str(tmp_path), "spec": {}}
     code = LOGGING.format(log=str(log), plan=plan)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
     assert log.read_text().startswith("fork server: each rank imports slow, because ")

@@ -268,7 +268,7 @@ class Project:
     def planned(self) -> list[str]:
         """Return the reference of each launch in the folder ``kept``, in order; empty for the code under test."""
         plans = [json.loads(path.read_text()) for path in sorted((self.path / "kept").rglob("plan.json"))]
-        return [plan["reference"]["name"] if plan["reference"] else "" for plan in plans]
+        return [(plan.get("reference") or {"name": ""})["name"] for plan in plans]
 
     def git(self, *arguments: str) -> str:
         """Run git in the project's folder."""

@@ -19,8 +19,8 @@ AFTER_A_LAUNCH = [
     ("workload.run_script('train.py', environment={1: 'a', 'B': 'c'})", "environment: got ['1', 'B'], allowed is "),
     ("workload.run_script('train.py', environment={'WORLD_SIZE': '1'})", "environment: got ['WORLD_SIZE'], allowed is"),
     (
-        "workload.run_script('train.py', recrod={})",
-        "script 'train.py': $: unknown key 'recrod' (did you mean 'record'?)",
+        "workload.run_script('train.py', rec0rd={})",
+        "script 'train.py': $: unknown key 'rec0rd' (did you mean 'record'?)",
     ),
     ("workload.run_script('train.py', record={'warmup': -1})", "script 'train.py': $.record.warmup: got -1"),
     (
@@ -57,7 +57,7 @@ BEFORE_A_LAUNCH = [
     ("workload.compare(*pair, steps=4, metrics=[])", "compare: metrics is empty; allowed are ['collective_bytes"),
     ("workload.compare(*pair, metrics=[])", "compare: metrics is empty; allowed are ['collective_bytes"),
     ("workload.compare(*pair, metrics=filter(None, ['']))", "compare: metrics is empty; allowed are "),
-    ("workload.compare(*pair, metrics=filter(None, ['los']))", "['los'] are unknown (did you mean 'final_loss'?)"),
+    ("workload.compare(*pair, metrics=filter(None, ['los']))", "['los'] are unknown (did you mean 'loss'?)"),
     ("workload.compare({'steps': 3}, pair[1])", "compare: the candidate is {'steps': 3}, allowed is a result "),
     ("workload.compare(pair[0], 7)", "compare: the reference is 7, allowed is a result of this test, or a mapping "),
 ]

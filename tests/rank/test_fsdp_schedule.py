@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from aorta_workloads.common import streams
 from aorta_workloads.common.streams import Stream, Work
 from aorta_workloads.fsdp import schedule
 from aorta_workloads.fsdp.buffers import Buffers
@@ -48,7 +49,7 @@ def events_of_a_step(monkeypatch):
         def log(kind, tensors, wanted):
             events.extend(f"{kind}{layer}" for layer, tensor in enumerate(tensors) if tensor is wanted)
 
-        monkeypatch.setattr(schedule, "GlooStream", LoggingStream)
+        monkeypatch.setattr(streams, "GlooStream", LoggingStream)
         monkeypatch.setattr(schedule, "all_gather", lambda _, shard, **__: log("g", buffers.shards, shard))
         monkeypatch.setattr(schedule, "reduce_scatter", lambda out, *_, **__: log("r", buffers.reduced, out))
         checks = SimpleNamespace(
@@ -57,9 +58,9 @@ def events_of_a_step(monkeypatch):
             check_reduced=lambda *_: None,
         )
         fault = Fault(FaultSpec(), rank=0, first_checked=0, write_chunk=lambda *_: None)
-        codes, streams = CodeTable(settings.dtype, CPU, 0), schedule.Streams.choose(settings, CPU)
+        codes, chosen = CodeTable(settings.dtype, CPU, 0), schedule.Streams.choose(settings, CPU)
         spans = StreamSpans(CPU, every=0)
-        schedule.TrainingStep(settings, buffers, streams, codes, checks, fault, spans).run(0)
+        schedule.TrainingStep(settings, buffers, chosen, codes, checks, fault, spans).run(0)
         return " ".join(events)
 
     return run

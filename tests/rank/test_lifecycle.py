@@ -69,6 +69,7 @@ def test_process_that_a_script_has_forked_leaves_no_result(tmp_path, monkeypatch
     finally:
         if os.getpid() != pid:
             os._exit(0)
+        lifecycle.recorder._observer.stop()
     assert not (folder / "result.json").exists()
 
 

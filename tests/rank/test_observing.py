@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from pytest_aorta.result.measurements import RankResult
@@ -260,6 +262,17 @@ def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs
     del longer
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_loss_without_data_is_none_of_the_steps(recorder: Recorder, device: str) -> None:
+    def attempt(step: int, *_: object) -> None:
+        with FakeTensorMode() if device == "cpu" else nullcontext():
+            torch.zeros(2, device=device, requires_grad=True).square().mean().backward()
+
+    kept = train(6, attempt)
+    assert list(only(recorder.result()).loss) == ["1", "2", "3", "4", "5", "6"]
+    del kept
+
+
 def test_what_the_recorder_computes_is_no_cost_of_a_step(recorder: Recorder) -> None:
     def counts(recorder: Recorder, other: torch.nn.Module | None) -> dict[str, int]:
         second = torch.optim.SGD(other.parameters()) if other else None
@@ -269,10 +282,10 @@ def test_what_the_recorder_computes_is_no_cost_of_a_step(recorder: Recorder) -> 
         del kept
         return costs.operators
 
-    own = Recorder()
-    own.observe(warmup=2, hash_weights=False)
     recorder._observer.warmup = 2  # type: ignore[union-attr]
     recorder._observer.stop()  # type: ignore[union-attr]
+    own = Recorder()
+    own.observe(warmup=2, hash_weights=False)
     plain = counts(own, torch.nn.Linear(2, 2))
     own._observer.stop()  # type: ignore[union-attr]
     recorder._observer.start()  # type: ignore[union-attr]

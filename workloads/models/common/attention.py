@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
+from ...common.torch_private import FakeTensorMode
 from .flex import check_flex, flex_attention
 
 AUTO, FLEX = "auto", "flex"
