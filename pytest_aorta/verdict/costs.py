@@ -122,6 +122,10 @@ def _text(row: Row, cost: Cost, worst: _Change, changes: Sequence[_Change]) -> s
     return ", ".join(texts + more) + where
 
 
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes:+,} B" if abs(num_bytes) < 10_000 else f"{num_bytes / 1e6:+.4g} MB"
+
+
 def _part(row: Row, cost: Cost, change: _Change, name: str) -> str:
     more = change.parts[name]
     sign = "+" if more > 0 else "-"
@@ -132,10 +136,10 @@ def _part(row: Row, cost: Cost, change: _Change, name: str) -> str:
                 for side in (row.others, row.launches)
             ]
             num_bytes = sizes[1].get(name, 0) - sizes[0].get(name, 0)
-            moved = f", {num_bytes / 1e6:+.4g} MB" if num_bytes else ""
+            moved = f", {_size(num_bytes)}" if num_bytes else ""
             return f"{name} {change.before.get(name, 0)} -> {change.after.get(name, 0)} a step{moved}"
         case Cost.COLLECTIVE_BYTES:
-            return f"{name} {more / 1e6:+.4g} MB"
+            return f"{name} {_size(more)}"
         case Cost.FLOPS:
             return f"{name} {more:+,}"
         case Cost.RECOMPILATIONS:

@@ -64,7 +64,7 @@ FAULTS = [
     ("item", "host_copies", "+ aten::_local_scalar_dense x 1"),
     ("recompile", "recompilations", "3 in 3 measured steps, 0 before"),
     ("operator", "operators", "+ aten::neg x 1"),
-    ("rank 1", "collectives", "all_reduce over 1 ranks, float32 0 -> 1 a step, +3.2e-05 MB on rank 1 only"),
+    ("rank 1", "collectives", "all_reduce over 1 ranks, float32 0 -> 1 a step, +32 B on rank 1 only"),
     ("no reshard", "collectives", "all_gather over {size} ranks, bfloat16 6 -> 3 a step"),
 ]
 # Without data any size fits, and 1,024 ranks divide these rows. Of others, DTensors pad the part of each rank.
