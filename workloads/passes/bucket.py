@@ -68,6 +68,10 @@ def _merge(graph: fx.Graph, members: list[fx.Node], bucket: Sequence[int]) -> No
             move_behind(derived(wait), last)
         new_nodes, _ = _MERGE_REDUCTIONS[members[0].target](graph, members, insert_before=last.next)
     wait = next(node for node in reversed(new_nodes) if node.target is WAIT)
+    # Torch 2.11 ignores the place at which a merged gather has to start.
+    for node in new_nodes[: new_nodes.index(wait)]:
+        if wait < node:
+            wait.prepend(node)
     start = wait.args[0]
     assert isinstance(start, fx.Node)
     start.meta[BUCKET] = tuple(bucket)
