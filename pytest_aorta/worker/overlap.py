@@ -441,26 +441,32 @@ def _profile(
         cycles_per_ms(device)
         # The kernel that made the mark may have the name of the boundary's kernel, so it ends before profiling.
         synchronize(device)
-    with profiler:
-        if dist.is_initialized():
-            dist.barrier()
-        began_s = time.perf_counter()
-        if on_device:
-            spin(lead_ms, device)
-        for _ in range(warmup):
-            step()
-        first_boundary_s, first_boundary_ns = time.perf_counter(), time.time_ns()
-        for _ in range(num_steps):
+    try:
+        with profiler:
+            if dist.is_initialized():
+                dist.barrier()
+            began_s = time.perf_counter()
+            if on_device:
+                spin(lead_ms, device)
+            for _ in range(warmup):
+                step()
+            first_boundary_s, first_boundary_ns = time.perf_counter(), time.time_ns()
+            for _ in range(num_steps):
+                _leave_boundary(mark)
+                step()
             _leave_boundary(mark)
-            step()
-        _leave_boundary(mark)
-        ended_s, ended_ns = time.perf_counter(), time.time_ns()
-        synchronize(device)
-        # Without this check, the export of the profiler's trace would crash the process.
-        if not _profiler_enabled():
-            raise _OwnProfilerError(
-                "the step runs torch.profiler itself, which ends the capture; capture steps without it"
-            )
+            ended_s, ended_ns = time.perf_counter(), time.time_ns()
+            synchronize(device)
+            # Without this check, the export of the profiler's trace would crash the process.
+            if not _profiler_enabled():
+                raise _OwnProfilerError(
+                    "the step runs torch.profiler itself, which ends the capture; capture steps without it"
+                )
+    except RuntimeError as error:
+        # On torch 2.11, ending a profiler that has ended is an error of its own.
+        if isinstance(error.__context__, _OwnProfilerError):
+            raise error.__context__ from None
+        raise
     before_ms, host_ms = (1e3 * (moment_s - began_s) for moment_s in (first_boundary_s, ended_s))
     return profiler, _Pass(before_ms, host_ms, first_boundary_ns, ended_ns)
 

@@ -37,7 +37,7 @@ fully_shard(table)
 optimizer = torch.optim.SGD([*model.parameters(), *table.parameters()], lr=0.01, foreach=True)
 scale = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
 for step in range(7):
-    x = torch.ones(4, 32)
+    x = torch.ones(4, 32, dtype=policy.param_dtype)
     scaled = scale(torch.ones(2 + step if fault == "recompile" else 2))
     if fault == "gather twice":
         model[1].unshard()
