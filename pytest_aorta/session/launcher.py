@@ -476,7 +476,7 @@ class DistributedWorld:
 
     def _launch(self, request: LaunchRequest) -> WorkloadResult:
         bisection = self.launcher.session.bisection
-        return self.launcher.launch(request, bisection.end(0) if bisection else None).result
+        return self.launcher.launch(request, bisection.good() if bisection else None).result
 
 
 def check_result(method: str, given: object) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -40,11 +39,9 @@ from pytest_aorta.result.trace.profiled_steps import (
 )
 from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_iterations, read_operators
 from pytest_aorta.session.history import parse_entry, read_history
-from pytest_aorta.session.search import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise import locate_operator
-from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,
     default_priors,
@@ -371,51 +368,7 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
         os.close(fd)
 
 
-# --- Logs of searches for commits ------------------------------------------------------------------------------------
-
-SEARCHED = tuple(f"{number:040x}" for number in range(5))
-
-
-def _search_log() -> bytes:
-    """Return the log of a search that has ended."""
-    good, bad = make_facts(weight_hashes={"4": "a" * 16}), make_facts(weight_hashes={"4": "b" * 16})
-    with tempfile.TemporaryDirectory() as folder:
-        log, search = SearchLog.create(Path(folder) / "log.jsonl", SearchRequest(SEARCHED, ("test.py",))), _search()
-        while isinstance(step := search.next(), NextLaunch):
-            probe = Probe(step.commit, bad if step.commit > 2 else good, good if step.paired else None)
-            search.add(probe)
-            log.add("case", probe)
-        log.add("case", step)
-        return log.path.read_bytes()
-
-
-def _search() -> CommitSearch:
-    return CommitSearch(len(SEARCHED) - 1, PairedComparison("case", {}, default_priors, ["weight_hash"], 3, "good"))
-
-
-def _lines_of(entries: list[Any]) -> bytes:
-    return "\n".join(json.dumps(entry) for entry in entries).encode("utf-8", "surrogatepass")
-
-
-SEARCH_LOG = _search_log()
-SEARCH_LOGS = damaged_bytes(SEARCH_LOG) | damaged([json.loads(line) for line in SEARCH_LOG.splitlines()]).map(
-    lambda entries: _lines_of(entries) if isinstance(entries, list) else json.dumps(entries).encode()
-)
-
-
-def _read_search_log(data: bytes, folder: Path) -> None:
-    file = folder / "log.jsonl"
-    file.write_bytes(data)
-    log = SearchLog.read(file)
-    log.ends()
-    if log.request.commits == SEARCHED:
-        search = _search()
-        log.replay("case", search)
-        search.next()
-
-
 READERS = [
-    Reader("log of a search", SEARCH_LOGS, _read_search_log),
     Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
     Reader("stored result", damaged_json(RESULT), _read_result),
     Reader("line of the history", damaged_json(HISTORY), _read_history_line),
