@@ -56,11 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
     )  # fmt: skip
     add_config(parser)
-    present = parser.add_mutually_exclusive_group()
-    for kind, text in ((APPEND, "add to existing trials"), (OVERWRITE, "replace existing trials")):
-        present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
     add_shared(parser, SHARED)
-    parser.set_defaults(run=run, existing=REFUSE)
+    parser.set_defaults(run=run)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -97,15 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
     test = RunningTest(OWNER)
     with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
-        # Checked last: --append and --overwrite help only if the rest of the command line is right.
         folder = arguments.results / launch.folder
-        first = _first_number(folder, arguments.existing)
         require_torch()
         with session.launcher(world, spec, test, folder / "launches", timed=True) as launcher:
             distributed_world, results = DistributedWorld(launcher), []
-            for number in range(first, first + trials):
+            for _ in range(trials):
                 results.append(launch.start(distributed_world))
-                written = write_trial(folder, number, results[-1], arguments.existing)
+                written = write_trial(folder, results[-1])
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
                 emit([f"  {note}" for note in test.launches[-1].traces])
                 sys.stdout.flush()
@@ -250,48 +245,19 @@ def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
     return [f"FAILED: {result.failure_count} of its own checks", *(f"  {line}" for line in found)]
 
 
-REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
-
-
-def _first_number(folder: Path, existing: str) -> int:
-    """Return the number of the first trial, given what is done about existing ones: refuse, append or overwrite.
-
-    Raises:
-        UsageError: Trials exist, and ``existing`` is ``refuse``.
-    """
-    words = (path.stem.removeprefix("trial_") for path in folder.glob("trial_*.json"))
-    present = sorted(int(word) for word in words if word.isascii() and word.isdigit())
-    if present and existing == REFUSE:
-        raise UsageError(
-            f"{folder} has {counted(len(present), 'trial')}, up to {folder / f'trial_{present[-1]}.json'}; --append "
-            f"adds to them, --overwrite replaces trials of the same number, --results names another folder"
-        )
-    return present[-1] + 1 if present and existing == APPEND else 0
-
-
-def write_trial(folder: Path, number: int, result: WorkloadResult, existing: str) -> Path:
-    """Write a result and return its file.
-
-    Only ``overwrite`` replaces a file. Otherwise the result gets the next free number if another `aorta run` has
-    written this trial meanwhile.
+def write_trial(folder: Path, result: WorkloadResult) -> Path:
+    """Write a result under the next free number and return its file.
 
     Raises:
         ResultError: The file can't be written.
     """
-    path, document = folder / f"trial_{number}.json", result.to_json()
+    number, path = 0, folder / "trial_0.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if existing != OVERWRITE:
-            try:
-                path.touch(exist_ok=False)  # no other process then uses the file
-            except FileExistsError:
-                return write_trial(folder, number + 1, result, existing)
-        try:
-            write_json(path, document)
-        except BaseException:
-            if existing != OVERWRITE:
-                path.unlink()
-            raise
+        while path.exists():
+            number += 1
+            path = folder / f"trial_{number}.json"
+        write_json(path, result.to_json())
     except OSError as error:
         raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return path
