@@ -351,7 +351,7 @@ class DistributedWorld:
         Raises:
             SpecError: The workload or a config key is unknown, or a value is not allowed; nothing was started.
             DevicesUnavailable: The test asks for all GPUs of the run, and the workload needs more ranks than these; in
-                pytest, the test is skipped, or fails under ``--aorta-require-gpus``.
+                pytest, the test is skipped, or fails under ``--aorta-without-gpus=fail``.
             LeaseError: The devices can't be leased, e.g. because other processes hold them; nothing was started.
             LaunchError: A rank failed; the message names the rank that failed first.
             ResultError: The ranks left no valid result.

@@ -245,29 +245,6 @@ def test_value_that_an_option_does_not_take_is_a_usage_error_of_argparse(toy, ca
     assert (toy.plans, toy.trials()) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("option", "replacement"),
-    [
-        ("--results-dir", "--results DIR"),
-        ("--extra-env", "--set environment.KEY=VALUE"),
-        ("--mitigations", "--set environment.KEY=VALUE"),
-        ("--mitigations-file", "--config FILE"),
-        ("--environment", "pytest --aorta-ab=python:PATH"),
-        ("--collect", "--profiler rocprofv3 for traces"),
-        ("--override", "--set KEY=VALUE"),
-        ("--enable-rocm-metrics", "nothing"),
-    ],
-)
-def test_option_of_aorta_is_an_error_that_names_the_replacement(toy, capsys, option, replacement):
-    with pytest.raises(SystemExit) as caught:
-        run(f"{option}=x", "--steps=1")
-    assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert f"unrecognized arguments: {option}=x; for {option}: " in said
-    assert replacement in said
-    assert toy.plans == []
-
-
 def test_profiler_and_its_schedule_are_passed_to_the_launch_whose_trace_may_not_be_missing(toy, capsys):
     assert run("--profiler", "torch:active=2 repeat=3") == 1
     assert toy.plans[-1].profiler == "torch"
