@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their arguments to ``parser``."""
     ways = parser.add_subparsers(metavar="ACTION", required=True)
     where = argparse.ArgumentParser(add_help=False)
-    where.add_argument(
-        "--folder", type=Path, default=Path("baselines"), help="folder of the baselines (default: baselines)"
-    )
+    where.add_argument("--folder", type=Path, default=Path("baselines"), help="folder (default: baselines)")
     where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
     listed = ways.add_parser("list", parents=[where], help="list all cases, and the changes that each detects")
     listed.set_defaults(run=_list_all)

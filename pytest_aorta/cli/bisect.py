@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "aorta bisect [options] GOOD BAD -- NODE_ID [PYTEST OPTION ...]"
     parser.add_argument("good", metavar="GOOD", help="commit before the change")
     parser.add_argument("bad", metavar="BAD", help="commit with the change")
-    parser.add_argument(
-        "pytest", nargs="+", metavar="NODE_ID", help="after --: node id of one test, and options of pytest"
-    )
+    parser.add_argument("pytest", nargs="+", metavar="NODE_ID", help="after --: one test, and options of pytest")
     parser.add_argument(
         "--setup", metavar="COMMAND", action="append", default=[],
         help="program with arguments that prepares the worktree of each commit, in its root folder; may be repeated; "

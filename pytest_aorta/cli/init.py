@@ -231,9 +231,7 @@ def _find(root: Path, given: str) -> Path:
         similar = did_you_mean([path.name], sorted(found.name for found in path.parent.glob("*.py")))
         raise UsageError(f"script {given!r}: there is no file {path}{similar}")
     if path.suffix != ".py" or not path.is_file() or not path.is_relative_to(root.resolve()):
-        raise UsageError(
-            f"SCRIPT: got {given!r}, allowed is a script ending in .py in this folder or below it; -m names a module"
-        )
+        raise UsageError(f"SCRIPT: got {given!r}, allowed is a .py file in this folder or below it; -m names a module")
     return path
 
 

@@ -48,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials", metavar="N", type=integer_from(1, MAX_TRIALS), default=1, help="separate launches (default: 1)"
     )
-    parser.add_argument(
-        "--steps", metavar="N", type=integer_from(1, MAX_STEPS), help="measured steps, the config key `steps`"
-    )
+    parser.add_argument("--steps", metavar="N", type=integer_from(1, MAX_STEPS), help="measured steps (key `steps`)")
     parser.add_argument(
         "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
         help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
@@ -193,18 +191,14 @@ def summary_lines(result: WorkloadResult) -> list[str]:
         lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
     for series in facts.series:
         if curve := [*series.loss[0].values()] if series.loss else []:
-            lines.append(
-                f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} in the last"
-            )
+            lines.append(f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} at last")
     return lines + _failure_lines(result)
 
 
 def _step_times(result: WorkloadResult, facts: LaunchFacts) -> str:
     # A percentile that needs more steps is not printed; the file has all step times.
     named = [METRICS[name] for name in _SHOWN if facts.num_steps >= METRICS[name].min_steps]
-    shown = [
-        f"{metric.name.removeprefix('step_time_')} {format_value(metric.measure(facts), 'ms')}" for metric in named
-    ]
+    shown = [f"{row.name.removeprefix('step_time_')} {format_value(row.measure(facts), 'ms')}" for row in named]
     if len(named) < len(_SHOWN):
         shown.append(f"slowest {format_value(facts.step_time_ms['max'], 'ms')}")
     return f"step time: {', '.join(shown)} ({facts.num_steps} steps on {result.platform})"

@@ -480,9 +480,7 @@ def _distinct(variable: str, value: str | None, devices: list[Device]) -> list[D
 
 
 def _unknown(variable: str, token: str, why: str) -> DevicesUnavailable:
-    return DevicesUnavailable(
-        f"{variable} names {token!r}, which the driver does not know{why}; give numbers or whole names"
-    )
+    return DevicesUnavailable(f"{variable} names {token!r}, which the driver does not know{why}; give numbers or UUIDs")
 
 
 def _no_answer(source: str, error: Exception) -> DevicesUnavailable:

@@ -139,9 +139,7 @@ def _refuse_bad_adapter(adapter: Adapter) -> None:
             f"tokens_per_s together with the key tokens_per_step"
         )
     if adapter.clock == "moments of logging" and adapter.warmup < 1:
-        raise AdapterError(
-            f"warmup is {adapter.warmup}; step times are differences of logging times, so warmup has to be 1 or more"
-        )
+        raise AdapterError(f"warmup is {adapter.warmup}; step times are differences of logging times: give 1 or more")
     if bad := sorted(name for name in quantities if not _METRIC.fullmatch(name)):
         raise AdapterError(f"names {bad}: allowed are lower case letters, digits and _, a letter first")
 

@@ -145,9 +145,7 @@ def _profiling(text: str) -> Profiling:
     try:
         return Profiling(tool, ProfilerSchedule.parse(words) if colon else None)
     except ValueError as error:
-        raise _not_allowed(
-            text, f"{TORCH}:wait=1 warmup=1 active=3 repeat=2 shapes memory, or some ({error})"
-        ) from None
+        raise _not_allowed(text, f"{TORCH}:wait=1 warmup=1 active=3 repeat=2 shapes memory ({error})") from None
 
 
 def _recording(text: str) -> Recording:
@@ -390,6 +388,4 @@ def _refuse_contradictions(options: Options) -> None:
             f"on each node, such as 'srun --nodes={{nodes}} --ntasks={{nodes}}'"
         )
     if options.nnodes > 1 and options.results_dir is None:
-        raise SpecError(
-            f"--aorta-nnodes={options.nnodes}: give --aorta-results, a folder on a file system that all nodes share"
-        )
+        raise SpecError(f"--aorta-nnodes={options.nnodes}: give --aorta-results, a folder that all nodes share")

@@ -171,7 +171,5 @@ def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
     world = World(size, DeviceKind.CPU, nodes=spec.nodes)
     limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)
     if world.ranks_per_node > limit:
-        raise DevicesUnavailable(
-            f"needs {world.ranks_per_node} ranks; {os.cpu_count()} cores take at most {limit} CPU ranks"
-        )
+        raise DevicesUnavailable(f"needs {world.ranks_per_node} ranks; {os.cpu_count()} cores take at most {limit}")
     return world

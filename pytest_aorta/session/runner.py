@@ -315,9 +315,7 @@ class WorkloadRunner:
             found.text = str(failure)
         else:
             compared = [f"\n  {row}" for row in self._rows_of_block()] or ["\n  nothing was compared"]
-            raise ComparisonFailed(
-                f"expect_regression: no regression of {', '.join(sorted(metrics))} was found:{''.join(compared)}"
-            )
+            raise ComparisonFailed(f"expect_regression: found none of {', '.join(sorted(metrics))}:{''.join(compared)}")
         finally:
             self._expected = outer
 
@@ -332,9 +330,7 @@ class WorkloadRunner:
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._test.nodeid}::{label or result.workload}{environment}"
         if case in self._checked:
-            raise SpecError(
-                f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"
-            )
+            raise SpecError(f"{case}: compared twice in one test; give each one a label: check(result, label=...)")
         self._checked.add(case)
         return case
 

@@ -65,10 +65,8 @@ class Bisection:
 
     def branch_of_merge(self, number: int) -> str:
         """Return the ends of the branch that a commit merged, as arguments of a further search; empty if none."""
-        base, *tips = git(
-            self._rootdir, "log", "-1", "--no-show-signature", "--format=%p", self.commits[number]
-        ).split()
-        return f"$(git merge-base {base} {tips[0]}) {tips[0]}" if tips else ""
+        base, *tips = git(self._rootdir, "rev-list", "--parents", "-n1", self.commits[number]).split()[1:]
+        return f"$(git merge-base {base[:12]} {tips[0][:12]}) {tips[0][:12]}" if tips else ""
 
     def commit(self, number: int) -> CommitReference:
         """Return a commit as a version to launch, counted from the good commit, which is number 0.

@@ -341,9 +341,9 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("train.txt", "allowed is a script ending in .py in this folder or below it"),
-        ("../outside.py", "allowed is a script ending in .py in this folder or below it"),
-        (".", "allowed is a script ending in .py in this folder or below it"),
+        ("train.txt", "allowed is a .py file in this folder or below it"),
+        ("../outside.py", "allowed is a .py file in this folder or below it"),
+        (".", "allowed is a .py file in this folder or below it"),
         ("trian.py", "trian.py (did you mean 'train.py'?)"),
     ],
 )
@@ -393,5 +393,5 @@ def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches
 
 def test_command_without_a_program_is_refused_and_nothing_is_written(folder, capsys):
     assert main(["init", "--", "akselerate", "launch"]) == 2
-    assert "there is no program ['akselerate']" in capsys.readouterr().err
+    assert "['akselerate'] is not beside" in capsys.readouterr().err
     assert files(folder) == {}
