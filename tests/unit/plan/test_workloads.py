@@ -225,7 +225,7 @@ def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown, meant)
     message = yaml_error(tmp_path, GOOD.replace(old, new))
     assert message.endswith(
         f"presets name config keys ['{unknown}'] (did you mean '{meant}'?); "
-        f"there are ['environment', 'layout', 'scale', 'size', 'steps']"
+        f"known: ['environment', 'layout', 'scale', 'size', 'steps']"
     )
 
 
