@@ -1,0 +1,83 @@
+"""Searches of made-up launches for the commit that changed a metric."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.session.search import CommitSearch
+from pytest_aorta.verdict.comparison import PairedComparison
+from tests.unit.builders import default_priors, make_facts, with_p50
+
+NOISE = random.Random(1)
+
+
+class Commits:
+    """Nine commits, named c0 to c8."""
+
+    commits = tuple(f"c{number}" for number in range(9))
+    has_found = False
+
+    def name(self, number: int) -> str:
+        return f"c{number}"
+
+    def branch_of_merge(self, _number: int) -> str:
+        return ""
+
+    def end_failed(self, number: int, error: AortaError) -> AortaError:
+        return AortaError(f"end {number}: {error}")
+
+
+def search(metric: str, launch: Callable[[int], LaunchFacts]) -> tuple[str, Commits]:
+    """Return the text of a search's end, and the commits."""
+    commits = Commits()
+    comparison = PairedComparison("case", {}, default_priors, [metric], 12, "c0")
+    with pytest.raises(ComparisonFailed) as ended:
+        CommitSearch(commits, comparison, launch(0), launch, lambda _: None).run()  # type: ignore[arg-type]
+    return str(ended.value), commits
+
+
+def timed(ms: float, deviation: float = 0.001) -> LaunchFacts:
+    return with_p50(make_facts(), ms * NOISE.gauss(1, deviation))
+
+
+@pytest.mark.parametrize("after_ms", [13.0, 7.0], ids=["slower", "faster"])
+def test_commit_is_named_whichever_way_the_metric_changed(after_ms):
+    text, commits = search("step_time_p50", lambda number: timed(after_ms if number >= 6 else 10.0))
+    assert text.startswith("case: found: c6\n")
+    assert "(A/B with c5" in text
+    assert commits.has_found
+
+
+def test_commit_that_lost_a_metric_is_named():
+    text, _ = search("final_loss", lambda number: make_facts(final_loss=None if number >= 3 else 2.0))
+    assert text.startswith("case: found: c3\n")
+
+
+def test_change_in_small_parts_names_a_likeliest_commit_and_does_not_claim_to_have_found_one():
+    text, commits = search("step_time_p50", lambda number: timed(10.0 * 1.02**number))
+    assert "undecided: likeliest is c" in text
+    assert not commits.has_found
+
+
+def test_ends_that_noise_hides_are_undecided():
+    text, _ = search("step_time_p50", lambda number: timed(10.6 if number else 10.0, 0.1))
+    assert "undecided: the ends can't be told apart" in text
+
+
+def test_end_that_stops_to_start_is_an_error_and_no_skipped_commit():
+    started: list[int] = []
+
+    def launch(number: int) -> LaunchFacts:
+        started.append(number)
+        if number == 8 and len(started) > 2:
+            raise LaunchError("boom")
+        return make_facts(weight_hashes={"4": "ab"[number >= 4] * 16})
+
+    comparison = PairedComparison("case", {}, default_priors, ["step_time_p50"], 12, "c0")
+    with pytest.raises(AortaError, match="end 8: boom"):
+        CommitSearch(Commits(), comparison, launch(0), launch, lambda _: None).run()  # type: ignore[arg-type]
