@@ -13,7 +13,7 @@ nox.options.error_on_missing_interpreters = True
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 WITHOUT_TORCH = [name for name in PROJECT["dependencies"] if not name.startswith(("torch", "pytest"))]
-EXTRAS = [name for extra in ("history", "report", "tensorboard") for name in PROJECT["optional-dependencies"][extra]]
+EXTRAS = [name for extra in ("history", "report") for name in PROJECT["optional-dependencies"][extra]]
 PLUGINS = ["pytest-xdist", "pytest-rerunfailures", "pytest-timeout", "pytest-randomly", "pytest-cov"]
 TOOLS = [
     *PLUGINS,

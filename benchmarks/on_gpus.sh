@@ -16,7 +16,7 @@ run() {
 }
 
 for gpus in "$@"; do
-    suite="$python -m pytest -p no:cacheprovider --aorta-gpus=$gpus --aorta-require-gpus"
+    suite="$python -m pytest -p no:cacheprovider --aorta-gpus=$gpus --aorta-without-gpus=fail"
     suite="$suite tests/distributed/test_overlap.py tests/distributed/test_numerics.py"
     if [ "${RECORD:-}" ]; then
         run $suite --aorta-results="/tmp/aorta-record-$gpus" \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # torchtitan's own train entry under the harness: records a baseline, sees it hold, plants a sleep, sees it caught.
-# Run from anywhere, with torchtitan and pytest-aorta[tensorboard] installed:
+# Run from anywhere, with torchtitan and pytest-aorta installed:
 # benchmarks/training/torchtitan_debug.sh [PYTEST OPTIONS]
 # On GPUs: TITAN_SLEEP_S=0.05; on CPU ranks: TITAN_SLEEP_S=3 benchmarks/training/torchtitan_debug.sh --aorta-gpus=0
 set -u

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from benchmarks.verdict.bisection import stored_blocks
 from benchmarks.verdict.detection import UNCHANGED, load
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.noise import blocks, default_variance
 from pytest_aorta.verdict.statistics.decision import PAIR_LOOKS, Decision, Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.variance import Variance, baseline_estimate
 
@@ -30,6 +32,17 @@ DISTURBED = {"cuda": 0.01, "cpu": 0.05}
 MIN_LAUNCHES = 6
 # Deviation of simulated launches: pairs differ by 2.4%.
 SIMULATED = 0.024 / math.sqrt(2)
+
+
+def stored_blocks() -> dict[str, list[LaunchFacts]]:
+    """Return the launches of each block of the stored baselines of H200s."""
+    pools: dict[str, list[LaunchFacts]] = defaultdict(list)
+    for path in sorted(Path("baselines").glob("nvidia-h200-*/*.json")):
+        baseline = read_baseline_file(path)
+        launches = [stored.facts for stored in baseline.launches]
+        for launch, block in zip(launches, blocks(launches), strict=True):
+            pools[f"{baseline.platform} {baseline.test.rpartition('::')[2]} {block}"].append(launch)
+    return pools
 
 
 def pools(device: str) -> dict[str, np.ndarray]:
@@ -108,9 +121,9 @@ def main() -> None:
         disturbed = [pool for pool in every if np.std(pool, ddof=1) > DISTURBED[device]]
         groups += [(f"{name}, {len(stable)} stable blocks", device, stable)]
         groups += [(f"{name}, {len(disturbed)} disturbed blocks", device, disturbed)]
-    for text, device, blocks in groups:
+    for text, device, chosen in groups:
         for change in map(float, arguments.changes.split(",")):
-            cells = row(blocks, device, change, arguments, np.random.default_rng(arguments.seed))
+            cells = row(chosen, device, change, arguments, np.random.default_rng(arguments.seed))
             print(f"| {text} | +{change:g}% | {cells} |", flush=True)
 
 

@@ -11,5 +11,5 @@ set -euo pipefail
 
 # Slurm gives a task some of the CPUs; the ranks need all of them.
 exec srun --ntasks=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \
-    .venv/bin/python -m pytest -m overlap --aorta-gpus=8 --aorta-require-gpus --aorta-ab=origin/main \
+    .venv/bin/python -m pytest -m overlap --aorta-gpus=8 --aorta-without-gpus=fail --aorta-ab=origin/main \
     --aorta-results="$SLURM_SUBMIT_DIR/results" --junitxml="$SLURM_SUBMIT_DIR/junit.xml"

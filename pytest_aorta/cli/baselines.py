@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from typing import TypeAlias
 
 from pytest_aorta.cli import report_problems
 from pytest_aorta.common.errors import BaselineError, UsageError
-from pytest_aorta.common.text import counted, emit, output_width, table
+from pytest_aorta.common.text import counted, did_you_mean, emit, output_width, table
 from pytest_aorta.plan.options import make_options
 from pytest_aorta.verdict.baseline import (
     Baseline,
@@ -41,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their arguments to ``parser``."""
     ways = parser.add_subparsers(metavar="ACTION", required=True)
     where = argparse.ArgumentParser(add_help=False)
-    where.add_argument(
-        "--folder", type=Path, default=Path("baselines"), help="folder of the baselines (default: baselines)"
-    )
+    where.add_argument("--folder", type=Path, default=Path("baselines"), help="folder (default: baselines)")
     where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
     listed = ways.add_parser("list", parents=[where], help="list all cases, and the changes that each detects")
     listed.set_defaults(run=_list_all)
@@ -125,7 +122,6 @@ def _detects(file: StoredFile, estimate: Estimate) -> list[str]:
 
 
 _SEPARATOR = "::"
-_MAX_MATCHES = 5
 
 
 @dataclass(frozen=True)
@@ -204,7 +200,9 @@ def _planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path
         raise UsageError(f"OLD and NEW are both {old!r}")
     matches = [file for file in files if _begins_with(file.baseline.case, old)]
     if not matches:
-        raise UsageError(f"OLD {old!r} matches none of {counted(len(files), 'case')} in {folder}{_similar(old, files)}")
+        known = sorted({name for file in files for name in (file.baseline.test, file.baseline.case)})
+        hint = did_you_mean([old], known)
+        raise UsageError(f"OLD {old!r} matches none of {counted(len(files), 'case')} in {folder}{hint}")
     found = [(file, _moved(file, old, new, folder)) for file in matches]
     for _, moved in found:
         path = baseline_path(folder, moved.platform, moved.case)
@@ -214,25 +212,18 @@ def _planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path
 
 
 def _move_files(found: _Moves, folder: Path) -> None:
-    """Write all new files, then delete the old ones. After an error the folder is as it was before.
+    """Write all new files, then delete the old ones.
 
     Raises:
-        BaselineError: A file could not be written or deleted.
+        BaselineError: A file could not be written or deleted; the message says what git can undo.
     """
-    written: list[Path] = []
-    deleted: list[Baseline] = []
     try:
         for _, moved in found:
-            written.append(write_baseline(folder, moved))
+            write_baseline(folder, moved)
         for file, _ in found:
             Path(file.name).unlink()
-            deleted.append(file.baseline)
     except (BaselineError, OSError) as error:
-        for baseline in deleted:
-            write_baseline(folder, baseline)
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise BaselineError(f"nothing was moved: {error}") from None
+        raise BaselineError(f"moved in part: {error}; git status shows which files of {folder} are new") from None
 
 
 def _stored(name: str, baseline: Baseline, cases: Sequence[StoredCase]) -> StoredFile:
@@ -271,10 +262,3 @@ def _moved(file: StoredFile, old: str, new: str, folder: Path) -> Baseline:
 def _begins_with(case: str, old: str) -> bool:
     """Return True if ``old`` is a beginning of ``case`` that ends with a folder, file, class, test or label."""
     return case == old or case.startswith((f"{old}/", old + _SEPARATOR, f"{old}["))
-
-
-def _similar(old: str, files: Sequence[StoredFile]) -> str:
-    names = {name for file in files for name in (file.baseline.test.split(_SEPARATOR)[0], file.baseline.test)}
-    names |= {file.baseline.case for file in files}
-    matches = difflib.get_close_matches(old, sorted(names), n=_MAX_MATCHES)
-    return "".join(["; similar are:", *(f"\n  {name}" for name in matches)]) if matches else ""

@@ -5,30 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import counted, emit, output_width, wrapped
-from pytest_aorta.plan.accelerators import visible_devices, visible_tokens
-from pytest_aorta.plan.device_kind import (
-    AMD,
-    CUDA_VARIABLE,
-    HIP_VARIABLE,
-    NVIDIA,
-    ROCR_VARIABLE,
-    VISIBLE_VARIABLES,
-    Device,
-)
-from pytest_aorta.plan.world import CPU_WORLD_SIZE, MAX_CPU_RANKS_PER_CORE
+from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.device_kind import CUDA_VARIABLE, NVIDIA, Device
+from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,16 +43,9 @@ def findings() -> list[Finding]:
         found += device_findings(devices)
     except AortaError as error:
         found.append(Finding("devices", PROBLEM, str(error), "repair the driver or the variable that is named"))
-    everything = devices
-    with suppress(AortaError):
-        everything = visible_devices({})  # regardless of variables
-    found += variable_findings(os.environ, everything[0].vendor if everything else "", len(everything))
     found += torch_findings(probe_torch(), devices, newest_cuda())
-    found += port_findings()
     room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
     found += shm_findings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, len(devices))
-    num_ranks = max(len(devices), CPU_WORLD_SIZE)
-    found += limit_findings(read_limits(), num_ranks, _has_infiniband())
     return found
 
 
@@ -83,10 +65,6 @@ MIB = 1 << 20
 # The default size in containers, which a few NCCL channels fill.
 SMALL_SHM_BYTES = 64 * MIB
 ROOMY_SHM_BYTES = 1 << 30
-# Sockets, logs and shared memory of one rank, at most.
-FILES_PER_RANK = 128
-MIN_PROCESSES = 512
-_TRANSPORT_PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
 
 
 @dataclass(frozen=True)
@@ -113,49 +91,6 @@ def device_findings(devices: Sequence[Device]) -> Iterator[Finding]:
         yield Finding("devices", NOTE, "GPUs differ; the slowest sets every step's time", remedy)
 
 
-def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> Iterator[Finding]:
-    """Report variables that hide devices; ``count`` and ``vendor`` describe all GPUs, before variables are applied."""
-    given = {name: environ[name] for name in VISIBLE_VARIABLES if name in environ}
-    for name, value in given.items():
-        wanted = [part.strip() for part in value.split(",") if part.strip()]
-        read = visible_tokens(value, count)
-        if count and len(read) < len(wanted):
-            text = f"{name}={value!r} names {len(wanted)} and gives {len(read)} of {counted(count, 'GPU')}"
-            remedy = "remove invalid and repeated entries: entries after them are ignored"
-            yield Finding("variables", PROBLEM, text, remedy)
-        else:
-            yield Finding("variables", OK, f"{name}={value!r}")
-    if vendor == AMD and HIP_VARIABLE in given and given.get(CUDA_VARIABLE, given[HIP_VARIABLE]) != given[HIP_VARIABLE]:
-        text = f"{HIP_VARIABLE} and {CUDA_VARIABLE} differ; HIP goes by the former"
-        yield Finding("variables", PROBLEM, text, f"unset {CUDA_VARIABLE}")
-    if vendor == NVIDIA and (others := sorted({HIP_VARIABLE, ROCR_VARIABLE} & set(given))):
-        yield Finding("variables", NOTE, f"{' and '.join(others)} mean nothing to these GPUs", "unset them")
-    if transport := sorted(name for name in environ if name.startswith(_TRANSPORT_PREFIXES)):
-        text = f"variables configure collectives: {', '.join(f'{name}={environ[name]}' for name in transport)}"
-        yield Finding("variables", NOTE, text, "check that they are intended")
-
-
-def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bool) -> Iterator[Finding]:
-    """Report soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` means no limit."""
-    needed = {"nofile": FILES_PER_RANK * (num_ranks + 1), "nproc": MIN_PROCESSES}
-    remedies = {
-        "nofile": f"ulimit -n {needed['nofile']}, or LimitNOFILE of the service",
-        "nproc": f"ulimit -u {needed['nproc']}, or LimitNPROC of the service",
-        "memlock": "ulimit -l unlimited (in a container: --ulimit memlock=-1)",
-    }
-    for name, limit in limits.items():
-        is_short = limit < needed[name] if name in needed else has_infiniband
-        if limit == resource.RLIM_INFINITY:
-            yield Finding("ulimits", OK, f"{name}: unlimited")
-        elif is_short:
-            why = (
-                f"a run takes up to {needed[name]}" if name in needed else "and there is InfiniBand, which locks memory"
-            )
-            yield Finding("ulimits", PROBLEM, f"{name}: {limit:,}, {why}", remedies[name])
-        else:
-            yield Finding("ulimits", OK, f"{name}: {limit:,}")
-
-
 def shm_findings(size_bytes: int, free_bytes: int, num_gpus: int) -> Iterator[Finding]:
     """Report shared memory, which NCCL and data loaders use between processes of one host."""
     text = f"/dev/shm: {free_bytes / MIB:,.0f} of {size_bytes / MIB:,.0f} MiB free"  # noqa: S108
@@ -166,36 +101,6 @@ def shm_findings(size_bytes: int, free_bytes: int, num_gpus: int) -> Iterator[Fi
         yield Finding("shared memory", NOTE, f"{text}; data loaders with workers need more", remedy)
     else:
         yield Finding("shared memory", OK, text)
-
-
-def port_findings() -> Iterator[Finding]:
-    """Report what rendezvous needs: a free port on the loopback interface, and a host name that resolves."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)):
-            yield Finding("ports", OK, "the kernel gives free ports on the loopback")
-    except OSError as error:
-        text = f"no port can be had on the loopback: {error.strerror or error}"
-        remedy = "ip link set lo up; widen net.ipv4.ip_local_port_range; see what holds ports with ss -tln"
-        yield Finding("ports", PROBLEM, text, remedy)
-    name = socket.gethostname()
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError as error:
-        remedy = f"put it into /etc/hosts, or export GLOO_SOCKET_IFNAME=lo on one host (host name {name!r})"
-        yield Finding("ports", NOTE, f"the host name leads nowhere ({error.strerror}); gloo may ask", remedy)
-
-
-def read_limits() -> dict[str, int]:
-    """Return the soft limits of this process."""
-    numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
-    return {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
-
-
-def _has_infiniband() -> bool:
-    """Return whether the kernel lists an InfiniBand device."""
-    with suppress(OSError):
-        return any(Path("/sys/class/infiniband").iterdir())
-    return False
 
 
 # An import of torch from a cold network disk can take minutes.

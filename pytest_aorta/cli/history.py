@@ -240,9 +240,7 @@ def _moment_of(histories: Sequence[_CaseHistory], commit: str) -> str:
         if len(commit) >= _MIN_COMMIT and row.commit is not None and row.commit.startswith(commit.lower())
     ]
     if not moments:
-        raise UsageError(
-            f"--since: got {commit!r}, allowed is a commit of the history, or at least its first {_MIN_COMMIT} digits"
-        )
+        raise UsageError(f"--since: got {commit!r}, allowed are {_MIN_COMMIT} or more digits of a commit in it")
     return max(moments)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import configparser
+import os
 import re
 import textwrap
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -76,12 +75,12 @@ def test_{name}(workload):
 {notes}    result = workload.{call}
     workload.check(result)
 '''
-# Files with settings of pytest, in its order -> their section; None: the whole file.
+# Files with settings of pytest, in its order -> the beginning of their section's first line.
 _SETTINGS = {
-    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")),
-    "pyproject.toml": "pytest",
-    "tox.ini": "pytest",
-    "setup.cfg": "tool:pytest",
+    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ""),
+    "pyproject.toml": "[tool.pytest",
+    "tox.ini": "[pytest]",
+    "setup.cfg": "[tool:pytest]",
 }
 # Folders that contain packages, from the root.
 _TOPS = (".", "src")
@@ -153,7 +152,7 @@ class _Findings:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     parser.usage = "aorta init [--nproc N] [SCRIPT | -m MODULE] [-- ARG ...], or aorta init [--nproc N] -- COMMAND ..."
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) or dotted module to test")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) to test")
     parser.add_argument("-m", dest="module", metavar="MODULE", help="module to test, which may be installed")
     parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script in the test, after --")
     parser.add_argument(
@@ -174,7 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     root = Path.cwd()
     options = given_options(arguments, launcher=LauncherKind.FORKSERVER, results=_RESULTS)
-    settings, ignored = _settings_of_pytest(root), _ignored(root)
+    settings = _settings_of_pytest(root)
     tests = root / "tests" if (root / "tests").is_dir() else root
     target, notes = _target(root, arguments), []
     if target is None:
@@ -184,7 +183,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         found = _measured(options, target, arguments.nproc)
         file, notes = _test(tests, target, found), [f"note: {note}" for note in found.notes]
-    emit([_written(root, file), _write_settings(root, settings, target), _write_ignored(root, ignored), *notes])
+    ignored = _write_ignored(root)
+    emit([_written(root, file), _write_settings(root, settings, target), ignored, *notes])
     emit([f"next: record the baseline with pytest --update-baselines {file.path.relative_to(root)}, then commit it"])
     return ExitCode.OK
 
@@ -221,7 +221,7 @@ def _target(root: Path, arguments: argparse.Namespace) -> _Target | None:
 
 
 def _find(root: Path, given: str) -> Path:
-    """Return the absolute path of a script, given as a path or as a dotted module.
+    """Return the absolute path of a script.
 
     Raises:
         UsageError: There is no such file in ``root`` or below it.
@@ -230,18 +230,8 @@ def _find(root: Path, given: str) -> Path:
     if path.suffix == ".py" and not path.exists():
         similar = did_you_mean([path.name], sorted(found.name for found in path.parent.glob("*.py")))
         raise UsageError(f"script {given!r}: there is no file {path}{similar}")
-    allowed = "allowed is a script ending in .py, or a module, in this folder or below it"
-    if "." in given.strip(".") and not path.exists() and all(part.isidentifier() for part in given.split(".")):
-        file = f"{given.replace('.', '/')}.py"
-        found = [place for top in _TOPS if (place := (root / top / file).resolve()).is_file()]
-        if not found:
-            raise UsageError(
-                f"module {given!r}: there is no file {file}, also not below src; {allowed}; "
-                f"-m {given} names an installed module"
-            )
-        path = found[0]
     if path.suffix != ".py" or not path.is_file() or not path.is_relative_to(root.resolve()):
-        raise UsageError(f"SCRIPT: got {given!r}, {allowed}")
+        raise UsageError(f"SCRIPT: got {given!r}, allowed is a .py file in this folder or below it; -m names a module")
     return path
 
 
@@ -449,22 +439,13 @@ def _written(root: Path, file: _NewFile) -> str:
 
 def _settings_of_pytest(root: Path) -> Path | None:
     """Return the file of this folder in which pytest finds its settings, or None."""
-    named = (path for name in _SETTINGS if (path := root / name).is_file())
-    return next((path for path in named if _has_settings(path, _SETTINGS[path.name])), None)
+    named = (root / name for name in _SETTINGS)
+    return next((path for path in named if path.is_file() and _has_settings(path)), None)
 
 
-def _has_settings(path: Path, section: str | None) -> bool:
-    if section is None:
-        return True
-    parser = configparser.ConfigParser(interpolation=None, strict=False)
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            return section in tomllib.loads(text).get("tool", {})
-        parser.read_string(text)
-    except (configparser.Error, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise AortaError(f"{path.name}: can't be read: {error}") from None
-    return parser.has_section(section)
+def _has_settings(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return any(line.startswith(_SETTINGS[path.name]) for line in text.splitlines() or [""])
 
 
 def _write_settings(root: Path, found: Path | None, target: _Target | None) -> str:
@@ -483,30 +464,20 @@ def _write_settings(root: Path, found: Path | None, target: _Target | None) -> s
     )
 
 
-def _ignored(root: Path) -> str | None:
-    """Return the text of ``.gitignore``, or None.
+def _write_ignored(root: Path) -> str:
+    """Append the output folders of runs to ``.gitignore``.
 
     Raises:
-        AortaError: ``.gitignore`` is not a regular file, or can't be read.
+        AortaError: ``.gitignore`` is not a regular file, or can't be read or written.
     """
+    path = root / ".gitignore"
     try:
-        return read_regular(root / ".gitignore", _MAX_IGNORED_BYTES).decode("utf-8")
-    except FileNotFoundError:
-        return None
+        text = read_regular(path, _MAX_IGNORED_BYTES).decode("utf-8") if os.path.lexists(path) else ""
+        missing = [name for name in _IGNORED if name not in text.splitlines()]
+        if not missing:
+            return "kept .gitignore, which has results/"
+        begin = "" if not text or text.endswith("\n") else "\n"
+        write_text(path, text + begin + "".join(f"{name}\n" for name in missing))
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise AortaError(f".gitignore: can't be read: {reason}; put a text file there, or remove it") from None
-
-
-def _write_ignored(root: Path, there: str | None) -> str:
-    """Append the output folders of runs to ``.gitignore``, whose text is ``there``."""
-    text = there or ""
-    missing = [name for name in _IGNORED if name not in text.splitlines()]
-    if not missing:
-        return "kept .gitignore, which has results/"
-    begin = "" if not text or text.endswith("\n") else "\n"
-    try:
-        write_text(root / ".gitignore", text + begin + "".join(f"{name}\n" for name in missing))
-    except OSError as error:
-        raise AortaError(f".gitignore: can't be written: {error.strerror or error}") from None
-    return f"{'wrote' if there is None else 'added to'} .gitignore: {', '.join(missing)}"
+        raise AortaError(f".gitignore: can't be read or written: {error}; put a text file there") from None
+    return f"{'added to' if text else 'wrote'} .gitignore: {', '.join(missing)}"

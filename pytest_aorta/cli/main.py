@@ -8,8 +8,8 @@ import importlib.metadata
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,18 +17,6 @@ from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.processes import Terminated
 from pytest_aorta.common.text import printable
-
-# Options of AORTA's ``aorta run`` and ``train.py`` that this command does not have, with their replacements.
-_AORTA_OPTIONS = {
-    "--results-dir": "--results DIR",
-    "--extra-env": "--set environment.KEY=VALUE, or a variable of your shell, which the ranks inherit",
-    "--mitigations": "--set environment.KEY=VALUE for each variable of the mitigation",
-    "--mitigations-file": "--config FILE with the variables under the key environment",
-    "--environment": "run the interpreter of that environment, or compare with it by pytest --aorta-ab=python:PATH",
-    "--collect": "--profiler rocprofv3 for traces, and workload.compare(..., steps=N) in a test for numerics",
-    "--override": "--set KEY=VALUE with a key of the workload, which `aorta workloads NAME` lists",
-    "--enable-rocm-metrics": "nothing, since GPUs are always read during the measured steps",
-}
 
 
 @dataclass(frozen=True)
@@ -41,13 +29,11 @@ class Command:
         add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code. If
             None, the module of the same name has this function. Only the module of a given subcommand is imported:
             importing all of them takes ten times as long as showing the help.
-        hints: Option that does not exist here -> its replacement.
     """
 
     name: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
-    hints: Mapping[str, str] = field(default_factory=dict)
 
 
 def _add_agent(parser: argparse.ArgumentParser) -> None:
@@ -67,11 +53,7 @@ def _add_agent(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = (
     Command("init", "write a first test, settings of pytest and .gitignore"),
-    Command(
-        "run",
-        "launch a workload or a training script and keep each trial's result",
-        hints=_AORTA_OPTIONS,
-    ),
+    Command("run", "launch a workload or a training script and keep each trial's result"),
     Command("scale", "show how the costs of a step grow with the number of ranks, without devices"),
     Command("bisect", "find the commit that changed a metric of a test"),
     Command("selftest", "plant faults into the launches of tests, and show which are found"),
@@ -120,26 +102,14 @@ class _Version(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the subcommand and its help.
-
-    Attributes:
-        hints: Option that the subcommand does not have -> its replacement.
-    """
-
-    hints: Mapping[str, str]
-
-    def __init__(self, *args: Any, hints: Mapping[str, str] | None = None, **keywords: Any):
-        super().__init__(*args, **keywords)
-        self.hints = hints or {}
+    """A parser whose errors name the subcommand and its help."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            flags = dict.fromkeys(argument.partition("=")[0] for argument in unknown)
-            replaced = [f"; for {flag}: {self.hints[flag]}" for flag in flags if flag in self.hints]
             script = "; arguments of the script follow --" if getattr(known, "script", None) else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(replaced)}{script}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{script}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -159,7 +129,7 @@ def parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version of pytest-aorta and exit")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
-        subparser = commands.add_parser(command.name, help=command.help, description=command.help, hints=command.hints)
+        subparser = commands.add_parser(command.name, help=command.help, description=command.help)
         if words is None or command.name in words:
             declare = command.add_arguments or importlib.import_module(f"{__package__}.{command.name}").add_arguments
             declare(subparser)

@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reference", metavar="LABEL", help="label to compare with (default: the first of two)")
     parser.add_argument("--candidate", metavar="LABEL", help="label to compare (default: the second of two)")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("report.html"), help="file to write (default: report.html)"
-    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="file (default: report.html)")
     parser.set_defaults(run=run)
 
 

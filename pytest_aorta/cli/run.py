@@ -48,19 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials", metavar="N", type=integer_from(1, MAX_TRIALS), default=1, help="separate launches (default: 1)"
     )
-    parser.add_argument(
-        "--steps", metavar="N", type=integer_from(1, MAX_STEPS), help="measured steps, the config key `steps`"
-    )
+    parser.add_argument("--steps", metavar="N", type=integer_from(1, MAX_STEPS), help="measured steps (key `steps`)")
     parser.add_argument(
         "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
         help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
     )  # fmt: skip
     add_config(parser)
-    present = parser.add_mutually_exclusive_group()
-    for kind, text in ((APPEND, "add to existing trials"), (OVERWRITE, "replace existing trials")):
-        present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
     add_shared(parser, SHARED)
-    parser.set_defaults(run=run, existing=REFUSE)
+    parser.set_defaults(run=run)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -97,15 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
     test = RunningTest(OWNER)
     with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
-        # Checked last: --append and --overwrite help only if the rest of the command line is right.
         folder = arguments.results / launch.folder
-        first = _first_number(folder, arguments.existing)
         require_torch()
         with session.launcher(world, spec, test, folder / "launches", timed=True) as launcher:
             distributed_world, results = DistributedWorld(launcher), []
-            for number in range(first, first + trials):
+            for _ in range(trials):
                 results.append(launch.start(distributed_world))
-                written = write_trial(folder, number, results[-1], arguments.existing)
+                written = write_trial(folder, results[-1])
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
                 emit([f"  {note}" for note in test.launches[-1].traces])
                 sys.stdout.flush()
@@ -198,18 +191,14 @@ def summary_lines(result: WorkloadResult) -> list[str]:
         lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
     for series in facts.series:
         if curve := [*series.loss[0].values()] if series.loss else []:
-            lines.append(
-                f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} in the last"
-            )
+            lines.append(f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} at last")
     return lines + _failure_lines(result)
 
 
 def _step_times(result: WorkloadResult, facts: LaunchFacts) -> str:
     # A percentile that needs more steps is not printed; the file has all step times.
     named = [METRICS[name] for name in _SHOWN if facts.num_steps >= METRICS[name].min_steps]
-    shown = [
-        f"{metric.name.removeprefix('step_time_')} {format_value(metric.measure(facts), 'ms')}" for metric in named
-    ]
+    shown = [f"{row.name.removeprefix('step_time_')} {format_value(row.measure(facts), 'ms')}" for row in named]
     if len(named) < len(_SHOWN):
         shown.append(f"slowest {format_value(facts.step_time_ms['max'], 'ms')}")
     return f"step time: {', '.join(shown)} ({facts.num_steps} steps on {result.platform})"
@@ -250,48 +239,19 @@ def _failure_lines(result: WorkloadResult, limit: int = 3) -> list[str]:
     return [f"FAILED: {result.failure_count} of its own checks", *(f"  {line}" for line in found)]
 
 
-REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
-
-
-def _first_number(folder: Path, existing: str) -> int:
-    """Return the number of the first trial, given what is done about existing ones: refuse, append or overwrite.
-
-    Raises:
-        UsageError: Trials exist, and ``existing`` is ``refuse``.
-    """
-    words = (path.stem.removeprefix("trial_") for path in folder.glob("trial_*.json"))
-    present = sorted(int(word) for word in words if word.isascii() and word.isdigit())
-    if present and existing == REFUSE:
-        raise UsageError(
-            f"{folder} has {counted(len(present), 'trial')}, up to {folder / f'trial_{present[-1]}.json'}; --append "
-            f"adds to them, --overwrite replaces trials of the same number, --results names another folder"
-        )
-    return present[-1] + 1 if present and existing == APPEND else 0
-
-
-def write_trial(folder: Path, number: int, result: WorkloadResult, existing: str) -> Path:
-    """Write a result and return its file.
-
-    Only ``overwrite`` replaces a file. Otherwise the result gets the next free number if another `aorta run` has
-    written this trial meanwhile.
+def write_trial(folder: Path, result: WorkloadResult) -> Path:
+    """Write a result under the next free number and return its file.
 
     Raises:
         ResultError: The file can't be written.
     """
-    path, document = folder / f"trial_{number}.json", result.to_json()
+    number, path = 0, folder / "trial_0.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if existing != OVERWRITE:
-            try:
-                path.touch(exist_ok=False)  # no other process then uses the file
-            except FileExistsError:
-                return write_trial(folder, number + 1, result, existing)
-        try:
-            write_json(path, document)
-        except BaseException:
-            if existing != OVERWRITE:
-                path.unlink()
-            raise
+        while path.exists():
+            number += 1
+            path = folder / f"trial_{number}.json"
+        write_json(path, result.to_json())
     except OSError as error:
         raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return path

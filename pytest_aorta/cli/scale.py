@@ -86,9 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch failed.
     """
     if not 0 <= arguments.rank < arguments.sizes[0]:
-        raise UsageError(
-            f"--rank: got {arguments.rank}, allowed is a rank of every world, from 0 to {arguments.sizes[0] - 1}"
-        )
+        raise UsageError(f"--rank: got {arguments.rank}, allowed is a rank from 0 to {arguments.sizes[0] - 1}")
     if arguments.plot:
         require_packages()
     results = _of_test(arguments) if "::" in arguments.target else _of_launch(arguments)

@@ -155,9 +155,7 @@ def _unchanged(runs: _Runs) -> dict[str, TestRecord]:
             first = runs.run()
         for record in first.values():
             if record.has_failed:
-                raise AortaError(
-                    f"run {number} of unchanged code has failed, so no fault can be told: {record.failure}"
-                )
+                raise AortaError(f"run {number} of unchanged code failed, so no fault can be told: {record.failure}")
     emit([f"unchanged: {counted(len(first), 'test')} passed {_UNCHANGED_RUNS} times"])
     return first
 

@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.common.errors import SpecError, UsageError
-from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, workload_places
 
@@ -24,7 +21,6 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="workload whose config keys to print")
-    parser.add_argument("--json", action="store_true", help="print JSON, with the schema of each config key")
     add_folder(parser, str(DEFAULT_FOLDER), "folder of your own workloads")
     parser.set_defaults(run=run)
 
@@ -39,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_folder(arguments.workloads)
     if arguments.name is not None:
         spec = find_workload(arguments.name, (arguments.workloads,))
-        emit(json.dumps(_document(spec), indent=2).splitlines() if arguments.json else _one(spec))
+        emit(_one(spec))
         return 0
     specs, problems = [], []
     for name in sorted(workload_places((arguments.workloads,))):
@@ -47,11 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             specs.append(find_workload(name, (arguments.workloads,)))
         except SpecError as error:
             problems.append(str(error))
-    if arguments.json:
-        document = {"workloads": [_document(spec) for spec in specs], "problems": problems}
-        emit(json.dumps(document, indent=2).splitlines())
-    else:
-        emit(_all(specs, problems))
+    emit(_all(specs, problems))
     return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
@@ -112,11 +104,6 @@ def _key_lines(key: str, schema: Mapping[str, Any], width: int) -> list[str]:
     for name, inner in schema.get("properties", {}).items():
         lines += _key_lines(f"{key}.{name}", inner, width)
     return lines
-
-
-def _document(spec: WorkloadSpec) -> dict[str, Any]:
-    document: dict[str, Any] = to_builtins(structs.asdict(spec))
-    return document
 
 
 def _plain(value: Any) -> str:

@@ -135,9 +135,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     # The user can name node 0's address in the network of the nodes; torchrun sets the variable anew for its ranks.
     scrubbed = _SCRUBBED if plan.world.nodes == 1 else _SCRUBBED - {"MASTER_ADDR"}
     kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in scrubbed and not name.startswith(_SCRUBBED_PREFIXES)
+        key: value for key, value in environ.items() if key not in scrubbed and not key.startswith(_SCRUBBED_PREFIXES)
     }
     kept |= plan.config.get(ENVIRONMENT_KEY, {})
     show_devices(plan.world.devices, kept)

@@ -197,11 +197,7 @@ def _wait_for_change(others: Mapping[int, int], until_s: float) -> None:
 
 
 def _ahead(name: str, mine: _Claim, claims: Mapping[str, _Claim]) -> dict[str, _Claim]:
-    return {
-        other: claim
-        for other, claim in claims.items()
-        if other < name and not claim.resources and claim.competes_with(mine)
-    }
+    return {key: one for key, one in claims.items() if key < name and not one.resources and one.competes_with(mine)}
 
 
 def _choice(claim: _Claim, held: Sequence[_Claim]) -> tuple[str, ...]:
@@ -401,9 +397,7 @@ class _ClaimFolder:
             os.utime(fd)
             while not _takes_lock(fd, fcntl.LOCK_EX):
                 if time.monotonic() >= deadline_s:
-                    raise _unusable(
-                        self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, perhaps by a stopped process"
-                    )
+                    raise _unusable(self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, e.g. by a stopped one")
                 time.sleep(GATE_POLL_S)
             yield
         finally:
@@ -499,9 +493,7 @@ def _open_folder(path: Path) -> int:
 
 
 def _unusable(path: Path, why: str) -> LeaseError:
-    return LeaseError(
-        f"lease folder {path}: {why}; {variables.LEASE_DIR} can name another folder, on a disk of this host"
-    )
+    return LeaseError(f"lease folder {path}: {why}; {variables.LEASE_DIR} can name another one on this host")
 
 
 def _parse(data: bytes, name: str) -> _Claim | None:

@@ -191,9 +191,7 @@ def node_rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int
                 raise LaunchError(f"{name}={environ[name]!r}, allowed is an integer of 0 or more")
             return int(environ[name])
     names = ", ".join(NODE_RANK_VARIABLES)
-    raise LaunchError(
-        f"--node-rank is missing, and no variable gives this node's number: give --node-rank, or set one of {names}"
-    )
+    raise LaunchError(f"this node's number is unknown: give --node-rank, or set one of {names}")
 
 
 def take_part(run_dir: Path, node: int) -> None:

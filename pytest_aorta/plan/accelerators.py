@@ -12,8 +12,8 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -222,39 +222,11 @@ def _nvidia_device(token: str) -> Device:
     import pynvml
 
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(token)) if token.isdigit() else _nvidia_handle(token)
+        by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        handle = by_index(int(token)) if token.isdigit() else by_name(token)
         return Device(token, str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle)))
     except pynvml.NVMLError as error:
         raise _unknown(CUDA_VARIABLE, token, f": {error}") from None
-
-
-def _nvidia_handle(name: str) -> Any:
-    """Return the handle for a UUID or, as CUDA allows, an unambiguous prefix of one."""
-    import pynvml
-
-    try:
-        return pynvml.nvmlDeviceGetHandleByUUID(name)
-    except pynvml.NVMLError:
-        named = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in _nvidia_handles(name.startswith("MIG-"))}
-        found = _only_match(CUDA_VARIABLE, name, [whole for whole in named if whole.startswith(name)])
-        if found is None:
-            raise
-        return named[found]
-
-
-def _nvidia_handles(mig: bool) -> Iterator[Any]:
-    """Yield the handle of every GPU, or of every MIG device."""
-    import pynvml
-
-    for number in range(pynvml.nvmlDeviceGetCount()):
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(number)
-        if not mig:
-            yield gpu
-            continue
-        with suppress(pynvml.NVMLError):  # a GPU without MIG
-            for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
-                with suppress(pynvml.NVMLError):  # an empty slot
-                    yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
 
 
 class _NvidiaSensors:
@@ -351,12 +323,10 @@ def _amd_select(variable: str, value: str | None, gpus: list[Device]) -> list[De
 def _amd_number(variable: str, token: str, gpus: list[Device]) -> int:
     if token.isdigit():
         return int(token)
-    # ROCr accepts a prefix of a name, in upper or lower case.
     names = [gpu.uuid.lower() for gpu in gpus]
-    found = _only_match(variable, token, [name for name in names if name.startswith(token.lower())])
-    if found is None:
+    if token.lower() not in names:
         raise _unknown(variable, token, "")
-    return names.index(found)
+    return names.index(token.lower())
 
 
 def _amd_gpus() -> list[Device]:
@@ -501,15 +471,6 @@ def _thousandth(value: float | None) -> float | None:
 ACCELERATORS: dict[str, Accelerator] = {NVIDIA: _Nvidia(), AMD: _Amd()}
 
 
-def _only_match(variable: str, token: str, matches: list[str]) -> str | None:
-    if len(matches) > 1:
-        raise DevicesUnavailable(
-            f"{variable} names {token!r}, which is the beginning of {len(matches)} devices' names, {matches}; "
-            f"give whole names"
-        )
-    return matches[0] if matches else None
-
-
 def _distinct(variable: str, value: str | None, devices: list[Device]) -> list[Device]:
     """Return ``devices``; raise an error if two names mean the same device, which two tests could lease at once."""
     for uuid, count in Counter(device.uuid for device in devices).items():
@@ -519,9 +480,7 @@ def _distinct(variable: str, value: str | None, devices: list[Device]) -> list[D
 
 
 def _unknown(variable: str, token: str, why: str) -> DevicesUnavailable:
-    return DevicesUnavailable(
-        f"{variable} names {token!r}, which the driver does not know{why}; give numbers or whole names"
-    )
+    return DevicesUnavailable(f"{variable} names {token!r}, which the driver does not know{why}; give numbers or UUIDs")
 
 
 def _no_answer(source: str, error: Exception) -> DevicesUnavailable:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import glob
-import importlib
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +12,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, open_regular, read_bytes
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import files_below
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.text import brief, filled
 
-LOG, TENSORBOARD, TORCHTITAN = "log", "tensorboard", "torchtitan"
+LOG, TORCHTITAN = "log", "torchtitan"
 FIRST = "first"
 # Quantities that do not become metrics.
 STEP, TIMESTAMP, LOSS, GRAD_NORM = "step", "timestamp", "loss", "grad_norm"
@@ -36,8 +32,8 @@ MAX_COUNT = 10**15
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LAST_LINES = 5
-# Limits of a log: its size in bytes, which is also the limit of an event file, and the number of characters of a line
-# that are searched. The time of a search can grow with the square of that number.
+# Limits of a log: its size in bytes, and the number of characters of a line that are searched. The time of a search can
+# grow with the square of that number.
 MAX_LOG_BYTES = 256 << 20
 MAX_LINE = 10_000
 # The line that torchtitan logs for a step; its memory is the peak reserved since the previous line. Every repetition
@@ -48,14 +44,6 @@ TORCHTITAN_PATTERN = (
     r"\s{1,20}memory:\s{0,20}(?P<peak_memory_reserved_gib>-?[\d.,]{1,20})GiB\([^)]{0,20}\)"
     r"\s{1,20}tps:\s{0,20}(?P<tokens_per_s>[\d,]{1,20})(?:\s{1,20}tflops:\s{0,20}(?P<model_tflops>[\d,.]{1,20}))?"
 )
-TORCHTITAN_SCALARS = {
-    "step_time_s": "time_metrics/end_to_end(s)",
-    "loss": "loss_metrics/global_avg_loss",
-    "grad_norm": "grad_norm",
-    "tokens_per_s": "throughput(tps)",
-    "peak_memory_active_gib": "memory/max_active(GiB)",
-    "peak_memory_reserved_gib": "memory/max_reserved(GiB)",
-}
 
 
 class AdapterError(AortaError):
@@ -81,11 +69,9 @@ class Adapter(Model, frozen=True):
     """The block ``adapter:`` of a workload's yaml, its texts filled in.
 
     Attributes:
-        kind: ``log`` or ``tensorboard``; the yaml may have ``torchtitan``, which stands for one of them.
+        kind: ``log``; the yaml may have ``torchtitan``, which stands for its pattern.
         pattern: Regular expression for a line of the log, with named groups for quantities.
         file: Path of the log; empty for the rank's own output.
-        folder: Folder that contains the event file, at any depth.
-        scalars: Quantity -> its tag in the event file.
         ranks: ``all`` if all ranks log, ``first`` if only rank 0 does.
         warmup: Number of records to leave out at the beginning.
         last_step: Required number of the last logged step; 0: any number.
@@ -94,11 +80,9 @@ class Adapter(Model, frozen=True):
             unknown.
     """
 
-    kind: Literal["log", "tensorboard"]
+    kind: Literal["log"]
     pattern: str = ""
     file: str = ""
-    folder: str = ""
-    scalars: dict[str, str] = field(default_factory=dict)
     ranks: Literal["all", "first"] = "all"
     warmup: _Count = 0
     last_step: _Count = 0
@@ -108,9 +92,6 @@ class Adapter(Model, frozen=True):
     @property
     def quantities(self) -> set[str]:
         """The quantities that a record can contain."""
-        if self.kind == TENSORBOARD:
-            # Each event contains its step and time.
-            return {STEP, TIMESTAMP, *self.scalars}
         return set(re.compile(self.pattern).groupindex)
 
     @property
@@ -148,10 +129,8 @@ def _refuse_bad_adapter(adapter: Adapter) -> None:
         quantities = adapter.quantities
     except re.error as error:
         raise AdapterError(f"pattern {adapter.pattern!r} is not a regular expression: {error}") from None
-    if adapter.kind == LOG and not adapter.pattern:
+    if not adapter.pattern:
         raise AdapterError("kind log needs a pattern, a regular expression with named groups such as (?P<step>\\d+)")
-    if adapter.kind == TENSORBOARD and not (adapter.folder and adapter.scalars):
-        raise AdapterError("kind tensorboard needs a folder, and scalars, a mapping of quantities to tags")
     if STEP not in quantities:
         raise AdapterError(f"the pattern names {sorted(quantities)}; it has to have a group (?P<step>...)")
     if not adapter.clock:
@@ -160,9 +139,7 @@ def _refuse_bad_adapter(adapter: Adapter) -> None:
             f"tokens_per_s together with the key tokens_per_step"
         )
     if adapter.clock == "moments of logging" and adapter.warmup < 1:
-        raise AdapterError(
-            f"warmup is {adapter.warmup}; step times are differences of logging times, so warmup has to be 1 or more"
-        )
+        raise AdapterError(f"warmup is {adapter.warmup}; step times are differences of logging times: give 1 or more")
     if bad := sorted(name for name in quantities if not _METRIC.fullmatch(name)):
         raise AdapterError(f"names {bad}: allowed are lower case letters, digits and _, a letter first")
 
@@ -255,15 +232,9 @@ def make_adapter(block: Mapping[str, Any], values: Mapping[str, Any]) -> Adapter
     # Braces in a pattern are repetition counts, not names.
     found = {key: value if key == "pattern" else _filled(value, values) for key, value in block.items()}
     if found.get("kind") == TORCHTITAN:
-        if found.get("pattern") or found.get("scalars"):
-            raise AdapterError(
-                "kind torchtitan has its own pattern and scalars; drop them, or use kind log or tensorboard"
-            )
-        # Event files contain all digits, but exist only for rank 0 unless torchtitan saves them for all ranks.
-        is_events = bool(found.get("folder"))
-        found |= {"kind": TENSORBOARD, "scalars": TORCHTITAN_SCALARS} if is_events else {
-            "kind": LOG, "pattern": TORCHTITAN_PATTERN,
-        }  # fmt: skip
+        if found.get("pattern"):
+            raise AdapterError("kind torchtitan has its own pattern; drop it, or use kind log")
+        found |= {"kind": LOG, "pattern": TORCHTITAN_PATTERN}
     try:
         adapter = convert(found, Adapter, "adapter", strict=False)
     except UnreadableFile as error:
@@ -282,10 +253,8 @@ def read_records(adapter: Adapter, rank_log: Path) -> tuple[list[Record], str]:
     """Return the records of a rank in order, and the name of their source.
 
     Raises:
-        AdapterError: The log or the event file does not exist or has no records.
+        AdapterError: The log does not exist or has no records.
     """
-    if adapter.kind == TENSORBOARD:
-        return _event_records(adapter)
     path = Path(adapter.file) if adapter.file else rank_log
     try:
         # The log of a script may be a link to its newest run.
@@ -327,51 +296,3 @@ def _moment_s(text: str) -> float:
         return float(text)
     except ValueError:
         return datetime.fromisoformat(text.replace(",", ".")).timestamp()
-
-
-def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
-    try:
-        module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    except ImportError:
-        raise AdapterError(
-            "event files are read by tensorboard, which is not installed here: pip install 'pytest-aorta[tensorboard]'"
-        ) from None
-    # A part of the path may be a glob pattern, for folders that scripts name by date and time.
-    folders = [Path(folder) for folder in glob.glob(adapter.folder)]  # noqa: PTH207 - an absolute pattern
-    files = sorted(file for folder in folders for file in files_below(folder, "*tfevents*"))
-    if len(files) != 1:
-        there = f"there are {len(files)}: {', '.join(map(str, files[:3]))}" if files else "there is none"
-        raise AdapterError(f"{adapter.folder}: expected one event file in this folder or below; {there}")
-    _refuse_unreadable(files[0])
-    # 0 keeps every event; the default keeps a sample.
-    events = module.EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "tensors": 0})
-    try:
-        events.Reload()
-    except Exception as error:  # noqa: BLE001 - tensorboard names no error for damaged event files
-        described = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise AdapterError(f"{files[0]}: tensorboard can't read it: {brief(described, 300)}") from None
-    tags = events.Tags()["scalars"]
-    steps: dict[int, tuple[float, dict[str, float]]] = {}
-    for name, tag in adapter.scalars.items():
-        if tag not in tags:
-            there = brief(str(sorted(tags)), 500)
-            raise AdapterError(f"{files[0]}: there is no scalar {tag!r} for {name}; there are {there}")
-        for event in events.Scalars(tag):
-            moment_s, values = steps.setdefault(event.step, (event.wall_time, {}))
-            steps[event.step] = min(moment_s, event.wall_time), values | {name: float(event.value)}
-    return [Record(step, moment_s, values) for step, (moment_s, values) in sorted(steps.items())], str(files[0])
-
-
-def _refuse_unreadable(file: Path) -> None:
-    """Check an event file, since tensorboard would wait for a FIFO, or read a device, forever."""
-    try:
-        # The event file of a script may be a link to its newest run.
-        with open_regular(file, follow_links=True) as opened:
-            size = os.fstat(opened.fileno()).st_size
-    except OSError as error:
-        raise AdapterError(f"{file}: can't be read: {error.strerror or error}") from None
-    if size > MAX_LOG_BYTES:
-        raise AdapterError(
-            f"{file}: {size:,} bytes are more than the {MAX_LOG_BYTES:,} allowed; write the scalars to an event file "
-            f"of their own"
-        )

@@ -30,6 +30,14 @@ class LauncherKind(StrEnum):
     FORKSERVER = "forkserver"
 
 
+class WithoutGpus(StrEnum):
+    """What becomes of a test that lacks GPUs."""
+
+    SKIP = "skip"
+    FAIL = "fail"
+    SIMULATE = "simulate"
+
+
 class FailOn(StrEnum):
     """A verdict that fails the test on request."""
 
@@ -137,9 +145,7 @@ def _profiling(text: str) -> Profiling:
     try:
         return Profiling(tool, ProfilerSchedule.parse(words) if colon else None)
     except ValueError as error:
-        raise _not_allowed(
-            text, f"{TORCH}:wait=1 warmup=1 active=3 repeat=2 shapes memory, or some ({error})"
-        ) from None
+        raise _not_allowed(text, f"{TORCH}:wait=1 warmup=1 active=3 repeat=2 shapes memory ({error})") from None
 
 
 def _recording(text: str) -> Recording:
@@ -249,11 +255,10 @@ class Options:
     gpus: int | None = _option(
         "gpus", "GPUs this run may use; 0: CPU ranks only", None, integer_from(0), "int", metavar="N",
         shown="all visible GPUs")
-    require_gpus: bool = _option(
-        "require_gpus", "fail tests that lack GPUs instead of skipping them", False, bool, "bool")
-    simulate: bool = _option(
-        "simulate", "run tests that lack GPUs as one rank of a simulated world: only costs are compared", False, bool,
-        "bool")
+    without_gpus: WithoutGpus = _option(
+        "without_gpus", "what becomes of tests that lack GPUs: skip; fail, also of tests that would run on CPU ranks; "
+        "simulate, as one rank of a simulated world, of which only costs are compared", WithoutGpus.SKIP,
+        choices=tuple(each.value for each in WithoutGpus))
     update_baselines: bool = _option(
         "update_baselines", "write this run's values as the new baselines, and print what changed", False, bool,
         None, own_flag="--update-baselines", writes=True)
@@ -345,6 +350,7 @@ def make_options(values: Mapping[str, Any], rootdir: Path, **others: Any) -> Opt
                 _check_place(f"{option.flag}={path}", found[name], is_file=name in ("report", "markdown"))
     found["workload_dirs"] = tuple(rootdir / path for path in found["workload_dirs"])
     found["launcher"] = LauncherKind(found["launcher"])
+    found["without_gpus"] = WithoutGpus(found["without_gpus"])
     options = Options(**found, rootdir=rootdir, **others)
     _refuse_contradictions(options)
     return options
@@ -364,10 +370,8 @@ def _nearest(folder: Path) -> Path:
 
 
 def _refuse_contradictions(options: Options) -> None:
-    if options.require_gpus and options.gpus == 0:
-        raise SpecError("--aorta-require-gpus and --aorta-gpus=0 contradict each other; drop one of them")
-    if options.require_gpus and options.simulate:
-        raise SpecError("--aorta-require-gpus and --aorta-simulate contradict each other; drop one of them")
+    if options.without_gpus == WithoutGpus.FAIL and options.gpus == 0:
+        raise SpecError("--aorta-without-gpus=fail and --aorta-gpus=0 contradict each other; drop one of them")
     if options.update_baselines and options.profiling is not None:
         raise SpecError(
             f"--update-baselines and --aorta-profiler={options.profiling} contradict each other: "
@@ -384,6 +388,4 @@ def _refuse_contradictions(options: Options) -> None:
             f"on each node, such as 'srun --nodes={{nodes}} --ntasks={{nodes}}'"
         )
     if options.nnodes > 1 and options.results_dir is None:
-        raise SpecError(
-            f"--aorta-nnodes={options.nnodes}: give --aorta-results, a folder on a file system that all nodes share"
-        )
+        raise SpecError(f"--aorta-nnodes={options.nnodes}: give --aorta-results, a folder that all nodes share")

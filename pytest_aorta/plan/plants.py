@@ -97,6 +97,4 @@ class Planted:
             plant = {plant.name: plant for plant in PLANTS}[document["plant"]]
             return cls(plant, float(document["size"]), Path(document["mark"]))
         except (ValueError, KeyError, TypeError):
-            raise SpecError(
-                f"variable {variables.PLANT}: got {text!r}, allowed is what `aorta selftest` sets; unset it"
-            ) from None
+            raise SpecError(f"variable {variables.PLANT}: got {text!r}, `aorta selftest` sets it; unset it") from None

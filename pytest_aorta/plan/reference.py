@@ -89,9 +89,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
 
 
-def open_worktree(
-    rootdir: Path, commit: str, setup: Sequence[Sequence[str]] = (), folder: Path | None = None
-) -> Worktree:
+def open_worktree(rootdir: Path, commit: str, setup: Sequence[Sequence[str]] = ()) -> Worktree:
     """Return the worktree of a commit, given by its full hash; check it out and prepare it unless an earlier call has.
 
     Worktrees that no session has used for ``UNUSED_S`` are deleted.
@@ -101,15 +99,13 @@ def open_worktree(
         commit: Full hash of the commit.
         setup: Words of each command that prepares the worktree; ``{tree}``, ``{packages}`` and ``{commit}`` are
             replaced. ``packages`` is a folder of the commit that comes first on the search path of its launches.
-        folder: Folder that keeps the worktrees for later sessions; None for ``pytest-aorta/environments`` in the user's
-            cache.
 
     Raises:
         SpecError: The commit can't be checked out, a setup command fails, or the folder of the worktrees can't be
             written or lies in the repository, whose tests would be collected there.
     """
     checkout = Path(git(rootdir, "rev-parse", "--show-toplevel")).resolve()
-    kept = (folder or cache_folder() / ENVIRONMENTS).resolve()
+    kept = (cache_folder() / ENVIRONMENTS).resolve()
     if kept.is_relative_to(checkout):
         raise SpecError(f"{kept} is inside of the repository {checkout}; set XDG_CACHE_HOME to a folder outside of it")
     digest = sha256(json.dumps([str(checkout), setup]).encode()).hexdigest()[:8]
@@ -162,6 +158,21 @@ def commit_of(folder: Path, ref: str) -> str:
             f"{ref!r} is not a commit of this clone{shallow}{did_you_mean([ref], names)}; if it exists elsewhere, "
             f"fetch it first: git fetch, or fetch-depth: 0 in the checkout of CI"
         ) from None
+
+
+def first_parents(folder: Path, good: str, bad: str) -> list[str]:
+    """Return the hashes of the commits after ``good`` up to ``bad`` on the line of first parents, oldest first.
+
+    Each of these commits was the state of the branch at some time. Commits of merged branches are left out: they were
+    based on older states, so they may lack a change that an earlier commit of the line introduced.
+
+    Raises:
+        SpecError: ``good`` is not before ``bad`` on that line.
+    """
+    line = git(folder, "rev-list", "--first-parent", "--reverse", f"{good}..{bad}").split()
+    if not line or git(folder, "rev-list", "--parents", "-n1", line[0]).split()[1:2] != [good]:
+        raise SpecError(f"{good[:12]} is not before {bad[:12]} in git log --first-parent {bad[:12]}")
+    return line
 
 
 def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
@@ -341,15 +352,13 @@ class References:
     Args:
         name: The reference that ``--aorta-ab`` names; None if there is none.
         rootdir: pytest's root folder.
-        setup, folder: As in :func:`open_worktree`.
+        setup: As in :func:`open_worktree`.
     """
 
-    def __init__(
-        self, name: str | None, rootdir: Path, setup: Sequence[Sequence[str]] = (), folder: Path | None = None
-    ) -> None:
+    def __init__(self, name: str | None, rootdir: Path, setup: Sequence[Sequence[str]] = ()) -> None:
         self._name = name
         self._rootdir = rootdir
-        self._setup, self._folder = setup, folder
+        self._setup = setup
         self._commits: dict[str, CommitReference] = {}
         self._environment: EnvironmentReference | None = None
 
@@ -379,7 +388,7 @@ class References:
                 there.
         """
         if commit not in self._commits:
-            worktree = open_worktree(self._rootdir, commit, self._setup, self._folder)
+            worktree = open_worktree(self._rootdir, commit, self._setup)
             root = worktree.tree / self._rootdir.resolve().relative_to(worktree.checkout)
             if not root.is_dir():
                 raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")

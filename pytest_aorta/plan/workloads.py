@@ -149,9 +149,7 @@ def _check_command(command: Command, yaml: Path, properties: Collection[str]) ->
     for entry in command.args:
         if isinstance(entry, _WhenTrue) and entry.when not in properties:
             hint = did_you_mean([entry.when], properties)
-            raise SpecError(
-                f"{yaml}: command: when: no config key {entry.when!r}{hint}; there are {sorted(properties)}"
-            )
+            raise SpecError(f"{yaml}: command: when: no config key {entry.when!r}{hint}; known: {sorted(properties)}")
     if command.script and not (yaml.parent / command.script).is_file():
         raise SpecError(f"{yaml}: command: there is no file {yaml.parent / command.script}")
 
@@ -163,9 +161,7 @@ def _refuse_unpassable(where: str, text: object) -> None:
     except UnicodeEncodeError:
         is_passable = False
     if not is_passable:
-        raise SpecError(
-            f"{where}: got {brief(ascii(text))}, allowed is text without NUL characters and lone surrogates"
-        )
+        raise SpecError(f"{where}: got {brief(ascii(text))}, allowed is text without NUL and lone surrogates")
 
 
 def _refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:
@@ -445,9 +441,7 @@ def _check_defaults(spec: WorkloadSpec) -> None:
         overridden = {name for values in by_value.values() for name in values} | {key}
         if unknown := sorted(map(str, overridden - set(spec.properties))):
             hint = did_you_mean(unknown, spec.properties)
-            raise SpecError(
-                f"{spec.yaml}: presets name config keys {unknown}{hint}; there are {sorted(spec.properties)}"
-            )
+            raise SpecError(f"{spec.yaml}: presets name config keys {unknown}{hint}; known: {sorted(spec.properties)}")
         for value, values in by_value.items():
             _check_values(spec, _plain(spec, values), f"preset {key}={value} ")
     _check_values(spec, _plain(spec, {key: schema["default"] for key, schema in spec.properties.items()}))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import ACCELERATED, BACKENDS, VISIBLE_VARIABLES, Backend, Device, DeviceKind
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options import Options, WithoutGpus
 
 CPU_WORLD_SIZE = 2
 # With more gloo ranks per core than this, step times measure only the scheduler.
@@ -97,7 +97,7 @@ class WorldSpec:
 
 
 def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
-    """Return the world of a test; under ``--aorta-simulate``, a simulated one in place of missing devices.
+    """Return the world of a test; under ``--aorta-without-gpus=simulate``, a simulated one in place of missing devices.
 
     Raises:
         DevicesUnavailable: The test asks for devices that this run may not use or does not have.
@@ -107,7 +107,7 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     try:
         return _real_world(spec, options, devices)
     except DevicesUnavailable:
-        if not options.simulate or spec.size == ALL_DEVICES:
+        if options.without_gpus != WithoutGpus.SIMULATE or spec.size == ALL_DEVICES:
             raise
         return World(int(spec.size), DeviceKind.CPU, simulated=(0,))
 
@@ -165,13 +165,11 @@ def _refuse_nodes(nodes: int, options: Options) -> None:
 
 
 def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
-    if options.require_gpus and spec.device == ANY_DEVICE:
+    if options.without_gpus == WithoutGpus.FAIL and spec.device == ANY_DEVICE:
         raise DevicesUnavailable(f"needs GPUs, {given}; CPU ranks are not allowed instead")
     size = CPU_WORLD_SIZE * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
     world = World(size, DeviceKind.CPU, nodes=spec.nodes)
     limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)
     if world.ranks_per_node > limit:
-        raise DevicesUnavailable(
-            f"needs {world.ranks_per_node} ranks; {os.cpu_count()} cores take at most {limit} CPU ranks"
-        )
+        raise DevicesUnavailable(f"needs {world.ranks_per_node} ranks; {os.cpu_count()} cores take at most {limit}")
     return world

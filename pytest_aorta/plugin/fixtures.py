@@ -15,7 +15,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, hide_frames
 from pytest_aorta.common.files import slug
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options import Options, WithoutGpus
 from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.header import header
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
@@ -54,10 +54,10 @@ class LaunchingTest(RunningTest):
         self._item.ihook.pytest_aorta_launch(plan=plan)
 
     def lacks(self, reason: str) -> NoReturn:
-        """Skip the test, or fail it under ``--aorta-require-gpus``."""
+        """Skip the test, or fail it under ``--aorta-without-gpus=fail``."""
         self.lacked_devices = reason
-        if self._options.require_gpus:
-            raise pytest.fail.Exception(f"--aorta-require-gpus: {reason}", pytrace=False) from None
+        if self._options.without_gpus == WithoutGpus.FAIL:
+            raise pytest.fail.Exception(f"--aorta-without-gpus=fail: {reason}", pytrace=False) from None
         pytest.skip(reason)
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pytest_aorta.plan.device_kind import Device, DeviceKind
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options import Options, WithoutGpus
 from pytest_aorta.plan.world import CPU_WORLD_SIZE, World, num_usable_gpus
 
 
@@ -18,8 +18,8 @@ def header(options: Options, devices: Sequence[Device]) -> str:
     where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
     used = tuple(devices[:usable])
     world = World(usable, used[0].kind, used) if used else World(CPU_WORLD_SIZE, DeviceKind.CPU)
-    if options.simulate:
-        where += ", missing GPUs simulated (--aorta-simulate)"
+    if options.without_gpus == WithoutGpus.SIMULATE:
+        where += ", missing GPUs simulated"
     if options.nnodes > 1:
         where += f" on each of {options.nnodes} nodes"
     folder = _relative(options.baselines_dir, options.rootdir)

@@ -93,9 +93,7 @@ def _world(
     if size != ALL_DEVICES and size % nodes:
         raise SpecError(f"marker world: size={size} ranks can't be distributed evenly over nodes={nodes}")
     if warm and nodes > 1:
-        raise SpecError(
-            f"marker world: warm=True and nodes={nodes} contradict each other: a fork server starts ranks of one host"
-        )
+        raise SpecError(f"marker world: warm=True and nodes={nodes} contradict each other: a fork server has one host")
     return WorldSpec(size, device, warm, nodes, _simulated(simulated, size, nodes))
 
 
@@ -128,9 +126,7 @@ def _tolerances(**metrics: Any) -> dict[str, Any]:
 
 def _launch_timeout(seconds: Any) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIMEOUT_S:
-        raise SpecError(
-            f"marker launch_timeout: {seconds!r}, allowed is a number of seconds above 0 and up to {MAX_TIMEOUT_S}"
-        )
+        raise SpecError(f"marker launch_timeout: {seconds!r}, allowed are seconds above 0 and up to {MAX_TIMEOUT_S}")
     return float(seconds)
 
 

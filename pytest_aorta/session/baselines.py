@@ -75,9 +75,7 @@ def learn(
     if config.get(TEST_HOOK_KEY, {}) not in ({}, None):
         raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
     if profiler := facts.profiler:
-        raise BaselineError(
-            f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without {profiler}"
-        )
+        raise BaselineError(f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without")
     first = first.replace(config=identity(config))
     launches = [facts]
     while len(launches) < launches_to_learn(marked, facts, options.launches):

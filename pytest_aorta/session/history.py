@@ -83,9 +83,7 @@ def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
             continue
         left -= len(content)
         if left < 0:
-            raise AortaError(
-                f"{folder}: larger than the {MAX_TOTAL_BYTES:,} bytes allowed; move the oldest files to another folder"
-            )
+            raise AortaError(f"{folder}: larger than the {MAX_TOTAL_BYTES:,} bytes allowed; move old files elsewhere")
         for number, line in enumerate(content.split(b"\n"), 1):
             if line:
                 try:

@@ -267,9 +267,7 @@ class Launcher:
         if fresh is not None and self.world.nodes > 1:
             raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
-            raise SpecError(
-                f"--aorta-ab={version.name}: the A/B reference exists on this node only; use it with nodes=1"
-            )
+            raise SpecError(f"--aorta-ab={version.name}: the reference exists on this node only; use nodes=1")
         if profiler in WRAPPERS and self.world.nodes > 1:
             raise SpecError(f"--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1")
 
@@ -310,9 +308,7 @@ def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _unwritable(plan.run_dir, error) from None
-        error.add_note(
-            f"launch of {plan.name!r} ended before its own time limit of {plan.timeout_s:g} s; see {plan.run_dir}"
-        )
+        error.add_note(f"launch of {plan.name!r} ended before its limit of {plan.timeout_s:g} s; see {plan.run_dir}")
         raise
 
 
@@ -351,7 +347,7 @@ class DistributedWorld:
         Raises:
             SpecError: The workload or a config key is unknown, or a value is not allowed; nothing was started.
             DevicesUnavailable: The test asks for all GPUs of the run, and the workload needs more ranks than these; in
-                pytest, the test is skipped, or fails under ``--aorta-require-gpus``.
+                pytest, the test is skipped, or fails under ``--aorta-without-gpus=fail``.
             LeaseError: The devices can't be leased, e.g. because other processes hold them; nothing was started.
             LaunchError: A rank failed; the message names the rank that failed first.
             ResultError: The ranks left no valid result.
@@ -415,9 +411,7 @@ class DistributedWorld:
         """
         words = _words("command", command)
         if not words or find_program(words[0], sys.executable) is None:
-            raise SpecError(
-                f"command {list(words)!r}: there is no program {list(words[:1])} beside {sys.executable} or on PATH"
-            )
+            raise SpecError(f"command {list(words)!r}: {list(words[:1])} is not beside {sys.executable} or on PATH")
         if self.launcher.world.nodes > 1 or self.launcher.world.simulated:
             raise SpecError(f"command {list(words)!r}: starts its ranks on one node, and does not simulate any")
         name = next((Path(word).name for word in words if word.endswith(".py")), Path(words[0]).name)
@@ -463,9 +457,7 @@ class DistributedWorld:
             raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
         launch = self.launcher.find(result)
         if launch is None:
-            raise SpecError(
-                f"result of {result.workload!r}: not launched by this test, so the launch can't be repeated"
-            )
+            raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
         request = launch.request
         if config:
             if request.spec is None:
@@ -476,7 +468,7 @@ class DistributedWorld:
 
     def _launch(self, request: LaunchRequest) -> WorkloadResult:
         bisection = self.launcher.session.bisection
-        return self.launcher.launch(request, bisection.end(0) if bisection else None).result
+        return self.launcher.launch(request, bisection.good() if bisection else None).result
 
 
 def check_result(method: str, given: object) -> None:

@@ -90,10 +90,7 @@ class Comparison(Model, frozen=True):
     @property
     def compared_nothing(self) -> bool:
         """Return True if no metric was compared, and not because of a profiler, which the user asked for."""
-        return all(
-            row.outcome is Outcome.NOT_APPLICABLE and row.not_applicable is not NotApplicable.PROFILER
-            for row in self.rows
-        )
+        return all(row.not_applicable not in (None, NotApplicable.PROFILER) for row in self.rows)
 
     @property
     def measured(self) -> dict[str, float | str]:

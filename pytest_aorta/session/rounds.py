@@ -191,9 +191,7 @@ def _next_steps(failing: Sequence[Verdict], baseline: str, test: str) -> list[st
     paired = not baseline or any(verdict.is_by_ab for verdict in present)
     steps = _to_compare(present, test) if baseline else []
     if baseline and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}:
-        steps.append(
-            "if the change is intended, run --update-baselines --aorta-record=replace and say why in the commit"
-        )
+        steps.append("if it is intended, run --update-baselines --aorta-record=replace and say why in the commit")
     if Outcome.INCONCLUSIVE in outcomes:
         steps.append("allow more launches (--aorta-max-launches=12), measure more steps, or widen the tolerance")
     # An A/B in one session block adds nothing for metrics without noise, which have no delta.

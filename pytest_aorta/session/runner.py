@@ -28,7 +28,7 @@ from pytest_aorta.session.rounds import (
     with_baseline,
     with_both,
 )
-from pytest_aorta.session.search import Bisection
+from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import (
@@ -41,7 +41,6 @@ from pytest_aorta.verdict.bitwise import (
     locate_first,
     split,
 )
-from pytest_aorta.verdict.commit_search import MAX_END_PAIRS
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.noise import platform_priors
@@ -316,9 +315,7 @@ class WorkloadRunner:
             found.text = str(failure)
         else:
             compared = [f"\n  {row}" for row in self._rows_of_block()] or ["\n  nothing was compared"]
-            raise ComparisonFailed(
-                f"expect_regression: no regression of {', '.join(sorted(metrics))} was found:{''.join(compared)}"
-            )
+            raise ComparisonFailed(f"expect_regression: found none of {', '.join(sorted(metrics))}:{''.join(compared)}")
         finally:
             self._expected = outer
 
@@ -333,9 +330,7 @@ class WorkloadRunner:
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._test.nodeid}::{label or result.workload}{environment}"
         if case in self._checked:
-            raise SpecError(
-                f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"
-            )
+            raise SpecError(f"{case}: compared twice in one test; give each one a label: check(result, label=...)")
         self._checked.add(case)
         return case
 
@@ -426,19 +421,19 @@ class WorkloadRunner:
 
     def _search(self, comparison: Comparison, result: WorkloadResult, bisection: Bisection) -> Verdicts:
         """Search for the commit that changed a metric of a comparison."""
-        metric = bisection.log.request.metric
-        priors = platform_priors(self._options.baselines_dir, result.platform, result.device, comparison.case)
-        good = bisection.commits[0][:12]
-        only = None if metric is None else [metric]
-        pairs = PairedComparison(comparison.case, self._marked, priors, only, MAX_END_PAIRS, good)
-        facts, launch = comparison.launches[0].facts, self._launcher.find(result)
+        launch = self._launcher.find(result)
         if launch is None:
             raise SpecError(f"result of {result.workload!r}: not launched by this test, so no commit can be compared")
+        request, only = launch.request, bisection.request.metric
+        priors = platform_priors(self._options.baselines_dir, result.platform, result.device, comparison.case)
+        pairs = PairedComparison(
+            comparison.case, self._marked, priors, only and [only], MAX_PAIRS, bisection.commits[0][:12]
+        )
 
         def launched(number: int) -> LaunchFacts:
-            return launch_facts(passed(self._launcher.launch(launch.request, bisection.commit(number)).result))
+            return launch_facts(passed(self._launcher.launch(request, bisection.commit(number)).result))
 
-        return settle(bisection.search(pairs, facts), launched)
+        return CommitSearch(bisection, pairs, comparison.launches[0].facts, launched, self._session.say).run()
 
     def _settled(
         self,

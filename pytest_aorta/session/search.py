@@ -1,185 +1,72 @@
-"""The search for the commit of a regression, and its log, from which it goes on."""
+"""The search for the commit that changed a metric: a bisection, each step of which is an A/B with the good commit."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TypeAlias
 
-from msgspec import Meta, field
-
-from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
-from pytest_aorta.common.files import write_text
-from pytest_aorta.common.model import Commit, Model, Text, decode, to_json
-from pytest_aorta.common.text import brief
-from pytest_aorta.plan.reference import CommitReference, References
+from pytest_aorta.common.model import Commit, Model
+from pytest_aorta.common.text import brief, counted
+from pytest_aorta.plan.reference import CommitReference, References, first_parents, git
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
+from pytest_aorta.session.record import Side
+from pytest_aorta.session.rounds import in_pairs, settle
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.verdicts import Verdicts
+from pytest_aorta.verdict.metrics import metric_of
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
-LOG_FILE = "log.jsonl"
-MAX_BYTES = 64 << 20
-_REMEDY = "delete the folder to search from the beginning"
-
-
-class SearchRequest(Model, frozen=True):
-    """The request for a search, which is the first line of its log.
-
-    Attributes:
-        commits: Full hashes, from the good commit to the bad one.
-        pytest: Arguments of pytest, which select one test.
-        setup: Words of each command that prepares the worktree of a commit.
-        environments: Folder of prepared worktrees.
-        tolerances: Metric -> tolerance, as text of a marker.
-        metric: The only metric to search; None for all metrics that the test compares.
-        schema_version: Version of the log.
-    """
-
-    commits: Annotated[tuple[Commit, ...], Meta(min_length=2)]
-    pytest: tuple[str, ...]
-    setup: tuple[tuple[str, ...], ...] = ()
-    environments: str = "environments"
-    tolerances: dict[str, str] = field(default_factory=dict)
-    metric: str | None = None
-    schema_version: Literal[2] = 2
-
-
-class Skip(Model, frozen=True, tag_field="kind", tag="skip"):
-    """A commit that can't be probed, by its number, and the reason."""
-
-    commit: Annotated[int, Meta(ge=1)]
-    reason: str
-
-
-Event: TypeAlias = Probe | Skip
-
-
-class Logged(Model, frozen=True):
-    """A line of the log: what happened in the search of one comparison of the test."""
-
-    case: Text
-    event: Event | SearchEnd
-
-
-class SearchLog:
-    """The log of one search. Each addition replaces the file as a whole, so a killed search leaves no partial line.
-
-    Attributes:
-        path: The file.
-        request: The request for the search.
-        lines: The other lines, in order.
-    """
-
-    def __init__(self, path: Path, request: SearchRequest, lines: Iterable[Logged] = ()) -> None:
-        self.path = path
-        self.request = request
-        self.lines = list(lines)
-
-    @classmethod
-    def create(cls, path: Path, request: SearchRequest) -> SearchLog:
-        """Create a log without launches.
-
-        Raises:
-            SpecError: The file can't be written.
-        """
-        log = cls(path, request)
-        log._write()
-        return log
-
-    @classmethod
-    def read(cls, path: Path) -> SearchLog:
-        """Read a log.
-
-        Raises:
-            SpecError: The file can't be read, or a line is not valid. The message names the line and what is allowed.
-        """
-        try:
-            first, *others = read_bytes(path, max_bytes=MAX_BYTES).splitlines() or [b""]
-            request = decode(first, SearchRequest, f"{path}, line 1", by_hand=False)
-            lines = [
-                decode(line, Logged, f"{path}, line {number}", by_hand=False) for number, line in enumerate(others, 2)
-            ]
-        except UnreadableFile as error:
-            raise SpecError(f"{error}; {_REMEDY}") from None
-        return cls(path, request, lines)
-
-    def events(self, case: str | None = None) -> list[Event]:
-        """Return the probes and skipped commits of a comparison, or of all comparisons, in order."""
-        lines = [line for line in self.lines if case in (None, line.case)]
-        return [line.event for line in lines if not isinstance(line.event, SearchEnd)]
-
-    def ends(self) -> dict[str, SearchEnd]:
-        """Return the case of each comparison whose search has ended -> the end."""
-        return {line.case: line.event for line in self.lines if isinstance(line.event, SearchEnd)}
-
-    def started(self) -> set[int]:
-        """Return the numbers of the commits that were launched with a result; the good commit is always among them."""
-        probes = [event for event in self.events() if isinstance(event, Probe)]
-        return {0, *(number for probe in probes for number in (probe.commit, probe.before or 0))}
-
-    def replay(self, case: str, search: CommitSearch) -> bool:
-        """Give a search the logged probes of its comparison; return True if there are any.
-
-        Raises:
-            SpecError: The search asks for other launches than those that were logged.
-        """
-        events = self.events(case)
-        for number, event in enumerate(events, 1):
-            step = search.next()
-            if isinstance(step, SearchEnd) or not _is_asked_for(event, step):
-                raise SpecError(
-                    f"{self.path}: logged launch {number} of {case} is not what the search asks for; the test, the "
-                    f"baselines or pytest-aorta have changed; {_REMEDY}"
-                )
-            give(search, event)
-        return bool(events)
-
-    def add(self, case: str, event: Event | SearchEnd) -> None:
-        """Add a probe, a commit that can't be probed, or the end of a comparison's search.
-
-        Raises:
-            SpecError: The file can't be written.
-        """
-        self.lines.append(Logged(case, event))
-        self._write()
-
-    def _write(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, "".join(f"{to_json(line)}\n" for line in (self.request, *self.lines)))
-        except OSError as error:
-            raise SpecError(f"{self.path}: can't be written: {error.strerror or error}") from None
-
-
-def give(search: CommitSearch, event: Event) -> None:
-    """Pass a probe or a skipped commit to a search."""
-    if isinstance(event, Skip):
-        search.skip(event.commit, event.reason)
-    else:
-        search.add(event)
-
-
-def _is_asked_for(event: Event, step: NextLaunch) -> bool:
-    if isinstance(event, Skip):
-        return event.commit in (step.commit, step.before)
-    return (event.commit, event.reference is not None, event.before) == (step.commit, step.paired, step.before)
-
-
+# The most pairs of launches of one comparison.
+MAX_PAIRS = 12
 # Errors that count as a commit that does not start.
 _UNTESTABLE = (LaunchError, ResultError, SpecError, WorkloadFailed)
 _MAX_REASON = 300
+Launch: TypeAlias = Callable[[int], LaunchFacts]
+
+
+class SearchRequest(Model, frozen=True):
+    """The request for a search, which ``aorta bisect`` passes to pytest.
+
+    Attributes:
+        commits: Full hashes of the good commit and the bad one.
+        setup: Words of each command that prepares the worktree of a commit.
+        tolerances: Metric -> tolerance, as text of a marker.
+        metric: The only metric to search; None for all metrics that the test compares.
+    """
+
+    commits: tuple[Commit, Commit]
+    setup: tuple[tuple[str, ...], ...]
+    tolerances: dict[str, str]
+    metric: str | None
 
 
 class Bisection:
-    """A search: its log, and the commits that are checked out."""
+    """The search of one run of pytest, and the commits that it launches.
 
-    def __init__(self, log: SearchLog, rootdir: Path) -> None:
-        """Prepare the search that ``log`` requests, for a pytest run in ``rootdir``."""
-        self.log = log
-        self.commits = log.request.commits
-        self._references = References(None, rootdir, log.request.setup, Path(log.request.environments))
+    Attributes:
+        request: The request.
+        commits: Full hashes, from the good commit to the bad one.
+        has_found: Whether a commit was named.
+    """
+
+    def __init__(self, request: SearchRequest, rootdir: Path) -> None:
+        self.request = request
+        self.commits = [request.commits[0], *first_parents(rootdir, *request.commits)]
+        self.has_found = False
+        self._rootdir = rootdir
+        self._references = References(None, rootdir, request.setup)
+
+    def name(self, number: int) -> str:
+        """Return the short hash and the subject of a commit."""
+        return git(self._rootdir, "log", "-1", "--no-show-signature", "--format=%h %s", self.commits[number])
+
+    def branch_of_merge(self, number: int) -> str:
+        """Return the ends of the branch that a commit merged, as arguments of a further search; empty if none."""
+        base, *tips = git(self._rootdir, "rev-list", "--parents", "-n1", self.commits[number]).split()[1:]
+        return f"$(git merge-base {base[:12]} {tips[0][:12]}) {tips[0][:12]}" if tips else ""
 
     def commit(self, number: int) -> CommitReference:
         """Return a commit as a version to launch, counted from the good commit, which is number 0.
@@ -187,72 +74,170 @@ class Bisection:
         Raises:
             SpecError: The commit can't be checked out, or a setup command fails.
         """
-        commit = self.commits[number]
-        return self._references.commit(commit, commit[:12])
+        return self._references.commit(self.commits[number], self.commits[number][:12])
 
-    def end(self, number: int) -> CommitReference:
-        """Return the good or the bad commit as a version to launch.
+    def good(self) -> CommitReference:
+        """Return the good commit as a version to launch.
 
         Raises:
-            LaunchError: The commit can't be checked out, or a setup command fails.
+            AortaError: The commit can't be checked out, or a setup command fails.
         """
         try:
-            return self.commit(number)
+            return self.commit(0)
         except SpecError as error:
-            raise self._end_failed(number, error) from None
+            raise self.end_failed(0, error) from None
 
-    def search(self, comparison: PairedComparison, first: LaunchFacts) -> Generator[int, LaunchFacts, Verdicts]:
-        """Ask for launches of commits, by number, like a comparison of :mod:`pytest_aorta.session.rounds`.
+    def end_failed(self, number: int, error: AortaError) -> AortaError:
+        """Return the error that the good or the bad commit does not start, which no search skips."""
+        side = "bad" if number else "good"
+        return AortaError(f"aorta bisect: the {side} commit {self.commits[number][:12]} does not start: {error}")
 
-        ``first`` is a launch of the good commit.
 
-        Returns:
-            The comparison of the ends, if they do not differ.
+class CommitSearch:
+    """The search for one comparison of a test.
+
+    Args:
+        bisection: The commits.
+        comparison: The comparison of the ends.
+        first: A launch of the good commit.
+        launch: Launches a commit, given by its number.
+        say: Shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        bisection: Bisection,
+        comparison: PairedComparison,
+        first: LaunchFacts,
+        launch: Launch,
+        say: Callable[[str], None],
+    ) -> None:
+        self._bisection = bisection
+        self._comparison = comparison
+        self._first = first
+        self._launch = launch
+        self._say = say
+        self._last = len(bisection.commits) - 1
+        self._started = {0}
+
+    def run(self) -> Verdicts:
+        """Search, and return the comparison of the ends if they do not differ.
 
         Raises:
-            ComparisonFailed: The search ended in any other way. The log contains the end.
-            LaunchError: The good or the bad commit does not start.
+            ComparisonFailed: The search ended in any other way. The message names the commit, or why there is none.
+            AortaError: The good or the bad commit does not start.
         """
-        case, search = comparison.case, CommitSearch(len(self.commits) - 1, comparison)
-        # The test's own launch ran the good commit, so this launch is one half of the first pair.
-        given = None if self.log.replay(case, search) else first
-        while isinstance(step := search.next(), NextLaunch):
-            event = yield from self._probe(step, given)
-            given = None
-            give(search, event)
-            self.log.add(case, event)
-        return self._ended(case, step)
-
-    def _probe(self, step: NextLaunch, first: LaunchFacts | None) -> Generator[int, LaunchFacts, Probe | Skip]:
-        other = step.before or 0
-        wanted = [step.commit, *([other] if step.paired and first is None else [])]
-        launched: dict[int, LaunchFacts] = {} if first is None else {other: first}
-        for number in wanted if step.candidate_first else reversed(wanted):
+        bad = self._launched(self._last)
+        ends = self._in_pairs(self._comparison, self._last, 0, [bad], [self._first])
+        aim = _aim_of(ends, [self._first, bad])
+        if aim is None:
+            if unclear := [row for row in ends.rows if row.outcome is not Outcome.PASS]:
+                raise self._undecided("the ends can't be told apart", *unclear)
+            self._say(f"{ends.case}: not found: the ends do not differ")
+            return ends
+        self._say(f"{ends.case}: {aim}")
+        if _is_exact(aim) and _shows(aim, self._row(aim, 0)):
+            raise self._undecided("launches of the good commit differ; run the test in its deterministic mode", aim)
+        good, found, skipped = 0, self._last, dict[int, str]()
+        while between := [number for number in range(good + 1, found) if number not in skipped]:
+            number = between[len(between) // 2]
             try:
-                launched[number] = yield from self._launched(number)
+                row = self._row(aim, number)
             except _UNTESTABLE as error:
-                if number in (0, len(self.commits) - 1):
-                    raise self._end_failed(number, error) from None
-                return Skip(number, brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON))
-        return Probe(step.commit, launched[step.commit], launched[other] if step.paired else None, step.before)
+                skipped[number] = brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON)
+                self._say(f"skipped {self._bisection.name(number)}: {skipped[number]}")
+                continue
+            self._say(f"{self._bisection.name(number)}: {row or 'unchanged'}")
+            if row is not None and row.outcome is Outcome.NOT_APPLICABLE:
+                skipped[number] = row.detail
+            elif row is not None and row.outcome is Outcome.INCONCLUSIVE:
+                raise self._undecided(f"too noisy at {self._bisection.name(number)}; measure more steps", row)
+            elif _shows(aim, row):
+                found = number
+            else:
+                good = number
+        raise self._found(aim, good, found)
 
-    def _launched(self, number: int) -> Generator[int, LaunchFacts, LaunchFacts]:
-        """Ask for a launch, and once more if a commit that started before fails: the machine can be the cause."""
+    def _found(self, aim: Verdict, good: int, found: int) -> ComparisonFailed:
+        """Return the end of a search that leaves the commits after ``good`` up to ``found``."""
+        row = aim if (good, found) == (0, self._last) else self._row(aim, found, good)
+        names = [self._bisection.name(number) for number in range(good + 1, found + 1)]
+        if not _shows(aim, row):
+            against = f"compared with the commit before, it does not show the change: {row or 'unchanged'}"
+            return self._undecided(f"likeliest is {names[-1]}, but {against}", aim)
+        self._bisection.has_found = True
+        lines = [names[0]]
+        if len(names) > 1:
+            lines = [f"one of {counted(len(names), 'commit')}, of which only the last starts", *names]
+        elif branch := self._bisection.branch_of_merge(found):
+            lines.append(f"this is a merge; to search its branch: aorta bisect {branch} ...")
+        return ComparisonFailed("\n  ".join([f"{aim.case}: found: {lines[0]}", *lines[1:], str(row)]))
+
+    def _undecided(self, reason: str, *rows: Verdict) -> ComparisonFailed:
+        return ComparisonFailed("\n  ".join([f"{self._comparison.case}: undecided: {reason}", *map(str, rows)]))
+
+    def _row(self, aim: Verdict, number: int, other: int = 0) -> Verdict | None:
+        """Return the verdict of a commit against another one; None if both lack the metric."""
+        name = self._bisection.commits[other][:12]
+        if _is_exact(aim):
+            reference = self._launched(other) if other else self._first
+            rows = replace(self._comparison, version=name).judge([self._launched(number)], [reference]).rows
+        else:
+            only = replace(self._comparison, only=[aim.metric], version=name)
+            rows = self._in_pairs(only, number, other).rows
+        return next((row for row in rows if row.metric == aim.metric), None)
+
+    def _in_pairs(
+        self,
+        comparison: PairedComparison,
+        number: int,
+        other: int,
+        candidates: Sequence[LaunchFacts] = (),
+        references: Sequence[LaunchFacts] = (),
+    ) -> Verdicts:
+        commits = {Side.CANDIDATE: number, Side.REFERENCE: other}
+        pairs = in_pairs(comparison, candidates, references, reference_first=True)
+        return settle(pairs, lambda side: self._launched(commits[side]))
+
+    def _launched(self, number: int) -> LaunchFacts:
+        """Launch a commit, and once more if one that started before fails: the machine can be the cause."""
         try:
-            return (yield number)
-        except _UNTESTABLE:
-            if number not in self.log.started():
-                raise
-        return (yield number)
+            try:
+                facts = self._launch(number)
+            except _UNTESTABLE:
+                if number not in self._started:
+                    raise
+                facts = self._launch(number)
+        except _UNTESTABLE as error:
+            if number in (0, self._last):
+                raise self._bisection.end_failed(number, error) from None
+            raise
+        self._started.add(number)
+        return facts
 
-    def _ended(self, case: str, end: SearchEnd) -> Verdicts:
-        if case not in self.log.ends():
-            self.log.add(case, end)
-        if end.outcome is SearchOutcome.ABSENT:
-            return Verdicts(case, end.verdicts)
-        names = ", ".join(self.commits[number][:12] for number in end.suspects)
-        raise ComparisonFailed(f"{case}: {end.outcome.value}: {end.reason or names}")
 
-    def _end_failed(self, number: int, error: AortaError) -> LaunchError:
-        side = "bad" if number else "good"
-        return LaunchError(f"aorta bisect: the {side} commit {self.commits[number][:12]} does not start: {error}")
+def _aim_of(ends: Verdicts, sides: Sequence[LaunchFacts]) -> Verdict | None:
+    """Return the clearest change of the ends for the worse, or else for the better; None if there is none."""
+    worse = [
+        row
+        for row in ends.failing({Outcome.MISSING})
+        if any(metric_of(row.metric, row.tolerance.direction).measure(side) is not None for side in sides)
+    ]
+    return max(worse or [row for row in ends.rows if row.outcome is Outcome.IMPROVED], key=_clearness, default=None)
+
+
+def _clearness(row: Verdict) -> float:
+    """Return a change in widths of its interval; infinite if the metric has no noise."""
+    if _is_exact(row) or row.delta is None or row.low is None or row.high is None:
+        return float("inf") if _is_exact(row) else 0.0
+    return abs(row.delta) / max(row.high - row.low, 1e-12)
+
+
+def _is_exact(row: Verdict) -> bool:
+    """Return whether one launch of each side shows a change."""
+    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or not metric_of(row.metric).has_noise
+
+
+def _shows(aim: Verdict, row: Verdict | None) -> bool:
+    """Return whether a comparison shows the change of the ends."""
+    return row is not None and (row.outcome, row.missing) == (aim.outcome, aim.missing)

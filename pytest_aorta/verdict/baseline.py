@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, field
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
+from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.files import locked, slug, write_text
 from pytest_aorta.common.model import Model, Platform, Positive, Text, convert, to_builtins
@@ -131,32 +131,17 @@ def read_baseline_file(path: Path) -> Baseline:
     Raises:
         BaselineError: The file is invalid. The message names the file, the JSON path, the value and the allowed values.
     """
-    return _parsed(lambda: read_json(path, max_bytes=MAX_BYTES), str(path))
-
-
-def parse_baseline(text: str, name: str) -> Baseline:
-    """Parse a baseline from text, such as that of a file in a commit.
-
-    ``name`` is the source of the text, for error messages.
-
-    Raises:
-        BaselineError: The text is invalid, as in :func:`read_baseline_file`.
-    """
-    return _parsed(lambda: parse_json(text, name), name)
-
-
-def _parsed(parse: Callable[[], Any], name: str) -> Baseline:
     try:
-        document = parse()
+        document = read_json(path, max_bytes=MAX_BYTES)
     except UnreadableFile as error:
         raise BaselineError(str(error)) from None
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BaselineError(
-            f"{name}: schema_version is {version!r}, but this pytest-aorta reads version {SCHEMA_VERSION}; "
+            f"{path}: schema_version is {version!r}, but this pytest-aorta reads version {SCHEMA_VERSION}; "
             f"delete the file and record the baseline again with --update-baselines, or use the version that wrote it"
         )
-    return _checked(document, name)
+    return _checked(document, str(path))
 
 
 def _checked(document: Any, name: str) -> Baseline:

@@ -151,9 +151,7 @@ def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: 
         return verdict(Outcome.NOT_APPLICABLE, other, different[0], not_applicable=NotApplicable.ENVIRONMENT)
     details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other_settings(facts, others)]
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
-        details.append(
-            "not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"
-        )
+        details.append("not bitwise reproducible here, so it may be chance: run both in their deterministic mode")
     return verdict(Outcome.REGRESSION, "; ".join(filter(None, details)), different[0])
 
 
@@ -203,9 +201,7 @@ def locate_first(
     if again is None or not can_hash or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
         if not found and can_hash:
-            found = [
-                f"next: --aorta-locate launches both once more to find the parameter and the module in step {step}"
-            ]
+            found = [f"next: --aorta-locate launches both again to find the parameter and the module in step {step}"]
         return lines + found
     changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step}
     if can_capture:

@@ -187,9 +187,7 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
         steps = median(launch.step_time_growth for launch in launches)
         if abs(steps) > STEP_GROWTH[launches[0].device]:
             found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
-        found += [
-            f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled
-        ]
+        found += [f"launch {number}: {one.throttled}" for number, one in enumerate(launches, 1) if one.throttled]
     memory = median(launch.memory_growth for launch in launches)
     if metric.kind is MetricKind.MEMORY and memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by {format_change(memory)} or more")

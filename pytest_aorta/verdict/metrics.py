@@ -331,9 +331,7 @@ def metric_of(name: str, direction: Direction | None = None) -> Metric:
 @cache
 def _own_metric(name: str, direction: Direction) -> Metric:
     kind = MetricKind.TIMING if name.endswith(_TIME_UNITS) else MetricKind.OWN
-    return Metric(
-        name, "", kind, direction, None, lambda facts: facts.metrics.get(name), "recorded by the workload or script"
-    )
+    return Metric(name, "", kind, direction, None, lambda facts: facts.metrics.get(name), "recorded by the script")
 
 
 def own_metrics(facts: LaunchFacts) -> list[str]:

@@ -128,9 +128,7 @@ def _judge_steps(
     for points in here:
         for curve in sorted(curves):
             of_curve = [point for point in center if (point.series, point.rank) == curve]
-            outside = [
-                point for point in of_curve if abs(points[point] - center[point]) > tolerance * abs(center[point])
-            ]
+            outside = [at for at in of_curve if abs(points[at] - center[at]) > tolerance * abs(center[at])]
             may_be = min(max(len(of_curve) // _STEPS_PER_OUTLIER, 1), _MOST_OUTLIERS)
             if len(outside) > may_be and len(outside) > len(worst):
                 worst, allowed = outside, may_be
@@ -138,9 +136,7 @@ def _judge_steps(
     if not worst:
         return row.verdict(Outcome.PASS, detail=beside, **known)
     first = _first(set(worst))
-    value = next(
-        points[first] for points in here if abs(points[first] - center[first]) > tolerance * abs(center[first])
-    )
+    value = next(each[first] for each in here if abs(each[first] - center[first]) > tolerance * abs(center[first]))
     detail = (
         f"{counted(len(worst), 'step')} outside of the tolerance, allowed {'is' if allowed == 1 else 'are'} {allowed}; "
         f"first {first}: {value:.6g}, recorded {center[first]:.6g}; {beside}"

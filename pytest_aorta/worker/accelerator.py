@@ -108,9 +108,7 @@ def cycles_per_ms(device: torch.device) -> float:
 
 def _spin_kernel(device: torch.device) -> Callable[[int], None]:
     if device.type != DeviceKind.CUDA:
-        raise ValueError(
-            f"torch has no kernel that spins on {device.type}, so neither a delay nor overlap is measured on it"
-        )
+        raise ValueError(f"torch has no kernel that spins on {device.type}, so it has neither delays nor overlap")
     kernel: Callable[[int], None] = torch.cuda._sleep
     return kernel
 
@@ -145,9 +143,7 @@ def _triton_version() -> str | None:
 def has_graphs() -> bool:
     """Return whether a CUDA graph exists."""
     # isinstance would call code of objects such as weak proxies.
-    return torch.cuda.is_initialized() and any(
-        issubclass(type(found), torch.cuda.CUDAGraph) for found in gc.get_objects()
-    )
+    return torch.cuda.is_initialized() and any(issubclass(type(one), torch.cuda.CUDAGraph) for one in gc.get_objects())
 
 
 def group_device(device: torch.device, group: dist.ProcessGroup | None = None) -> torch.device:

@@ -54,11 +54,6 @@ class StreamSpans:
         self._number = 0
         self._resume: Callable[[], None] = _do_nothing
 
-    @property
-    def is_recording(self) -> bool:
-        """Return whether this step's spans are recorded, so that callers can skip work that only spans need."""
-        return self._is_recording
-
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Run the body as step ``number``, and record its spans if ``every`` divides ``number``."""

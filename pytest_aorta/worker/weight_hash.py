@@ -323,9 +323,7 @@ def _gather(facts: torch.Tensor, signatures: list[_Signature], group: _Group) ->
     # The digests are compared first: the gather of facts could hang if ranks had different numbers of tensors.
     first, *others = _all_gather(facts.new_tensor(_short_digest(signatures)), group).tolist()
     if mismatched := [rank for rank, digest in enumerate(others, 1) if digest != first]:
-        raise RuntimeError(
-            f"ranks {mismatched} hash tensors of other names, dtypes or shapes than rank 0 does; {_FSDP1}"
-        )
+        raise RuntimeError(f"ranks {mismatched} hash tensors of other names, dtypes or shapes than rank 0; {_FSDP1}")
     return _all_gather(facts, group).cpu()
 
 

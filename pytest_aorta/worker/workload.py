@@ -152,9 +152,7 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(text or "")
     except ValueError:
-        raise RuntimeError(
-            f"environment variable {name} is {text!r} and has to be an integer: start ranks with torchrun"
-        ) from None
+        raise RuntimeError(f"variable {name} is {text!r}, not an integer: start ranks with torchrun") from None
 
 
 # A run with more steps keeps only every second, third, ... step; a lane with more segments loses its last segments.
@@ -209,9 +207,7 @@ def _numbers(name: str, values: Sequence[float], num_steps: int) -> list[float]:
     # A value may be a tensor, such as the learning rate of a capturable optimizer.
     numbers = [float(value) for value in values]
     if bad := [step for step, number in enumerate(numbers) if not math.isfinite(number)]:
-        raise ValueError(
-            f"telemetry of {name}: the value of step {bad[0]} is {numbers[bad[0]]}; record a finite number in each step"
-        )
+        raise ValueError(f"telemetry of {name}: the value of step {bad[0]} is {numbers[bad[0]]}; record finite numbers")
     return numbers
 
 

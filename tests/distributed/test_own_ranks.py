@@ -58,5 +58,5 @@ def test_rank_of_a_command_that_hangs_is_named_and_ended(distributed_world):
 
 
 def test_command_without_a_program_is_refused_before_the_launch(distributed_world):
-    with pytest.raises(SpecError, match=r"command \['akselerate'\]: there is no program \['akselerate'\] beside"):
+    with pytest.raises(SpecError, match=r"command \['akselerate'\]: \['akselerate'\] is not beside"):
         distributed_world.launch_command(["akselerate"])

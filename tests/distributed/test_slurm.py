@@ -40,9 +40,9 @@ def test_long(workload):
 def make_project(folder: Path) -> None:
     """Create a project for the batch script, without its need for GPUs."""
     script = (ROOT / "examples/slurm/two_nodes.sbatch").read_text(encoding="utf-8")
-    assert script.count("--aorta-require-gpus") == 1
+    assert script.count("--aorta-without-gpus=fail") == 1
     files = {
-        "two_nodes.sbatch": script.replace("--aorta-require-gpus", "--aorta-gpus=0"),
+        "two_nodes.sbatch": script.replace("--aorta-without-gpus=fail", "--aorta-gpus=0"),
         ".venv/bin/activate": f"PATH={Path(sys.executable).parent}:$PATH\n",
         "pytest.ini": "[pytest]\nfilterwarnings = error\naddopts = -p no:xdist -p no:cacheprovider\n",
         "tests/test_overlap.py": TESTS,

@@ -40,7 +40,7 @@ def test_first_difference_fails_with_step_metric_and_config(paired):
             "E  *weight_hash: regression: ffffffffffff, reference 333333333333, *(first in step 3, in 2 of 4 steps)",
             "E  *config: fault is *, the reference's {}",
             "E  *first difference: step 3, weight_hash",
-            "E  *next: --aorta-locate launches both once more *",
+            "E  *next: --aorta-locate launches both again *",
         ]
     )
 

@@ -118,7 +118,7 @@ def test_regression_reports_everything_that_is_known(gpu):
             "E  *the canary's GEMM was 20% slower than in the baseline; suspect the machine",
             "E  *median step time by rank: 12 to 12 ms",
             f"E  *baseline: {gpu.baselines}/toy-gpu-x2-nccl/test-toy-py-test-one-toy-*.json",
-            "E  *next: if the change is intended, run --update-baselines --aorta-record=replace and say why *",
+            "E  *next: if it is intended, run --update-baselines --aorta-record=replace and say why *",
             "E  *next: if in doubt, compare with another version side by side: --aorta-ab=main (any git ref)",
             "note: test_toy::test_one: straggler: * rank 1 *",
             "note: test_toy::test_one: the canary's GEMM was 20% slower than in the baseline; suspect the machine",
@@ -138,7 +138,7 @@ def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     learned.run("--aorta-fail-on=improved", failed=1).stdout.fnmatch_lines(
         [
             "E  *step_time_p50: improved: 8 ms, baseline 10 ms, change -20.0% *, tolerance 5%, * (the baseline is *",
-            "E  *next: if the change is intended, run --update-baselines --aorta-record=replace and say why *",
+            "E  *next: if it is intended, run --update-baselines --aorta-record=replace and say why *",
         ]
     )
 

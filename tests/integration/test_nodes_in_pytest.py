@@ -26,7 +26,7 @@ def test_reference_version_over_nodes_is_refused(versioned):
     body = "workload._world.again(workload.run('toy'), reference=True)"
     versioned.one_test(body, OVER_NODES)
     versioned.run(*NODES, "--aorta-ab=HEAD", failed=1).stdout.fnmatch_lines(
-        ["*SpecError: --aorta-ab=HEAD: the A/B reference exists on this node only; use it with nodes=1"]
+        ["*SpecError: --aorta-ab=HEAD: the reference exists on this node only; use nodes=1"]
     )
 
 

@@ -17,7 +17,7 @@ from tests.unit.fake_drivers import FakeNvml
         (["-o", "aorta_launcher=mpi"], "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
         (["-o", "aorta_locate=maybe"], "ini key aorta_locate: "),
         (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
-        (["--aorta-require-gpus", "--aorta-gpus=0"], "--aorta-require-gpus and --aorta-gpus=0 contradict each other"),
+        (["--aorta-without-gpus=fail", "--aorta-gpus=0"], "fail and --aorta-gpus=0 contradict each other"),
         (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),
         (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
         (["--aorta-baselines=file"], "--aorta-baselines=file: {}/file is a file, allowed is a folder"),
@@ -192,7 +192,7 @@ ALL_GPUS = "@pytest.mark.world(size='all')"
 
 @pytest.mark.parametrize(
     ("options", "outcome"),
-    [([], "skipped"), (["--aorta-require-gpus"], "failed"), (["-n1"], "skipped")],
+    [([], "skipped"), (["--aorta-without-gpus=fail"], "failed"), (["-n1"], "skipped")],
     ids=["skip", "required", "xdist"],
 )
 def test_workload_that_needs_more_than_all_gpus_of_the_run_lacks_devices(project, options, outcome):
@@ -214,17 +214,17 @@ def test_required_gpus_that_a_later_workload_lacks_fail_the_test(project):
     project.gpus(1)
     project.write("train.py", "")
     project.one_test("workload.run_script('train.py'); workload.run('toy')", ALL_GPUS)
-    result = project.run("--aorta-require-gpus", failed=1)
+    result = project.run("--aorta-without-gpus=fail", failed=1)
     result.stdout.no_fnmatch_line("*skipped for lack of devices*")
 
 
 @pytest.mark.parametrize("marks", [GPU_TEST, ""])
 def test_required_gpus_that_are_lacking_fail_the_run(project, marks):
     project.one_test("workload.run('toy')", marks)
-    result = project.run("--aorta-require-gpus")
+    result = project.run("--aorta-without-gpus=fail")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert result.parseoutcomes().get("passed", 0) == 0
-    result.stdout.fnmatch_lines(["--aorta-require-gpus: needs *GPUs, 0 given*"])
+    result.stdout.fnmatch_lines(["--aorta-without-gpus=fail: needs *GPUs, 0 given*"])
     result.stdout.no_fnmatch_line("During handling*")
 
 

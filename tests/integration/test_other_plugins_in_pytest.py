@@ -79,7 +79,7 @@ def test_time_limit_of_pytest_timeout_names_the_launch(project):
     project.run("--aorta-results=kept", *SUMMARY, failed=1, passed=1).stdout.fnmatch_lines(
         [
             "E *Failed: Timeout (>4.0s) from pytest-timeout.",
-            "E *launch of 'toy' ended before its own time limit of 300 s; see *01-toy-*",
+            "E *launch of 'toy' ended before its limit of 300 s; see *01-toy-*",
         ]
     )
     [slow] = project.path.glob("kept/test-toy-py-test-slow-*/01-toy-*")

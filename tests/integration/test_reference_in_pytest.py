@@ -103,7 +103,7 @@ def test_copy(workload, distributed_world):
 """
     )
     result = versioned.run(passed=1, failed=2)
-    message = "E  *SpecError: result of 'toy': not launched by this test, so the launch can't be repeated"
+    message = "E  *SpecError: result of 'toy': not launched by this test, so it can't be repeated"
     result.stdout.fnmatch_lines([message, message])
 
 

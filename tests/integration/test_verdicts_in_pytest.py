@@ -75,7 +75,7 @@ def test_expected_regression_passes_and_is_no_finding(recorded):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({}, "*ComparisonFailed: expect_regression: no regression of step_time_p50 was found:"),
+        ({}, "*ComparisonFailed: expect_regression: found none of step_time_p50:"),
         ({"slowdown": 3, "weight_hash": "f" * 16}, "*weight_hash: regression: ffffffffffff, *"),
         ({"slowdown": 3, "weight_hash": None}, "*weight_hash: missing: *(the launch has no weight_hash)"),
         ({"raises": 1}, "*LaunchError: *rank 1 failed first: ValueError: boom"),
@@ -91,7 +91,7 @@ def test_what_differs_from_an_expected_regression_fails_the_test(recorded, fault
 
 def test_expected_regression_that_is_never_compared_fails_the_test(project):
     project.one_test("with workload.expect_regression('step_time_p50'): pass")
-    project.run(shows=["E  *no regression of step_time_p50 was found:", "E  *nothing was compared"], failed=1)
+    project.run(shows=["E  *found none of step_time_p50:", "E  *nothing was compared"], failed=1)
 
 
 def test_regression_that_a_test_catches_by_itself_is_a_finding_and_fails_the_run(recorded):
@@ -256,7 +256,7 @@ def broken():
         (
             "workload.check(result); workload.check(result)",
             "",
-            "E  *test_one::toy: compared twice in one test; give each comparison a label: check(result, label=...)",
+            "E  *test_one::toy: compared twice in one test; give each one a label: check(result, label=...)",
             {"failed": 1},
         ),
     ],

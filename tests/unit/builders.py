@@ -65,7 +65,6 @@ def gpus(count: int, model: str = H200) -> list[Device]:
 def make_options(**changes: Any) -> Options:
     defaults = Options(
         gpus=None,
-        require_gpus=False,
         update_baselines=False,
         baselines_dir=Path("baselines"),
         results_dir=None,

@@ -75,9 +75,7 @@ class _WarmAgent:
             return 0
         # The failures, in the format of torchrun.py, are only those of ranks that failed on their own.
         named = {pid: rank for rank, pid in rank_pids(self.run_dir).items()}
-        failures = [
-            failure | {"rank": named.get(failure["pid"], rank)} for rank, failure in sorted(self.failures.items())
-        ]
+        failures = [one | {"rank": named.get(one["pid"], rank)} for rank, one in sorted(self.failures.items())]
         write_json(self.run_dir / AGENT_FILE, {"failures": failures, "running": sorted(self.running.values())})
         self.stop()
         return 1

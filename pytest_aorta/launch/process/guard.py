@@ -159,9 +159,7 @@ class Guard:
 
     def leave_exit_codes(self) -> None:
         """Write the exit codes of ranks that the agent has not waited for, since the agent may be stopped."""
-        failures = [
-            {"rank": int(folder.name), "exit_code": code} for folder in self.started() if (code := exit_code(folder))
-        ]
+        failures = [{"rank": int(one.name), "exit_code": code} for one in self.started() if (code := exit_code(one))]
         path = self.ranks.parent / AGENT_FILE
         if failures and not path.exists():
             with suppress(OSError):

@@ -115,9 +115,7 @@ def overlap_of_device(
     events = with_duration(trace)
     edges = sorted(begin_of(event) for event in events if is_on_device(event) and event["name"] == step.boundary)
     if len(edges) != num_steps + 1:
-        raise ValueError(
-            f"the trace has {len(edges)} kernels {step.boundary} between {num_steps} steps: the profiler lost activity"
-        )
+        raise ValueError(f"the profiler lost activity: {len(edges)} kernels {step.boundary} between {num_steps} steps")
     calls: dict[int, Call] = {}
     for stream, kernels in _communication_by_stream(events, step.names, edges[0], edges[-1]).items():
         expected = step.communication.get(stream, []) * num_steps
@@ -224,9 +222,7 @@ def overlap_of_cpu(trace: Mapping[str, Any]) -> Profile:
 def _operators(events: Iterable[Event], thread: object) -> list[Event]:
     """Return a thread's operators, each before those that it calls."""
     own = [event for event in events if event["tid"] == thread and event.get("cat") == "cpu_op"]
-    return sorted(
-        (event for event in own if "::" in event["name"]), key=lambda event: (begin_of(event), -end_of(event))
-    )
+    return sorted((one for one in own if "::" in one["name"]), key=lambda event: (begin_of(event), -end_of(event)))
 
 
 def _own_times(operators: Iterable[Event], edges: list[int]) -> list[tuple[str, int]]:
@@ -278,9 +274,7 @@ def _gloo_lanes(works: Iterable[tuple[Collective, Event]]) -> dict[str, Interval
 
 def _gloo_works(events: Iterable[Event], operators: Iterable[Event]) -> list[tuple[Collective, Event]]:
     """Return the work of gloo's threads with the requested collective: gloo serves reduce-scatters with all-reduces."""
-    works = sorted(
-        (event for event in events if event["name"].startswith("gloo:") and is_annotation(event)), key=begin_of
-    )
+    works = sorted((one for one in events if one["name"].startswith("gloo:") and is_annotation(one)), key=begin_of)
     requested: dict[str, list[str]] = defaultdict(list)
     for call in operators:
         if call["name"] in _SERVED_AS:

@@ -327,11 +327,7 @@ def find_blocking_call(trace: Mapping[str, Any]) -> str | None:
     calls = [event for event in events if is_runtime_call(event)]
     threads = {event["tid"] for event in calls if "aunchKernel" in event["name"]}
     begin, end = begin_of(marks[0]), begin_of(marks[-1])
-    waits = [
-        event
-        for event in calls
-        if event["tid"] in threads and is_blocking_call(event) and begin <= begin_of(event) < end
-    ]
+    waits = [one for one in calls if one["tid"] in threads and is_blocking_call(one) and begin <= begin_of(one) < end]
     if not waits:
         return None
     longest = max(waits, key=lambda event: event["dur"])

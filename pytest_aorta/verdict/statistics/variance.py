@@ -98,14 +98,6 @@ class Estimate:
     variance: VarianceComponents
     residuals: tuple[float, ...] = (0.0,)
 
-    @property
-    def uncertainty(self) -> Variance:
-        """Return the variance of the center itself."""
-        side = self.variance.within
-        launches = sum(weight**2 * median_variance(self.counts[block]) for block, weight in self.weights.items())
-        fractions = sum(weight**2 for weight in self.weights.values())
-        return _summed(side.times(launches), self.variance.between.times(fractions))
-
     def with_launches(self, count: int) -> Estimate:
         """Return the estimate that ``count`` launches, not fewer than now, would give with the variance unchanged."""
         have = sum(self.counts.values())

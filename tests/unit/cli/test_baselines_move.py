@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -111,8 +110,7 @@ def test_existing_case_is_never_overwritten_and_nothing_is_renamed(capsys, platf
 def test_unknown_old_is_wrong_usage_and_lists_similar_names_if_there_are_any(capsys):
     code, out, err = move(capsys, "tests/a.py::test_xx", "tests/b.py::test_x")
     assert (code, out) == (2, "")
-    assert "OLD 'tests/a.py::test_xx' matches none of 8 cases in baselines; similar are:" in err
-    assert "\n  tests/a.py::test_x\n" in err
+    assert "OLD 'tests/a.py::test_xx' matches none of 8 cases in baselines (did you mean 'tests/a.py::test_x'?)" in err
     assert move(capsys, "zzz", "yyy")[2] == "aorta: OLD 'zzz' matches none of 8 cases in baselines\n"
 
 
@@ -144,7 +142,6 @@ def test_unreadable_or_misnamed_file_stops_the_renaming(capsys, name, said):
     assert "nothing was moved" in err
 
 
-@pytest.mark.parametrize("fails_at", [1, 4])
 @pytest.mark.parametrize(
     ("place", "name", "error"),
     [
@@ -153,20 +150,16 @@ def test_unreadable_or_misnamed_file_stops_the_renaming(capsys, name, said):
     ],
     ids=["write", "deletion"],
 )
-def test_failed_write_or_deletion_leaves_the_folder_as_it_was(capsys, monkeypatch, place, name, error, fails_at):
-    before, operation, count = files(), getattr(place, name), 0
+def test_failed_write_or_deletion_loses_no_baseline(capsys, monkeypatch, place, name, error):
+    before, operation = files(), getattr(place, name)
 
-    def failing(*arguments: object, **options: object) -> None:
-        nonlocal count
-        count += 1
-        if count == fails_at:
+    def failing(path: Path, *arguments: object, **options: object) -> None:
+        if path.suffix == ".json":
             raise error
-        operation(*arguments, **options)
+        operation(path, *arguments, **options)
 
     monkeypatch.setattr(place, name, failing)
     code, _, err = move(capsys, "tests/a.py", "tests/b.py")
     assert code == 1
-    assert {path: json.loads(text) for path, text in files().items()} == {
-        path: json.loads(text) for path, text in before.items()
-    }
-    assert "nothing was moved" in err
+    assert files().items() >= before.items()
+    assert "moved in part: " in err

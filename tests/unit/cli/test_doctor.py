@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-
 import pynvml
 import pytest
 
 from pytest_aorta.cli import doctor
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli.doctor import MIB, NOTE, OK, PROBLEM
-from pytest_aorta.plan.device_kind import AMD, NVIDIA
+from pytest_aorta.plan.device_kind import AMD
 from tests.unit.builders import gpus, replace
 
 TORCH = {
@@ -21,7 +19,6 @@ TORCH = {
     "backends": ["gloo", "nccl"],
     "nccl": "2.28",
 }
-LIMITS = {"nofile": 65536, "nproc": 4096, "memlock": 8 << 20}
 
 
 def states(findings) -> list[str]:
@@ -43,46 +40,6 @@ def problem(findings) -> doctor.Finding:
 )
 def test_no_gpu_and_gpus_of_two_models_are_noted(devices, expected):
     assert states(doctor.device_findings(devices)) == expected
-
-
-CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
-
-
-@pytest.mark.parametrize(
-    ("environ", "vendor", "expected", "said"),
-    [
-        ({CUDA: "0,1"}, NVIDIA, [OK], ""),
-        ({CUDA: ""}, NVIDIA, [OK], ""),
-        ({CUDA: "1"}, NVIDIA, [OK], ""),
-        ({CUDA: "0,7"}, NVIDIA, [PROBLEM], "names 2 and gives 1 of 2 GPUs"),
-        ({CUDA: "0,0"}, NVIDIA, [PROBLEM], "names 2 and gives "),
-        ({CUDA: "gpu0"}, NVIDIA, [PROBLEM], "gives 0 of 2 GPUs"),
-        ({HIP: "0", CUDA: "1"}, AMD, [OK, OK, PROBLEM], "HIP goes by the former"),
-        ({HIP: "0", CUDA: "0"}, AMD, [OK, OK], ""),
-        ({ROCR: "0"}, NVIDIA, [OK, NOTE], "mean nothing to these GPUs"),
-        ({"NCCL_P2P_DISABLE": "1", "PATH": "x"}, NVIDIA, [NOTE], "configure collectives: NCCL_P2P_DISABLE=1"),
-    ],
-)
-def test_variables_that_hide_devices_or_configure_collectives_are_judged(environ, vendor, expected, said):
-    found = list(doctor.variable_findings(environ, vendor, 2))
-    assert states(found) == expected
-    assert said in found[-1].text
-
-
-@pytest.mark.parametrize(
-    ("changes", "has_infiniband", "short"),
-    [
-        ({}, False, ""),
-        (dict.fromkeys(LIMITS, resource.RLIM_INFINITY), True, ""),
-        ({"nofile": 1024}, False, "nofile"),
-        ({"nproc": 100}, False, "nproc"),
-        ({}, True, "memlock"),
-    ],
-)
-def test_low_limit_is_a_problem_and_locked_memory_counts_with_infiniband(changes, has_infiniband, short):
-    found = list(doctor.limit_findings(LIMITS | changes, 8, has_infiniband))
-    assert [finding.text.partition(":")[0] for finding in found if finding.state == PROBLEM] == [short] * bool(short)
-    assert len(found) == 3
 
 
 @pytest.mark.parametrize(("version", "expected"), [(13000, (13, 0)), (12040, (12, 4)), (None, None)])
@@ -139,23 +96,7 @@ def machine(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(doctor, "visible_devices", lambda *_: [])
     monkeypatch.setattr(doctor, "probe_torch", lambda: TORCH)
-    monkeypatch.setattr(doctor, "read_limits", lambda: LIMITS)
     return monkeypatch
-
-
-def test_amd_variables_are_no_mistake_where_they_hide_every_gpu_or_there_is_none(machine, capsys):
-    machine.setenv("HIP_VISIBLE_DEVICES", "-1")
-    cli.main(["doctor"])
-    assert "mean nothing" not in capsys.readouterr().out
-    machine.setattr(
-        doctor,
-        "visible_devices",
-        lambda *environ: [replace(gpu, vendor=AMD) for gpu in gpus(2)] if environ else [],
-    )
-    cli.main(["doctor"])
-    out = capsys.readouterr().out
-    assert "names 1 and gives 0 of 2 GPUs" in out
-    assert "mean nothing" not in out
 
 
 def test_command_ends_with_0_where_all_is_well(machine, capsys):

@@ -218,7 +218,7 @@ def test_gitignore_that_is_a_fifo_or_leads_out_of_the_project_is_refused(folder,
     for make in (os.mkfifo, lambda path: path.symlink_to(outside)):
         make(folder / ".gitignore")
         assert main(["init"]) == 1
-        assert ".gitignore: can't be read: " in capsys.readouterr().err
+        assert ".gitignore: can't be read or written: " in capsys.readouterr().err
         assert (outside.read_text(), files(folder)) == ("mine", {} if make is os.mkfifo else {".gitignore": "mine"})
         (folder / ".gitignore").unlink()
 
@@ -341,11 +341,10 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("train.txt", "allowed is a script ending in .py, or a module, in this folder or below it"),
-        ("../outside.py", "allowed is a script ending in .py, or a module, in this folder or below it"),
-        (".", "allowed is a script ending in .py, or a module, in this folder or below it"),
+        ("train.txt", "allowed is a .py file in this folder or below it"),
+        ("../outside.py", "allowed is a .py file in this folder or below it"),
+        (".", "allowed is a .py file in this folder or below it"),
         ("trian.py", "trian.py (did you mean 'train.py'?)"),
-        ("torchtrain.trian", "there is no file torchtrain/trian.py, also not below src"),
     ],
 )
 def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script, said):
@@ -358,18 +357,10 @@ def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script
     assert files(folder) == before
 
 
-def test_unreadable_settings_are_an_error(folder, capsys):
-    (folder / "pyproject.toml").write_text("[tool.pytest")
-    assert main(["init"]) == 1
-    assert "pyproject.toml: can't be read" in capsys.readouterr().err
-    assert files(folder).keys() == {"pyproject.toml"}
-
-
 @pytest.mark.parametrize(
     ("given", "arguments"),
     [
         (["src/torchtrain/train.py", "--", "--steps=5"], ["torchtrain.train", ["--steps=5"]]),
-        (["torchtrain.train"], ["torchtrain.train"]),
         (["-m", "torchtrain.train", "--", "--steps", "5"], ["torchtrain.train", ["--steps", "5"]]),
         (["-m", "installed.train"], ["installed.train"]),
     ],
@@ -402,5 +393,5 @@ def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches
 
 def test_command_without_a_program_is_refused_and_nothing_is_written(folder, capsys):
     assert main(["init", "--", "akselerate", "launch"]) == 2
-    assert "there is no program ['akselerate']" in capsys.readouterr().err
+    assert "['akselerate'] is not beside" in capsys.readouterr().err
     assert files(folder) == {}

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli import run as run_command
-from pytest_aorta.cli.run import APPEND, summary_lines, write_trial
+from pytest_aorta.cli.run import summary_lines, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.profiler import ProfilerSchedule
@@ -134,22 +134,16 @@ def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):
     assert "peak_x: 2" in out
 
 
-def test_trials_that_are_there_are_not_overwritten(toy, capsys):
+def test_trials_that_are_there_are_not_overwritten(toy):
     run("--trials", "2")
-    capsys.readouterr()
-    message = refused(capsys)
-    assert "has 2 trials, up to results/toy/trial_1.json" in message
-    assert len(toy.plans) == 2
-    assert run("--append") == 0
-    assert toy.trials() == ["trial_0.json", "trial_1.json", "trial_2.json"]
     was = read_result(toy.path / "results/toy/trial_0.json").loss
     toy.all_ranks(loss=[7.0] * 3)
-    assert run("--overwrite") == 0
-    assert [read_result(toy.path / "results/toy" / name).loss for name in toy.trials()] == [[7.0] * 3, was, was]
+    assert run() == 0
+    assert toy.trials() == ["trial_0.json", "trial_1.json", "trial_2.json"]
+    assert [read_result(toy.path / "results/toy" / name).loss for name in toy.trials()] == [was, was, [7.0] * 3]
 
 
-@pytest.mark.parametrize("options", [[], ["--append"]])
-def test_trials_that_another_run_writes_meanwhile_are_kept(toy, capsys, options):
+def test_trials_that_another_run_writes_meanwhile_are_kept(toy, capsys):
     others = toy.path / "results/toy/trial_0.json", toy.path / "results/toy/trial_2.json"
 
     def another_run() -> None:
@@ -158,7 +152,7 @@ def test_trials_that_another_run_writes_meanwhile_are_kept(toy, capsys, options)
             path.write_text("of another run")
 
     toy.before_launch = another_run
-    assert run("--trials", "3", *options) == 0
+    assert run("--trials", "3") == 0
     assert [path.read_text() for path in others] == ["of another run"] * 2
     own = ["trial_1.json", "trial_3.json", "trial_4.json"]
     assert toy.trials() == sorted([*own, *(path.name for path in others)])
@@ -174,7 +168,7 @@ def test_number_of_a_trial_that_cannot_be_written_stays_free(tmp_path, monkeypat
 
     monkeypatch.setattr(run_command, "write_json", full)
     with pytest.raises(ResultError, match=r"trial_0\.json: can't be written: No space left on device"):
-        write_trial(tmp_path, 0, make_result([[1.0]]), APPEND)
+        write_trial(tmp_path, make_result([[1.0]]))
     assert list(tmp_path.glob("trial*")) == []
 
 
@@ -249,29 +243,6 @@ def test_value_that_an_option_does_not_take_is_a_usage_error_of_argparse(toy, ca
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
     assert (toy.plans, toy.trials()) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("option", "replacement"),
-    [
-        ("--results-dir", "--results DIR"),
-        ("--extra-env", "--set environment.KEY=VALUE"),
-        ("--mitigations", "--set environment.KEY=VALUE"),
-        ("--mitigations-file", "--config FILE"),
-        ("--environment", "pytest --aorta-ab=python:PATH"),
-        ("--collect", "--profiler rocprofv3 for traces"),
-        ("--override", "--set KEY=VALUE"),
-        ("--enable-rocm-metrics", "nothing"),
-    ],
-)
-def test_option_of_aorta_is_an_error_that_names_the_replacement(toy, capsys, option, replacement):
-    with pytest.raises(SystemExit) as caught:
-        run(f"{option}=x", "--steps=1")
-    assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert f"unrecognized arguments: {option}=x; for {option}: " in said
-    assert replacement in said
-    assert toy.plans == []
 
 
 def test_profiler_and_its_schedule_are_passed_to_the_launch_whose_trace_may_not_be_missing(toy, capsys):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pytest_aorta.cli import main as cli
@@ -62,14 +60,6 @@ def test_one_workload_has_its_keys_with_type_default_limits_and_help(own, capsys
         "    environment variables of the ranks",
         "size = large changes defaults: rate = 0.5",
     ]
-
-
-def test_json_holds_the_schema_of_each_key(own, capsys):
-    assert cli.main(["workloads", "toy", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["min_world_size"], document["properties"]["rate"]["maximum"]) == (3, 1)
-    assert cli.main(["workloads", "--json"]) == 0
-    assert "toy" in [workload["name"] for workload in json.loads(capsys.readouterr().out)["workloads"]]
 
 
 def test_unknown_workload_is_wrong_usage(own, capsys):

@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
-import struct
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -24,7 +21,7 @@ from pytest_aorta.launch import node_agent
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
 from pytest_aorta.launch.node_agent import Heartbeat, Hello, read
-from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, adapted, log_records, make_adapter, read_records
+from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, adapted, log_records, make_adapter
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes
@@ -40,11 +37,9 @@ from pytest_aorta.result.trace.profiled_steps import (
 )
 from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_iterations, read_operators
 from pytest_aorta.session.history import parse_entry, read_history
-from pytest_aorta.session.search import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise import locate_operator
-from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,
     default_priors,
@@ -288,43 +283,6 @@ def _read_log(case: Any, folder: Path) -> None:
     json.dumps(asdict(found), allow_nan=False)
 
 
-EVENT_NAME = "events.out.tfevents.1"
-# An event of one scalar, as TensorBoard's protocol buffers encode it: step, wall time, tag and value.
-EVENT = b"\t\0\0\0\0\0\0\xf0?\x10\x01*\r\n\x0b\n\x04loss\x15\0\0\x80?"
-TAGS = (b"loss", b"perf")
-STEPS = [EVENT.replace(b"\x10\x01", bytes([0x10, step])).replace(b"loss", tag) for step in (1, 2, 3) for tag in TAGS]
-EVENT_LENGTHS = st.sampled_from([0, 1, 2**31, 2**40, 2**63, 2**64 - 1])
-EVENT_CASES = st.tuples(
-    st.just(STEPS) | st.lists(st.sampled_from(STEPS) | damaged_bytes(EVENT), max_size=8),
-    st.none() | EVENT_LENGTHS, st.integers(0, 30),
-    st.sampled_from(["tb"] * 10 + ["*", "[", "tb\0*", "\0", "\ud800*", "**/**", "absent", "x" * 5000, ""]),
-)  # fmt: skip
-
-
-def event_record(data: bytes, length: int | None = None) -> bytes:
-    """Return ``data`` as a record of an event file; ``length`` replaces its length.
-
-    The checksums are valid, since tensorboard skips records whose checksums are not.
-    """
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    head = struct.pack("<Q", len(data) if length is None else length)
-    return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
-
-
-def _read_events(case: Any, folder: Path) -> None:
-    contents, length, cut, name = case
-    data = b"".join(map(event_record, contents))
-    shutil.rmtree(folder / "tb", ignore_errors=True)
-    place = folder / "tb" / EVENT_NAME
-    place.parent.mkdir()
-    place.write_bytes(data[: len(data) - cut] if length is None else data + event_record(EVENT, length))
-    block = {"kind": "tensorboard", "folder": f"{folder}/{name}", "warmup": 1}
-    adapter = make_adapter(block | {"scalars": {"step_time_ms": "perf", "loss": "loss"}}, {})
-    found = adapted(adapter, *read_records(adapter, folder / "output.log"))
-    json.dumps(asdict(found), allow_nan=False)
-
-
 OUTCOME = to_builtins(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopped": [5], "survivors": []}
 NODE_FILES = [
     (Hello, {"host": "b", "versions": {"torch": "2.11.0"}}),
@@ -371,51 +329,7 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
         os.close(fd)
 
 
-# --- Logs of searches for commits ------------------------------------------------------------------------------------
-
-SEARCHED = tuple(f"{number:040x}" for number in range(5))
-
-
-def _search_log() -> bytes:
-    """Return the log of a search that has ended."""
-    good, bad = make_facts(weight_hashes={"4": "a" * 16}), make_facts(weight_hashes={"4": "b" * 16})
-    with tempfile.TemporaryDirectory() as folder:
-        log, search = SearchLog.create(Path(folder) / "log.jsonl", SearchRequest(SEARCHED, ("test.py",))), _search()
-        while isinstance(step := search.next(), NextLaunch):
-            probe = Probe(step.commit, bad if step.commit > 2 else good, good if step.paired else None)
-            search.add(probe)
-            log.add("case", probe)
-        log.add("case", step)
-        return log.path.read_bytes()
-
-
-def _search() -> CommitSearch:
-    return CommitSearch(len(SEARCHED) - 1, PairedComparison("case", {}, default_priors, ["weight_hash"], 3, "good"))
-
-
-def _lines_of(entries: list[Any]) -> bytes:
-    return "\n".join(json.dumps(entry) for entry in entries).encode("utf-8", "surrogatepass")
-
-
-SEARCH_LOG = _search_log()
-SEARCH_LOGS = damaged_bytes(SEARCH_LOG) | damaged([json.loads(line) for line in SEARCH_LOG.splitlines()]).map(
-    lambda entries: _lines_of(entries) if isinstance(entries, list) else json.dumps(entries).encode()
-)
-
-
-def _read_search_log(data: bytes, folder: Path) -> None:
-    file = folder / "log.jsonl"
-    file.write_bytes(data)
-    log = SearchLog.read(file)
-    log.ends()
-    if log.request.commits == SEARCHED:
-        search = _search()
-        log.replay("case", search)
-        search.next()
-
-
 READERS = [
-    Reader("log of a search", SEARCH_LOGS, _read_search_log),
     Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
     Reader("stored result", damaged_json(RESULT), _read_result),
     Reader("line of the history", damaged_json(HISTORY), _read_history_line),
@@ -427,7 +341,6 @@ READERS = [
     Reader("trace", TRACES, _read_trace),
     Reader("operators of a step", damaged_json(OPERATORS), _read_operators),
     Reader("lines of logs", LOGS, _read_log),
-    Reader("TensorBoard event files", EVENT_CASES, _read_events),
     Reader(
         "files of nodes",
         st.one_of(*(st.tuples(st.just(kind), damaged_json(document)) for kind, document in NODE_FILES)),

@@ -61,9 +61,7 @@ def nvidia(monkeypatch):
     [
         ("1,0", [("1", "model 1", "GPU-aabb-2"), ("0", "model 0", "GPU-aaaa-1")]),
         ("GPU-aabb-2", [("GPU-aabb-2", "model 1", "GPU-aabb-2")]),
-        ("GPU-aab", [("GPU-aab", "model 1", "GPU-aabb-2")]),
         ("MIG-cccc-3", [("MIG-cccc-3", "model 2", "MIG-cccc-3")]),
-        ("MIG-c", [("MIG-c", "model 2", "MIG-cccc-3")]),
         ("", []),
     ],
 )
@@ -78,7 +76,7 @@ def test_visible_devices_have_their_models_in_the_callers_order(nvidia, variable
     [
         ("GPU-cccc", "CUDA_VISIBLE_DEVICES names 'GPU-cccc', which the driver does not know: Not Found; give"),
         ("MIG-d", "CUDA_VISIBLE_DEVICES names 'MIG-d', which the driver does not know: Not Found; give"),
-        ("GPU-aa", "CUDA_VISIBLE_DEVICES names 'GPU-aa', which is the beginning of 2 devices' names, ['GPU-aaaa-1', "),
+        ("GPU-aab", "CUDA_VISIBLE_DEVICES names 'GPU-aab', which the driver does not know: Not Found; give"),
         ("0,GPU-aaaa-1", "CUDA_VISIBLE_DEVICES='0,GPU-aaaa-1' names GPU-aaaa-1 2 times; give it once"),
     ],
 )
@@ -147,7 +145,6 @@ def on_amd(**variables: str):
         ({"ROCR_VISIBLE_DEVICES": "2,0"}, [("0", C), ("1", A)]),
         ({"ROCR_VISIBLE_DEVICES": f"{C},{A}"}, [("0", C), ("1", A)]),
         ({"ROCR_VISIBLE_DEVICES": C.upper()}, [("0", C)]),
-        ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000c"}, [("0", C)]),
         ({"ROCR_VISIBLE_DEVICES": ""}, []),
         ({"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": C}, []),
         ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "1"}, [("1", A)]),
@@ -167,7 +164,6 @@ def test_amd_gpus_are_counted_within_what_rocr_leaves(amd, variables, devices):
         ({"ROCR_VISIBLE_DEVICES": "GPU-dd"}, "ROCR_VISIBLE_DEVICES names 'GPU-dd', which the driver does not know; "),
         ({"HIP_VISIBLE_DEVICES": "GPU-dd"}, "HIP_VISIBLE_DEVICES names 'GPU-dd', which the driver does not know; "),
         ({"ROCR_VISIBLE_DEVICES": A, "HIP_VISIBLE_DEVICES": B}, f"HIP_VISIBLE_DEVICES names '{B}', which the driver"),
-        ({"ROCR_VISIBLE_DEVICES": "GPU-0"}, "ROCR_VISIBLE_DEVICES names 'GPU-0', which is the beginning of 3 devices'"),
         ({"HIP_VISIBLE_DEVICES": f"0,{A}"}, f"HIP_VISIBLE_DEVICES='0,{A}' names {A} 2 times; give it once"),
     ],
 )

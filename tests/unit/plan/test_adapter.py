@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.plan.adapter import (
-    MAX_LOG_BYTES,
     TORCHTITAN_PATTERN,
     Adapter,
     AdapterError,
@@ -153,8 +151,7 @@ def test_records_that_give_no_measurement_are_refused_with_the_reason(adapter, v
         ({"pattern": PATTERN, "warmup": "many"}, '$.warmup: got "many"; Expected `int`'),
         ({"pattern": PATTERN, "tokens_per_step": [-1]}, "$.tokens_per_step[0]: got -1; Expected `int` >= 0"),
         ({"pattern": PATTERN.replace("loss>", "Loss>")}, "names ['Loss']: allowed are lower case letters"),
-        ({"kind": "tensorboard", "folder": "x"}, "kind tensorboard needs a folder, and scalars"),
-        ({"kind": "tensorboard", "scalars": {"loss": "loss"}}, "kind tensorboard needs a folder, and scalars"),
+        ({"kind": "tensorboard"}, '$.kind: got "tensorboard"'),
     ],
 )
 def test_adapter_that_can_tell_nothing_is_refused_before_a_launch(block, said):
@@ -188,95 +185,6 @@ def test_torchtitan_log_gives_step_times(tmp_path, extra, clock):
     assert found.environment["step_clock"] == clock
     assert found.step_times_ms == pytest.approx([1000.0, 500.0])
     assert found.metrics["peak_memory_reserved_bytes"] == 1.5 * 2**30
-
-
-def test_torchtitan_with_a_folder_reads_its_scalars():
-    adapter = make_adapter({"kind": "torchtitan", "folder": "{run_dir}/tb", "ranks": "first"}, {"run_dir": "/run"})
-    assert (adapter.kind, adapter.folder, adapter.ranks) == ("tensorboard", "/run/tb", "first")
-    assert adapter.scalars["step_time_s"] == "time_metrics/end_to_end(s)"
-    assert adapter.clock == "logged step_time_s"
-
-
-def write_events(folder: Path, **scalars: dict[int, float]) -> None:
-    """Write an event file with scalars, each a mapping of steps to values."""
-    pytest.importorskip("tensorboard")
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    writer = EventFileWriter(str(folder))
-    for tag, values in scalars.items():
-        for step, value in values.items():
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            writer.add_event(Event(step=step, wall_time=100.0 + step / 4, summary=summary))
-    writer.close()
-
-
-def of_events(folder: object, **scalars: str) -> Adapter:
-    return Adapter("tensorboard", folder=str(folder), scalars=scalars or {"step_time_s": "perf"})
-
-
-def test_scalars_of_an_event_file_become_records(tmp_path):
-    steps = range(1, 40)
-    # The folder's name looks like that of an event file.
-    folder = tmp_path / "today-1704" / "tfevents"
-    write_events(folder, perf=dict.fromkeys(steps, 0.25), loss={step: 1 / step for step in steps})
-    adapter = replace(of_events(tmp_path / "today-*", step_time_s="perf", loss="loss"), warmup=1)
-    read, source = read_records(adapter, tmp_path)
-    found = adapted(adapter, read, source)
-    assert (found.step_times_ms, found.loss[:2]) == ([250.0] * 38, pytest.approx([1 / 2, 1 / 3]))
-    assert "tfevents" in source
-    by_moments = adapted(replace(adapter, scalars={"loss": "loss"}), read, source)
-    assert by_moments.step_times_ms == [250.0] * 38
-
-
-def test_tag_that_is_not_there_names_those_that_are_with_a_limit(tmp_path):
-    write_events(tmp_path, loss={1: 3.0}, **{f"tag{number}": {1: 3.0} for number in range(1000)})
-    with pytest.raises(AdapterError, match=r"no scalar 'perf' for step_time_s; there are \['loss', 'tag0'") as caught:
-        read_records(of_events(tmp_path), tmp_path)
-    assert len(str(caught.value)) < 1000
-
-
-@pytest.mark.parametrize(("count", "said"), [(0, "there is none"), (2, "there are 2: ")])
-def test_one_event_file_is_expected(tmp_path, count, said):
-    pytest.importorskip("tensorboard")
-    for number in range(count):
-        (tmp_path / f"events.out.tfevents.{number}").write_text("")
-    with pytest.raises(AdapterError, match=f"expected one event file in this folder or below; {said}"):
-        read_records(of_events(tmp_path), tmp_path)
-
-
-EVENT_FILE = "events.out.tfevents.1"
-
-
-def large_file(file: Path) -> None:
-    with file.open("wb") as opened:
-        opened.truncate(MAX_LOG_BYTES + 1)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (os.mkfifo, "can't be read: not a regular file"),
-        (lambda file: file.symlink_to("/dev/zero"), "can't be read: not a regular file"),
-        (large_file, "268,435,457 bytes are more than the 268,435,456 allowed"),
-    ],
-    ids=["pipe", "device", "large"],
-)
-def test_event_file_that_can_not_be_read_at_once_is_refused_and_not_waited_for(tmp_path, make, said):
-    pytest.importorskip("tensorboard")
-    make(tmp_path / EVENT_FILE)
-    with pytest.raises(AdapterError) as caught:
-        read_records(of_events(tmp_path), tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path / EVENT_FILE}: {said}")
-
-
-def test_link_to_an_event_file_is_followed(tmp_path):
-    write_events(tmp_path / "newest", perf={1: 0.25})
-    [file] = (tmp_path / "newest").iterdir()
-    (tmp_path / "tb").mkdir()
-    (tmp_path / "tb" / EVENT_FILE).symlink_to(file)
-    assert len(read_records(of_events(tmp_path / "tb"), tmp_path)[0]) == 1
 
 
 def test_log_of_a_file_of_its_own_that_is_absent_is_reported(tmp_path):

@@ -31,12 +31,12 @@ def test_word_of_a_value_gives_the_value_again(name, data):
 
 
 def test_word_of_a_switch_is_its_flag_and_of_no_verdict_is_none():
-    assert BY_NAME["require_gpus"].word(True) == "--aorta-require-gpus"
+    assert BY_NAME["locate"].word(True) == "--aorta-locate"
     assert BY_NAME["fail_on"].word(frozenset()) == f"--aorta-fail-on={FAIL_ON_NOTHING}"
 
 
-def test_there_are_at_most_twenty_one_options_beside_those_of_nodes():
-    assert len(BY_NAME) <= 21
+def test_there_are_at_most_twenty_options_beside_those_of_nodes():
+    assert len(BY_NAME) <= 20
 
 
 INTEGER, SECONDS = "an integer of 0 or more", "a number of seconds above 0 and up to 604800 (a week)"

@@ -104,7 +104,7 @@ def commit_reference(references: References) -> CommitReference:
     return reference
 
 
-def test_sessions_of_one_repository_never_run_git_worktree_at_the_same_time(project, tmp_path, monkeypatch):
+def test_sessions_of_one_repository_never_run_git_worktree_at_the_same_time(project, monkeypatch):
     """Git fails on the entry of a worktree that another git is creating or removing."""
     alone, run = threading.Lock(), worktree.git
 
@@ -118,7 +118,7 @@ def test_sessions_of_one_repository_never_run_git_worktree_at_the_same_time(proj
             alone.release()
 
     def session(number: int) -> str:
-        opened = open_worktree(project, commit_of(project, "HEAD"), folder=tmp_path / f"kept-{number % 4}")
+        opened = open_worktree(project, commit_of(project, "HEAD"), [("true", str(number % 4))])
         return (opened.tree / "project/train.py").read_text()
 
     monkeypatch.setattr(worktree, "git", checked)

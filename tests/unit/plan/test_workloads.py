@@ -225,7 +225,7 @@ def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown, meant)
     message = yaml_error(tmp_path, GOOD.replace(old, new))
     assert message.endswith(
         f"presets name config keys ['{unknown}'] (did you mean '{meant}'?); "
-        f"there are ['environment', 'layout', 'scale', 'size', 'steps']"
+        f"known: ['environment', 'layout', 'scale', 'size', 'steps']"
     )
 
 
@@ -423,7 +423,7 @@ def test_command_is_filled_in_with_the_config_and_arguments_whose_condition_hold
         ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
         ("step_time_ms", "speed", "step times are missing: none of "),
         ("step (?P", "step ((?P", "is not a regular expression"),
-        ("kind: log,", "kind: torchtitan,", "kind torchtitan has its own pattern and scalars; drop them"),
+        ("kind: log,", "kind: torchtitan,", "kind torchtitan has its own pattern; drop it"),
         ("description: a script", "description: a script\nclass: Toy", "one of the keys 'class' and 'command'"),
     ],
 )
@@ -453,4 +453,4 @@ def test_example_of_torchtitan_can_be_read():
     assert line.target == "torchtitan.train"
     assert "--training.steps=7" in line.args
     assert "--debug.deterministic" not in line.args
-    assert filled_adapter(spec, config, Path("/run"), 1).folder == "/run/titan/tb/*/rank_1"
+    assert filled_adapter(spec, config, Path("/run"), 1).tokens_per_step == (1, 64)

@@ -65,7 +65,7 @@ def test_arguments_that_a_marker_does_not_take_are_refused(name, args, keywords,
 
 @pytest.mark.parametrize("given", [0, -1, math.inf, math.nan, "5", None, True, 1e12])
 def test_timeout_that_is_no_number_of_seconds_is_refused(given):
-    assert f"{given!r}, allowed is a number of seconds above 0" in error("launch_timeout", given)
+    assert f"{given!r}, allowed are seconds above 0" in error("launch_timeout", given)
 
 
 TEXTS = ["5", "-3%", "abc", "0%", "1001%", "5 percent", "", "nan%", "inf%", "1e2%", "5%%"]

@@ -131,7 +131,7 @@ def test_link_and_large_file_are_problems_of_their_files(tmp_path, monkeypatch):
 def test_history_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     write_history(tmp_path, make_history(cases=1, commits=3, launches=1))
     monkeypatch.setattr(entries, "MAX_TOTAL_BYTES", 1000)
-    with pytest.raises(AortaError, match="larger than the 1,000 bytes allowed; move the oldest files"):
+    with pytest.raises(AortaError, match="larger than the 1,000 bytes allowed; move old files"):
         read_history(tmp_path)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.cli.run import OVERWRITE, write_trial
+from pytest_aorta.cli.run import write_trial
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
@@ -58,7 +58,7 @@ def test_result_keeps_what_devices_did_and_reads_it_again(tmp_path):
 
 def test_trial_file_keeps_what_devices_did(tmp_path):
     result = make_result([[1.0], [1.0]], platform_facts=hot_facts())
-    write_trial(tmp_path, 0, result, OVERWRITE)
+    write_trial(tmp_path, result)
     assert read_result(tmp_path / "trial_0.json") == result
 
 

@@ -237,7 +237,7 @@ def test_size_of_a_call_that_is_not_understood_is_unknown(strange):
 
 @pytest.mark.parametrize("edges", [(50, 150), (50, 150, 250, 260)])
 def test_lost_boundaries_are_an_error(edges):
-    with pytest.raises(ValueError, match=f"the trace has {len(edges)} kernels fill between 2 steps"):
+    with pytest.raises(ValueError, match=f"lost activity: {len(edges)} kernels fill between 2 steps"):
         overlap_of_device(alone(edges=edges), learned(), 2)
 
 
