@@ -58,14 +58,6 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
-class MemorySettings:
-    """The memory that ``activation_checkpointing: auto`` may fill on each rank."""
-
-    memory_fraction: float
-    memory_budget_bytes: int | None
-
-
-@dataclass(frozen=True)
 class GraphSettings:
     """The keys that decide how the traced model is compiled."""
 
@@ -155,8 +147,8 @@ class GraphSettings:
 class LlamaSettings:
     """The keys that both workloads have.
 
-    ``model``, ``degrees``, ``communication``, ``hashing``, ``checkpoint`` and ``memory`` group keys of the config;
-    ``lr_schedule`` and ``fault`` are blocks.
+    ``model``, ``degrees``, ``communication``, ``hashing`` and ``checkpoint`` group keys of the config; ``lr_schedule``
+    and ``fault`` are blocks.
     """
 
     size: str
@@ -188,7 +180,6 @@ class LlamaSettings:
     seed: int
     hashing: HashSettings
     checkpoint: CheckpointSettings
-    memory: MemorySettings
     fault: Fault
 
     @property
@@ -200,11 +191,6 @@ class LlamaSettings:
     def returns_loss(self) -> bool:
         """Return whether the model computes its loss, so that nothing outside of it has logits."""
         return self.loss_chunks > 0
-
-    @property
-    def chooses_checkpointing(self) -> bool:
-        """Return whether activation checkpointing is chosen in setup, by the memory that steps need."""
-        return self.activation_checkpointing == AUTO
 
     def check(self) -> None:
         """Raise ValueError if a key contradicts another one, whatever the world's size."""
@@ -222,11 +208,6 @@ class LlamaSettings:
             raise ValueError(
                 f"loss_chunks is {self.loss_chunks} and pipeline_parallel_degree is {degree}: torch computes the loss "
                 f"from the logits of the last stage; allowed is loss_chunks 0"
-            )
-        if (budget := self.memory.memory_budget_bytes) is not None and not self.chooses_checkpointing:
-            raise ValueError(
-                f"memory_budget_bytes is {budget} and activation_checkpointing is {self.activation_checkpointing!r}: "
-                f"only auto keeps to a budget"
             )
         self.checkpoint.check()
         self.lr_schedule.check()

@@ -108,10 +108,6 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
         ),
         ({"shared_experts": 1}, "num_experts is 0, and there are no experts for .*shared_experts=1"),
         ({"num_experts": 4, "n_dense_layers": 1}, "n_dense_layers is 1 and n_layers is 1: no block has experts"),
-        (
-            {"num_experts": 4, "n_dense_layers": 1, "n_layers": 2, "activation_checkpointing": "auto"},
-            "n_dense_layers is 1 and activation_checkpointing is auto: memory is",
-        ),
         (LATENT | {"float8_linear": True}, "kv_lora_rank is 16 and float8_linear is true: latent"),
     ],
 )

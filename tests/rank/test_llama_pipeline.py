@@ -99,8 +99,7 @@ ZERO_BUBBLE = {"pipeline_parallel_schedule": "ZBVZeroBubble"}
     [
         (INTERLEAVED | {"n_layers": 7}, "n_layers is 7: Interleaved1F1B has 8 stages"),
         (INTERLEAVED | {"gradient_accumulation": 9}, "gradient_accumulation is 9: Interleaved1F1B .* multiples of 2"),
-        (INTERLEAVED | {"activation_checkpointing": "auto"}, "activation_checkpointing is 'auto': memory is estimated"),
-        (ZERO_BUBBLE | {"activation_checkpointing": "selective"}, "activation_checkpointing is 'selective': memory"),
+        (ZERO_BUBBLE | {"activation_checkpointing": "selective"}, "activation_checkpointing is 'selective': a saved"),
         (ZERO_BUBBLE | {"reshard_after_forward": True}, "these are true: reshard_after_forward;"),
         (ZERO_BUBBLE | {"reduce_every_micro_batch": True}, "these are true: reduce_every_micro_batch;"),
         (ZERO_BUBBLE | {"compile_blocks": True}, "these are true: compile_blocks;"),

@@ -78,11 +78,6 @@ def _check_combinations(settings: LlamaSettings) -> None:
             f"n_dense_layers is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
             f"num_experts 0"
         )
-    if dense and settings.chooses_checkpointing:
-        raise ValueError(
-            f"n_dense_layers is {dense} and activation_checkpointing is auto: memory is estimated for equal blocks; "
-            f"name a kind"
-        )
 
 
 def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tensor_parallel: bool) -> None:

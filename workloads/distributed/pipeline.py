@@ -75,12 +75,11 @@ def check_pipeline(degree: int, settings: LlamaSettings) -> None:
             f"{asked} and gradient_accumulation is {micro_batches}: {schedule} divides micro-batches into {rounds} "
             f"equal rounds; allowed are multiples of {rounds}"
         )
-    refused = {_1F1B: (), ZERO_BUBBLE: ("auto", "elementwise", "selective")}.get(schedule, ("auto",))
-    if (checkpointing := settings.activation_checkpointing) in refused:
+    checkpointing = settings.activation_checkpointing
+    if schedule == ZERO_BUBBLE and checkpointing in ("elementwise", "selective"):
         raise ValueError(
-            f"pipeline_parallel_schedule is {schedule!r} and activation_checkpointing is {checkpointing!r}: memory is "
-            f"estimated for 1F1B only, and under ZBVZeroBubble a saved tensor would be read twice, which torch does "
-            f"not allow; refused are {', '.join(refused)}"
+            f"pipeline_parallel_schedule is {schedule!r} and activation_checkpointing is {checkpointing!r}: a saved "
+            f"tensor would be read twice, which torch does not allow; allowed are none and full"
         )
     if boundaries := settings.hashing.boundaries:
         raise ValueError(
