@@ -60,8 +60,7 @@ def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..
     """Compile a traced graph with inductor, whose import takes a second."""
     import torch._inductor
 
-    compiled: Callable[..., Any] = torch._inductor.compile(graph, list(examples))
-    return compiled
+    return torch._inductor.compile(graph, list(examples))
 
 
 def fsdp_common() -> Any:

@@ -80,5 +80,4 @@ def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch
         return block(*args)
     # The model has no dropout, so there is no random state to keep.
     options = {"use_reentrant": False, "preserve_rng_state": False, **_CONTEXTS[kind]}
-    out: torch.Tensor = checkpoint(block, *args, **options)
-    return out
+    return checkpoint(block, *args, **options)

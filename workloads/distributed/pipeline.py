@@ -168,8 +168,7 @@ class Stages:
         whole = whole_norm(own)
         norms = whole.new_empty(self._pipeline.size())
         dist.all_gather_into_tensor(norms, whole.reshape(1), group=self._pipeline.get_group())
-        norm: torch.Tensor = torch.linalg.vector_norm(norms)
-        return norm
+        return torch.linalg.vector_norm(norms)
 
 
 class _ReducedAtOnce(nn.Module):
@@ -181,8 +180,7 @@ class _ReducedAtOnce(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Run the model."""
-        out: torch.Tensor = self._model(inputs)
-        return out
+        return self._model(inputs)
 
 
 class Pipeline:

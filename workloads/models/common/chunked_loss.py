@@ -57,7 +57,7 @@ class Output(nn.Linear):
         # llama_simple_fsdp gathers the weight each time that it is read.
         weight = self.weight
         weight = weight.to_local() if isinstance(weight, DTensor) else weight
-        loss: torch.Tensor = linear_cross_entropy(
+        return linear_cross_entropy(
             x.flatten(0, 1),
             weight,
             labels.flatten(),
@@ -67,7 +67,6 @@ class Output(nn.Linear):
             self.vocabulary.first,
             self.vocabulary.group,
         )[0]
-        return loss
 
 
 @torch.library.custom_op("aorta::linear_cross_entropy", mutates_args=())
@@ -179,5 +178,4 @@ def _over_ranks(values: torch.Tensor, group: str) -> tuple[torch.Tensor, torch.T
 
 @cache
 def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    fused: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
-    return fused
+    return torch.compile(function, fullgraph=True, dynamic=False)

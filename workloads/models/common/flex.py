@@ -123,8 +123,7 @@ def _remember(ctx: Any, inputs: Results, output: tuple[torch.Tensor, torch.Tenso
 
 
 def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Results:
-    gradients: Results = flex_attention_backward(grad, *ctx.saved_tensors)
-    return gradients
+    return flex_attention_backward(grad, *ctx.saved_tensors)
 
 
 flex_attention.register_autograd(_gradients, setup_context=_remember)
@@ -147,8 +146,7 @@ def _for_each_query_head(q: torch.Tensor, *tensors: torch.Tensor) -> list[torch.
 
 
 def _summed_over_groups(grad: torch.Tensor, num_groups: int) -> torch.Tensor:
-    summed: torch.Tensor = grad.unflatten(1, (num_groups, -1)).sum(2)
-    return summed
+    return grad.unflatten(1, (num_groups, -1)).sum(2)
 
 
 class _Shape(NamedTuple):
