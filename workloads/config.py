@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -37,25 +36,6 @@ class CheckpointSettings:
     save_checkpoint: str | None
     load_checkpoint: str | None
 
-    def check(self) -> None:
-        """Check the folders before anything is trained.
-
-        Raises:
-            ValueError: A path is relative, the folder to save to holds files, or there is nothing to load.
-        """
-        save, load = self.save_checkpoint, self.load_checkpoint
-        for key, given in (("save_checkpoint", save), ("load_checkpoint", load)):
-            if given is not None and not Path(given).is_absolute():
-                raise ValueError(
-                    f"{key} is {given!r}, a relative path; ranks may run in any folder, so allowed are absolute"
-                )
-        if save is not None and Path(save).exists() and (not Path(save).is_dir() or any(Path(save).iterdir())):
-            raise ValueError(f"save_checkpoint is {save!r}, which exists already; allowed is a new or an empty folder")
-        if load is not None and not (Path(load) / ".metadata").is_file():
-            raise ValueError(
-                f"load_checkpoint is {load!r}, which holds no complete checkpoint: the file .metadata is missing"
-            )
-
 
 @dataclass(frozen=True)
 class GraphSettings:
@@ -82,65 +62,6 @@ class GraphSettings:
     def has_graph_pass(self) -> bool:
         """Return whether collectives of the traced graphs are moved or merged."""
         return self.bucketing != "none" or self.overlap_reorder
-
-    def check(self) -> None:
-        """Raise ValueError for keys that contradict each other."""
-        asked = {
-            f"bucketing {self.bucketing}": self.bucketing != "none",
-            "overlap_reorder": self.overlap_reorder,
-            "reshard_after_forward": self.reshard_after_forward,
-        }
-        if self.backend == "eager" and (given := [name for name, is_asked in asked.items() if is_asked]):
-            raise ValueError(f"backend is eager, which runs no graph passes, and these need one: {', '.join(given)}")
-        if self.dump_graphs is not None and not Path(self.dump_graphs).is_absolute():
-            raise ValueError(
-                f"dump_graphs is {self.dump_graphs!r}, a relative path; ranks may run in any folder, so allowed are "
-                f"absolute paths"
-            )
-        if self.traces_step and self.backend == "eager":
-            raise ValueError(
-                "trace is step and backend is eager: autograd computes gradients then, and no graph; allowed are "
-                "aot_eager and inductor"
-            )
-        if self.cuda_graphs and not (self.traces_step and self.backend == "aot_eager"):
-            raise ValueError(
-                f"cuda_graphs is true, trace is {self.trace!r} and backend is {self.backend!r}: the graph of a whole "
-                f"step is captured; allowed are trace step and backend aot_eager"
-            )
-        if (self.bucketing == "manual") != bool(self.bucket_modules):
-            raise ValueError(
-                f"bucket_modules is {list(self.bucket_modules)} and bucketing is {self.bucketing!r}: "
-                f"groups are given for manual bucketing, and only for it"
-            )
-        if self.overlap_reorder_modules and (not self.overlap_reorder or self.bucketing in ("none", "auto")):
-            raise ValueError(
-                f"overlap_reorder_modules is {list(self.overlap_reorder_modules)}, overlap_reorder is "
-                f"{self.overlap_reorder} and bucketing is {self.bucketing!r}: modules choose among buckets that are "
-                f"reordered; allowed are overlap_reorder with bucketing transformer_block and manual"
-            )
-        if self.bucketing == "auto" and (self.bucket_order != "graph" or not self.overlap_reorder):
-            raise ValueError(
-                f"bucketing is auto, which reorders and packs buckets in graph order, and bucket_order is "
-                f"{self.bucket_order!r}, overlap_reorder is {self.overlap_reorder}"
-            )
-
-    def check_devices(self, device_type: str, num_ranks: int) -> None:
-        """Raise ValueError for a key that needs one GPU in another world."""
-        if self.cuda_graphs and (device_type != "cuda" or num_ranks > 1):
-            raise ValueError(
-                f"cuda_graphs is true, and {num_ranks} ranks run on {device_type}: a captured step has no collectives; "
-                f"allowed is one rank on a CUDA device"
-            )
-
-    def check_context_parallel(self, degree: int) -> None:
-        """Raise ValueError for a schedule by estimated times if ranks have graphs of different shapes."""
-        if degree > 1 and self.has_graph_pass and self.bucketing in ("none", "auto"):
-            raise ValueError(
-                f"context_parallel_degree is {degree}, bucketing is {self.bucketing!r} and overlap_reorder is "
-                f"{self.overlap_reorder}: collectives are ordered by estimated times, and ranks that attend to more "
-                f"of a sequence would order theirs otherwise; allowed are bucketing transformer_block and manual, and "
-                f"none without overlap_reorder"
-            )
 
 
 @dataclass(frozen=True)
@@ -192,26 +113,6 @@ class LlamaSettings:
         """Return whether the model computes its loss, so that nothing outside of it has logits."""
         return self.loss_chunks > 0
 
-    def check(self) -> None:
-        """Raise ValueError if a key contradicts another one, whatever the world's size."""
-        if self.fill_uninitialized_memory and not self.deterministic:
-            raise ValueError(
-                "fill_uninitialized_memory is true and deterministic is false: torch fills new tensors only under "
-                "deterministic algorithms; use both or neither"
-            )
-        if self.float8_recipe != "tensorwise" and not self.float8_linear:
-            raise ValueError(
-                f"float8_recipe is {self.float8_recipe!r} and float8_linear is false: nothing is computed in float8; "
-                f"set float8_linear"
-            )
-        if self.loss_chunks and (degree := self.degrees.pipeline_parallel_degree) > 1:
-            raise ValueError(
-                f"loss_chunks is {self.loss_chunks} and pipeline_parallel_degree is {degree}: torch computes the loss "
-                f"from the logits of the last stage; allowed is loss_chunks 0"
-            )
-        self.checkpoint.check()
-        self.lr_schedule.check()
-
     @property
     def fuses_blocks(self) -> bool:
         """Return whether inductor compiles blocks."""
@@ -223,9 +124,6 @@ class LlamaSettings:
         if rotary == AUTO:
             rotary = "real" if self.fuses_blocks else "complex"
         return replace(self, model=replace(self.model, attention=attention, rotary=rotary))
-
-    def check_own(self) -> None:
-        """Raise ValueError if a key that only one workload has contradicts another key."""
 
     @property
     def uses_symmetric_memory(self) -> bool:
@@ -293,43 +191,6 @@ class CommunicationSettings:
             Bucket(range(start, min(start + size, num_blocks)), reshard_after_forward and start < first_kept)
             for start in starts
         ]
-
-    def check_resharding(self, *, reshard_after_forward: bool) -> None:
-        """Raise ValueError if some blocks are to keep their parameters although all blocks do."""
-        if self.no_reshard_blocks and not reshard_after_forward:
-            raise ValueError(
-                f"no_reshard_blocks is {self.no_reshard_blocks} and reshard_after_forward is false, which keeps the "
-                f"parameters of all blocks; use one of the two"
-            )
-
-    def check_async_tensor_parallel(self, degree: int, *, compiler: str, is_compiled: bool) -> None:
-        """Raise ValueError if blocks have no collectives of activations that inductor could divide.
-
-        Args:
-            degree: ``tensor_parallel_degree``.
-            compiler: the config key, with the value, that makes inductor compile blocks.
-            is_compiled: whether the config has that value.
-        """
-        if not self.async_tensor_parallel:
-            return
-        if degree == 1:
-            raise ValueError(
-                "async_tensor_parallel is true and tensor_parallel_degree is 1: no activations are exchanged; allowed "
-                "is a degree of 2 or more"
-            )
-        if not is_compiled:
-            raise ValueError(
-                f"async_tensor_parallel is true: inductor divides matrix products and their collectives, and blocks "
-                f"are not compiled by inductor; add {compiler}"
-            )
-
-    def check_device(self, device_type: str) -> None:
-        """Raise ValueError for a key that needs GPUs on another device."""
-        if self.async_tensor_parallel and device_type != "cuda":
-            raise ValueError(
-                f"async_tensor_parallel is true and ranks run on {device_type}: the divided products write into "
-                f"memory of other GPUs; allowed are CUDA devices"
-            )
 
 
 def turn_off_multicast() -> None:

@@ -61,8 +61,7 @@ class StepHashes:
             micro_batches: number of micro-batches of each step.
 
         Raises:
-            ValueError: ``hash_tensors_step`` or ``hash_operators_step`` is not a measured step, or there would be too
-                many hashes.
+            ValueError: There would be too many hashes.
         """
         self._settings, self._model, self._optimizer = settings, model, optimizer
         self._num_steps, self._num_micro_batches = steps, micro_batches
@@ -147,18 +146,6 @@ class StepHashes:
         return [step for step in range(1, self._num_steps + 1) if self._is_hashed(step)]
 
     def _check(self) -> None:
-        only, steps = self._settings.hash_tensors_step, self._num_steps
-        operators = self._settings.hash_operators_step
-        if operators is not None and operators > steps:
-            raise ValueError(
-                f"hash_operators_step is {operators}, and steps is {steps}: allowed is 1 to {steps}, or null"
-            )
-        if only is not None and not self._kinds:
-            raise ValueError(
-                f"hash_tensors_step is {only} and hash_tensors is empty: name the kinds to hash in that step"
-            )
-        if only is not None and only > steps:
-            raise ValueError(f"hash_tensors_step is {only}, and steps is {steps}: allowed is 1 to {steps}, or null")
         num_hashes = len(self._tensor_steps()) * sum(self._tensors_of(kind) for kind in self._kinds)
         if num_hashes > MAX_HASHES:
             raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry, Workload, drop_data, measure, profiled
 
 from . import checkpoint as saved_state
+from .combinations import check_combinations
 from .common.determinism import use_deterministic_algorithms
 from .common.faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from .common.gradients import by_mesh, clip_gradients, total_norm
@@ -20,14 +21,15 @@ from .config import LlamaSettings
 from .distributed.activation_checkpoint import checkpoint_blocks
 from .distributed.context import key_lengths, own_positions
 from .distributed.expert import balance_experts
-from .distributed.parallel_dims import ParallelMesh
-from .distributed.parallelize import check_parallelism, parallelize
+from .distributed.parallel_dims import ParallelDims, ParallelMesh
+from .distributed.parallelize import parallelize
 from .distributed.pipeline import Pipeline, Stages
 from .hashing import StepHashes
 from .models import build_model
 from .models.common.attention import AttentionInputs, choose_kernel
 from .models.common.data import initialize, sequences
 from .models.common.decoder import Decoder
+from .models.common.float8 import check_float8
 from .models.common.loss import make_loss
 from .models.flops import throughput_metrics
 
@@ -62,7 +64,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """Join the process group and build the sharded model, its optimizer and all batches.
 
         Raises:
-            RuntimeError: cuBLAS is not configured for ``deterministic``.
+            RuntimeError: cuBLAS is not configured for ``deterministic``, or what float8 needs is missing.
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
@@ -70,8 +72,11 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         settings.prepare_environment()
         self._device = env.join(self.name)
         self._rank = env.rank
-        self._degrees = check_parallelism(settings, env.world_size, self._device)
-        settings.check()
+        check_combinations(self.name, self.config, device=self._device.type, ranks=env.world_size)
+        self._degrees = ParallelDims.of_world(settings.degrees, env.world_size)
+        if settings.float8_linear:
+            check_float8(self._device)
+        settings.lr_schedule.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
             use_deterministic_algorithms(self._device, fill_uninitialized_memory=settings.fill_uninitialized_memory)

@@ -63,44 +63,14 @@ def test_no_bucket_is_resharded_without_reshard_after_forward():
     assert [bucket.reshard_after_forward for bucket in buckets] == [False] * 3
 
 
-@pytest.mark.parametrize(
-    ("keys", "cause"),
-    [
-        ({"no_reshard_blocks": 1, "reshard_after_forward": False}, "no_reshard_blocks is 1 and reshard_after_forward"),
-        ({"async_tensor_parallel": True}, "async_tensor_parallel is true and tensor_parallel_degree is 1"),
-        (
-            {"async_tensor_parallel": True, "tensor_parallel_degree": 2},
-            "blocks are not compiled by inductor; add compile_blocks true",
-        ),
-        (
-            {
-                "async_tensor_parallel": True,
-                "tensor_parallel_degree": 2,
-                "compile_blocks": True,
-                "all_gather": "symmetric",
-            },
-            "async_tensor_parallel is true and all_gather is 'symmetric'",
-        ),
-        ({"all_gather": "symmetric", "expert_parallel_degree": 2}, "expert_parallel_degree is 2 and all_gather is"),
-    ],
-)
-def test_keys_of_fsdp2_that_contradict_each_other_are_refused(keys, cause):
-    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
-
-    with pytest.raises(ValueError, match=cause):
-        settings.check_own()
-
-
 def test_all_gathers_name_why_they_cannot_run(monkeypatch):
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
 
-    with pytest.raises(ValueError, match="ranks run on cpu"):
-        check_all_gather("symmetric", torch.device("cpu"), 2)
     with pytest.raises(ValueError, match="parameters are on one rank"):
-        check_all_gather("symmetric", CUDA, 1)
+        check_all_gather("symmetric", 1)
     with pytest.raises(ValueError, match=r"NCCL is 2\.27\.5; all-gathers of this kind came with NCCL 2\.28"):
-        check_all_gather("copy_engine", CUDA, 2)
-    check_all_gather("symmetric", CUDA, 2)
+        check_all_gather("copy_engine", 2)
+    check_all_gather("symmetric", 2)
 
 
 VARIABLES = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NCCL_CTA_POLICY")

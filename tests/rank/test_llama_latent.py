@@ -70,20 +70,6 @@ def test_attention_and_its_gradients_are_those_of_the_formulas(q_lora_rank, kern
     torch.testing.assert_close(found, known, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"qk_rope_head_dim": 2}, "kv_lora_rank is 0, q_lora_rank is 0 and qk_rope_head_dim is 2"),
-        ({"q_lora_rank": 8}, "kv_lora_rank is 0, q_lora_rank is 8"),
-        ({"kv_lora_rank": 8}, "kv_lora_rank is 8 and qk_rope_head_dim is 0"),
-        ({"kv_lora_rank": 8, "qk_rope_head_dim": 3}, "kv_lora_rank is 8 and qk_rope_head_dim is 3"),
-    ],
-)
-def test_widths_that_contradict_each_other_are_an_error(given, message):
-    with pytest.raises(ValueError, match=message):
-        LatentConfig(**given)
-
-
 def model_of(size, **changes):
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", size=size, **changes)
     with torch.device("meta"):

@@ -174,15 +174,6 @@ def test_a_global_batch_is_the_same_however_ranks_share_it():
     assert not torch.equal(whole, sequences(5, 4, range(8), 16, 256))
 
 
-@pytest.mark.parametrize(
-    ("dimensions", "message"),
-    [({"n_kv_heads": 3}, "not a multiple of n_kv_heads 3"), ({"dim": 60}, "dim is 60")],
-)
-def test_dimensions_that_do_not_divide_are_an_error(dimensions, message):
-    with pytest.raises(ValueError, match=message):
-        ModelConfig(**DEBUG | dimensions)
-
-
 def test_weight_ulp_changes_one_bit_of_one_weight_on_its_rank_after_its_step_alone():
     model = make_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from tests.rank.settings import make_settings
-
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
@@ -34,7 +32,6 @@ with warnings.catch_warnings():
         no_reorder_buckets,
         shard_parameters,
     )
-    from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
     from aorta_workloads.passes import compile, reorder
     from aorta_workloads.passes.annotate import (
         POSITION,
@@ -183,66 +180,6 @@ def test_a_range_is_a_bucket_each_and_a_plus_joins():
 def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
     with pytest.raises(ValueError, match=message):
         module_buckets(make_model(), groups)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (EAGER | {"bucketing": "auto"}, "backend is eager, .* bucketing auto"),
-        (EAGER | {"reshard_after_forward": True}, "backend is eager, .* reshard_after_forward"),
-        ({"bucketing": "manual"}, "groups are given for manual bucketing"),
-        ({"bucket_modules": ("norm",)}, "groups are given for manual bucketing"),
-        ({"bucketing": "auto"}, "bucket_order is 'registration'"),
-        (EAGER | {"trace": "step"}, "trace is step and backend is eager"),
-        ({"cuda_graphs": True}, "cuda_graphs is true, trace is 'model'"),
-        ({"cuda_graphs": True, "trace": "step", "backend": "inductor"}, "backend is 'inductor': .* aot_eager"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_an_error(given, message):
-    with pytest.raises(ValueError, match=message):
-        replace(PLANNED, **given).check()
-
-
-def test_schedules_by_time_are_refused_where_ranks_attend_to_different_lengths():
-    PLANNED.check_context_parallel(2)
-    by_time = replace(PLANNED, bucketing="none")
-    by_time.check_context_parallel(1)
-    with pytest.raises(ValueError, match="context_parallel_degree is 2, bucketing is 'none' and overlap_reorder"):
-        by_time.check_context_parallel(2)
-
-
-def test_a_schedule_that_divides_backward_passes_is_refused():
-    given = {"pipeline_parallel_schedule": "ZBVZeroBubble", "pipeline_parallel_degree": 2}
-    settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", **given)
-    with pytest.raises(ValueError, match="here that is one graph; allowed are 1F1B and Interleaved1F1B"):
-        settings.check_own()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"pipeline_parallel_degree": 2}, "pipeline_parallel_degree above 1"),
-        ({"compile_loss": True}, "compile_loss"),
-        ({"hash_operators_step": 1}, "hash_operators_step"),
-        ({"hash_tensors": ["weights", "backward"]}, "hash_tensors backward"),
-        ({"fault": {"kind": "drop_gradient"}}, "fault drop_gradient"),
-        ({"cuda_graphs": True, "gradient_accumulation": 2}, "gradient_accumulation above 1"),
-        ({"cuda_graphs": True, "num_experts": 4}, "num_experts"),
-        ({"cuda_graphs": True, "fault": {"kind": "operator_input", "operator": "x"}}, "fault operator_input"),
-    ],
-)
-def test_what_one_graph_of_a_step_can_not_do_is_refused(given, message):
-    settings = make_settings(LlamaSimpleFsdpSettings, "llama_simple_fsdp", trace="step", **given)
-    with pytest.raises(ValueError, match=f"it does not run with {message}"):
-        settings.check_own()
-
-
-@pytest.mark.parametrize(("device", "num_ranks"), [("cpu", 1), ("cuda", 2)])
-def test_a_step_is_captured_on_one_gpu_only(device, num_ranks):
-    settings = replace(PLANNED, trace="step", cuda_graphs=True)
-    settings.check_devices("cuda", 1)
-    with pytest.raises(ValueError, match=f"{num_ranks} ranks run on {device}.*allowed is one rank on a CUDA device"):
-        settings.check_devices(device, num_ranks)
 
 
 def test_a_stage_buckets_its_own_parameters_of_each_group():
@@ -447,11 +384,6 @@ def test_a_pass_that_is_disabled_does_not_run(mesh, monkeypatch, disabled, order
     assert forward == order
 
 
-def test_a_relative_folder_of_graphs_is_refused():
-    with pytest.raises(ValueError, match="dump_graphs is 'graphs', a relative path"):
-        replace(PLANNED, dump_graphs="graphs").check()
-
-
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overlap_reorder(monkeypatch, is_asked):
     """Tensor parallelism without shards and replicas leaves activations, and no bucket."""
@@ -496,14 +428,6 @@ def test_modules_that_cover_no_whole_bucket_are_refused(modules, message):
     model = make_model()
     with pytest.raises(ValueError, match=message):
         no_reorder_buckets(model, block_buckets(model), modules)
-
-
-@pytest.mark.parametrize(
-    "given", [{"overlap_reorder": False}, {"bucketing": "none"}, {"bucketing": "auto", "bucket_order": "graph"}]
-)
-def test_modules_without_buckets_to_reorder_are_refused(given):
-    with pytest.raises(ValueError, match="modules choose among buckets that are reordered"):
-        replace(PLANNED, overlap_reorder_modules=("norm",), **given).check()
 
 
 def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh):

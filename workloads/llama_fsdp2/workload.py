@@ -55,7 +55,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
         if settings.all_gather != DEFAULT:
-            check_all_gather(settings.all_gather, self._device, mesh.shards.size())
+            check_all_gather(settings.all_gather, mesh.shards.size())
             # Of summed gradients, torch would put the reduce-scatters into symmetric memory too.
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
         sum_gradients(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from ..common.settings import read_settings
 from ..distributed.parallel_dims import ParallelMesh
@@ -45,7 +44,6 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     def prepare(self, model: Decoder) -> None:
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
-        graph.check_devices(self._device.type, dist.get_world_size())
         groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
         no_reorder = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
