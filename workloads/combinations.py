@@ -113,8 +113,6 @@ _SHARED: tuple[_Rule, ...] = (
      "no activations are exchanged; use a degree of 2 or more"),
     ("async_tensor_parallel device", lambda c: c.async_tensor_parallel and c.device != "cuda",
      "divided products write into memory of other GPUs"),
-    ("no_reshard_blocks reshard_after_forward", lambda c: c.no_reshard_blocks and not c.reshard_after_forward,
-     "all blocks keep their parameters already; use one of the two"),
     # Pipelines
     ("pipeline_parallel_schedule pipeline_parallel_degree",
      lambda c: c.pipeline_parallel_schedule != "1F1B" and c.pipeline_parallel_degree == 1,

@@ -78,7 +78,6 @@ REFUSED = [
      "async_tensor_parallel is true and all_gather is 'symmetric'"),
     (FSDP2, EXPERTS | {"all_gather": "symmetric", "expert_parallel_degree": 2}, "degree is 2 and all_gather is"),
     (FSDP2, {"all_gather": "copy_engine"}, "all_gather is 'copy_engine' and device is 'cpu'"),
-    (FSDP2, {"no_reshard_blocks": 1, "reshard_after_forward": False}, "no_reshard_blocks is 1 and reshard_after"),
     (FSDP2, ZERO_BUBBLE | {"pipeline_parallel_degree": 1}, "'ZBVZeroBubble' and pipeline_parallel_degree is 1"),
     (FSDP2, PP | {"n_layers": 3}, "pipeline_parallel_degree is 4 and .* and n_layers is 3"),
     (FSDP2, INTERLEAVED | {"n_layers": 7}, "'Interleaved1F1B' and n_layers is 7"),

@@ -188,19 +188,6 @@ def test_weight_ulp_changes_one_bit_of_one_weight_on_its_rank_after_its_step_alo
     assert sum(changed.values()) == 1
 
 
-def test_swap_shards_exchanges_two_parameters_of_one_shape():
-    model = make_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-
-    Fault(kind="swap_shards", step=2, rank=1).after_step(2, 1, model)
-
-    after = model.state_dict()
-    changed = [name for name in after if not torch.equal(after[name], before[name])]
-    assert changed == ["tok_embeddings.weight", "output.weight"]
-    assert torch.equal(after[changed[0]], before[changed[1]])
-    assert torch.equal(after[changed[1]], before[changed[0]])
-
-
 def test_drop_gradient_scales_by_zero_on_its_rank_in_its_step_alone():
     fault = Fault(kind="drop_gradient", step=2, rank=1)
 

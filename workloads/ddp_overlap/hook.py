@@ -132,10 +132,7 @@ def wrap(
 ) -> nn.parallel.DistributedDataParallel:
     """Return ``model`` under DDP with ``reduction`` as its communication hook."""
     wrapped = nn.parallel.DistributedDataParallel(
-        model,
-        bucket_cap_mb=bucket_cap_mb,
-        gradient_as_bucket_view=bucket_view,
-        static_graph=static_graph,
+        model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=bucket_view, static_graph=static_graph
     )
     # DDP compares the hook's annotations with types, and postponed annotations are strings; a lambda has none.
     wrapped.register_comm_hook(None, lambda _state, bucket: reduction(bucket))

@@ -103,11 +103,7 @@ class Decoder(nn.Module, ABC):
         """Return the attention of one block."""
 
     def forward(
-        self,
-        tokens: torch.Tensor,
-        freqs_cis: torch.Tensor,
-        labels: torch.Tensor | None = None,
-        num_tokens: int = 1,
+        self, tokens: torch.Tensor, freqs_cis: torch.Tensor, labels: torch.Tensor | None = None, num_tokens: int = 1
     ) -> torch.Tensor:
         """Predict each next token; ``freqs_cis`` belong to the tokens' positions in their sequence.
 

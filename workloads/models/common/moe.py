@@ -15,12 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInputOutput,
-    RowwiseParallel,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInputOutput, RowwiseParallel
 
 from ..config import MixtureConfig
 from .dtensors import SEQUENCE, Distributed, local_value
@@ -214,14 +209,7 @@ class MoeFeedForward(nn.Module):
     expert_bias: torch.Tensor | None
     tokens_per_expert: torch.Tensor
 
-    def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        num_experts: int,
-        top_k: int,
-        mixture: MixtureConfig = _PLAIN,
-    ) -> None:
+    def __init__(self, dim: int, hidden: int, num_experts: int, top_k: int, mixture: MixtureConfig = _PLAIN) -> None:
         super().__init__()
         self.num_experts, self.top_k, self.mixture = num_experts, top_k, mixture
         self.router = nn.Linear(dim, num_experts, bias=False)
