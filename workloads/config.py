@@ -25,6 +25,14 @@ class HashSettings:
 
 
 @dataclass(frozen=True)
+class MemorySettings:
+    """The memory that ``activation_checkpointing: auto`` may fill on each rank."""
+
+    memory_fraction: float
+    memory_budget_bytes: int | None
+
+
+@dataclass(frozen=True)
 class GraphSettings:
     """The keys that decide how the traced model is compiled."""
 
@@ -50,7 +58,8 @@ class GraphSettings:
 class LlamaSettings:
     """The keys that both workloads have.
 
-    ``model``, ``degrees`` and ``hashing`` group keys of the config; ``lr_schedule`` and ``fault`` are blocks.
+    ``model``, ``degrees``, ``hashing`` and ``memory`` group keys of the config; ``lr_schedule`` and ``fault`` are
+    blocks.
     """
 
     size: str
@@ -84,6 +93,7 @@ class LlamaSettings:
     hashing: HashSettings
     save_checkpoint: str | None
     load_checkpoint: str | None
+    memory: MemorySettings
     fault: Fault
 
     @property
@@ -95,6 +105,11 @@ class LlamaSettings:
     def returns_loss(self) -> bool:
         """Return whether the model computes its loss, so that nothing outside of it has logits."""
         return self.loss_chunks > 0
+
+    @property
+    def chooses_checkpointing(self) -> bool:
+        """Return whether activation checkpointing is chosen in setup, by the memory that steps need."""
+        return self.activation_checkpointing == AUTO
 
     @property
     def fuses_blocks(self) -> bool:

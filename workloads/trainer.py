@@ -18,9 +18,10 @@ from .common.gradients import clip_gradients, total_norm
 from .common.learning_rate import LearningRate
 from .common.training import leave_process_group, make_adamw, measure_training, peak_memory_metrics
 from .config import LlamaSettings
-from .distributed.activation_checkpoint import checkpoint_blocks
+from .distributed.activation_checkpoint import Choice, checkpoint_blocks, same_on_all
 from .distributed.context import key_lengths, own_positions
 from .distributed.expert import balance_experts
+from .distributed.memory import Decision, Gathering, decide, estimate, own_budget
 from .distributed.parallel_dims import ParallelDims, ParallelMesh
 from .distributed.parallelize import parallelize
 from .distributed.pipeline import Pipeline, Stages
@@ -48,6 +49,10 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     @abstractmethod
     def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
         """Shard the parameters of ``model``, which is on the meta device, over the data-parallel axes of ``mesh``."""
+
+    @abstractmethod
+    def gathering(self, model: Decoder) -> Gathering:
+        """Return how blocks are compiled and parameters gathered, for an estimate of memory."""
 
     def prepare(self, model: Decoder) -> None:
         """Change an allocated and initialized model, that of a stage if there are several; nothing by default."""
@@ -84,6 +89,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
         settings = self._settings = settings.with_kernels(self._choose_attention(settings))
+        self._decision = self._decide() if settings.chooses_checkpointing else None
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)
@@ -134,7 +140,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         if (folder := settings.save_checkpoint) is not None:
             saved_state.save(folder, self._model, self._optimizer)
         result = result.replace(
-            environment=result.environment | {"attention": settings.model.attention},
+            environment=result.environment
+            | {"attention": settings.model.attention}
+            | ({} if self._decision is None else {"activation_checkpointing": str(self._decision.choice)}),
             metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm),
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
@@ -166,7 +174,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._parts = parallelize(model, self._mesh, self._settings)
-        checkpoint_blocks(model, self._settings.activation_checkpointing)
+        checkpoint_blocks(model, self._checkpointing)
         for part in self._parts:
             self.shard(part, self._mesh)
         drop_data()
@@ -175,6 +183,25 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         for part in self._parts:
             self.prepare(part)
         return model
+
+    @property
+    def _checkpointing(self) -> Choice:
+        """Return the kind of activation checkpointing of each block."""
+        if self._decision is not None:
+            return self._decision.choice
+        return same_on_all(self._settings.activation_checkpointing, self._settings.model.n_layers)
+
+    def _decide(self) -> Decision:
+        """Choose the activation checkpointing by the memory that a step needs; collective."""
+        settings = self._settings
+        budget = own_budget(settings.memory, self._device)
+        with torch.device("meta"):
+            gathering = self.gathering(build_model(settings.model))
+        step = estimate(settings, self._mesh, self._device, gathering)
+        decision = decide(step, settings.model.n_layers, budget, self._device)
+        if self._rank == 0:
+            print(decision, flush=True)
+        return decision
 
     def _choose_attention(self, settings: _Settings) -> str:
         """Return the kernel of attention for the heads and positions that this rank computes."""
@@ -285,6 +312,8 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         metrics |= throughput_metrics(
             settings.model, settings.seq_len, settings.param_dtype, tokens_per_s, self._device
         )
+        if self._decision is not None:
+            metrics |= self._decision.metrics
         if self._device.type != "cpu":
             metrics["peak_memory_reserved_bytes"] = float(torch.accelerator.max_memory_reserved(self._device))
         return metrics

@@ -74,6 +74,8 @@ TITAN_TP2 = Program(
     options=(*COMPILE, "--parallelism.tensor_parallel_degree=2", "--training.local_batch_size=2"),
 )
 WITHOUT_AC = COMPILED.with_keys("no checkpointing", activation_checkpointing="none")
+# CPU ranks have no device whose memory could be the budget.
+AUTO = {"activation_checkpointing": "auto"} | ({"memory_budget_bytes": 1 << 28} if TINY else {})
 
 
 def _key(reference: Program, name: str, min_gpus: int = 1, /, **config: Any) -> Lever:
@@ -96,6 +98,8 @@ LEVERS = (
     _instead(TITAN_COMPILED, COMPILED, 2),
     _key(COMPILED, "no checkpointing", activation_checkpointing="none"),
     _key(COMPILED, "loss_chunks 8", loss_chunks=8),
+    _key(COMPILED, "checkpointing auto", **AUTO),
+    _key(INDUCTOR, "checkpointing auto", **AUTO),
     _key(EAGER, "elementwise checkpointing", activation_checkpointing="elementwise"),
     _key(COMPILED, "blocks_per_bucket 2", 2, blocks_per_bucket=2),
     _key(COMPILED, "all_gather copy_engine", 2, all_gather="copy_engine"),

@@ -102,6 +102,9 @@ NUMERIC_ENVIRONMENT = (
     "torch", "device", "device_name", "cuda", "hip", "nccl", "cudnn", "triton", "weight_hash_version",
     *CPU_ENVIRONMENT, *PROGRAM_ENVIRONMENT,
 )  # fmt: skip
+# Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
+# no bit of the numbers.
+CHOICES = ("activation_checkpointing",)
 # A rank's steps of one sign of lag, at least, per step of the other sign. Ranks that are late in turns lag in as many
 # steps as they are ahead; with 1 ms of work on one rank of four H200s, this rank lagged in 92% of the steps or more.
 _MOST_IN_TURN = 2
@@ -325,7 +328,8 @@ def _canary(result: WorkloadResult) -> dict[str, float]:
 def _environment(result: WorkloadResult) -> dict[str, Any]:
     # Numbers that are computed on a GPU do not depend on the host's instruction set and threads.
     left_out = (*CPU_ENVIRONMENT, "num_threads") if result.device != "cpu" else ()
-    names = [name for name in NUMERIC_ENVIRONMENT if name in result.environment and name not in left_out]
+    kept = (*NUMERIC_ENVIRONMENT, *CHOICES)
+    names = [name for name in kept if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}
 
 

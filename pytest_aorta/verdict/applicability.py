@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
-from pytest_aorta.result.facts import PROGRAM_ENVIRONMENT, LaunchFacts
+from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
 from pytest_aorta.result.trace.costs import Cost
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.baseline import Baseline
@@ -197,12 +197,12 @@ def other_settings(facts: LaunchFacts, recorded: LaunchFacts) -> str:
 
 
 def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
-    """Return the facts of the numeric environment that differ.
+    """Return the facts of the numeric environment that differ, without choices of setup().
 
     Launches of one session block ran on the same CPUs, so their ``cpu_vendor`` is not compared: only one of them may
     report the vendor.
     """
-    left_out = {"cpu_vendor"} if facts.block == recorded.block else set()
+    left_out = {*CHOICES, "cpu_vendor"} if facts.block == recorded.block else {*CHOICES}
     here, there = facts.environment, recorded.environment
     return [key for key in sorted((here.keys() | there.keys()) - left_out) if here.get(key) != there.get(key)]
 
@@ -240,7 +240,7 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
         for key, there in sorted(recorded.environment.items()):
             if key == "cpu_vendor" and facts.block == recorded.block:  # one host, so the vendor is known
                 continue
-            if there is not None and facts.environment.get(key) is None and key not in _FROM_HOST:
+            if there is not None and facts.environment.get(key) is None and key not in (*_FROM_HOST, *CHOICES):
                 return f"the launch does not report {key}, which is {there!r} in the {side}"
         for key in _REPRODUCIBILITY:
             if recorded.environment.get(key, True) and not facts.environment.get(key, True):
@@ -284,12 +284,17 @@ def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> int |
     return next((facts.num_steps for facts in launches if facts.num_steps != recorded.num_steps), None)
 
 
+def changed_choice(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
+    """Return the key of the first choice of setup() that differs between two launches, or None."""
+    return next((key for key in CHOICES if facts.environment.get(key) != recorded.environment.get(key)), None)
+
+
 def other_setup(
     baseline: Baseline, workload: str, config: dict[str, Any], launches: Sequence[LaunchFacts]
 ) -> str | None:
     """Return why a baseline is not one of these launches, or None if it is.
 
-    The reason is another workload or script, config or number of measured steps.
+    The reason is another workload or script, config, choice of setup() or number of measured steps.
     """
     before = "the baseline was recorded with"
     if baseline.workload != workload:
@@ -298,6 +303,10 @@ def other_setup(
     if there:
         return f"{before} {there}, the test has {here}"
     recorded = baseline.center_launches[-1]
+    for facts in launches:
+        if key := changed_choice(facts, recorded):
+            chosen, other = (side.environment.get(key) for side in (recorded, facts))
+            return f"{before} {key}={chosen!r}, which setup chose, and a launch with {other!r}"
     if (found := other_steps(launches, recorded)) is None:
         return None
     return f"{before} {counted(recorded.num_steps, 'measured step')}, the test has {found}"

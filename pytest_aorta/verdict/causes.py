@@ -14,6 +14,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
+from pytest_aorta.verdict.applicability import changed_choice
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
@@ -158,7 +159,16 @@ def notes(
     if memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
     found += _launch_notes([launch.late_steps for launch in launches])
-    return found + _throttle_notes(launches, reference, side)
+    return found + _choice_notes(launches, reference, side) + _throttle_notes(launches, reference, side)
+
+
+def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+    """Return a line on a setting that setup() chose differently in the reference; it changes times and memory."""
+    pairs = ((launch, other) for launch in launches for other in reference)
+    for launch, other in pairs:
+        if key := changed_choice(launch, other):
+            return [f"{key} is {launch.environment.get(key)!r}, the {side}'s {other.environment.get(key)!r}"]
+    return []
 
 
 def _launch_notes(texts: Sequence[str]) -> list[str]:

@@ -80,7 +80,7 @@ def merged(
     """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
     A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the workload, the
-    config or the number of measured steps changed. Appended launches never count for the center.
+    config, a choice of setup() or the number of measured steps changed. Appended launches never count for the center.
 
     Raises:
         BaselineError: The new launches are not shown to equal the center, so appending them could hide a change.

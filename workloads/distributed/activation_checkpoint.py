@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -66,12 +68,16 @@ _CONTEXTS: dict[str, dict[str, Any]] = {
 }
 
 
-def checkpoint_blocks(model: Decoder, kind: str) -> None:
-    """Have each block of ``model`` run under ``kind`` of checkpointing."""
-    # One value for all blocks, since torch.compile would compile for each anew.
-    run = partial(run_checkpointed, kind)
-    for block in model.layers.children():
-        block.checkpoint = run  # type: ignore[assignment]
+def checkpoint_blocks(model: Decoder, choice: Choice) -> None:
+    """Have each block of ``model`` run under its kind of checkpointing; blocks are named by their number."""
+    for name, block in model.layers.named_children():
+        block.checkpoint = checkpointed(choice.kind(int(name)))  # type: ignore[assignment]
+
+
+@cache
+def checkpointed(kind: str) -> Callable[..., torch.Tensor]:
+    """Return the value of ``Block.checkpoint``, one for all blocks, since torch.compile would compile for each anew."""
+    return partial(run_checkpointed, kind)
 
 
 def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
@@ -81,3 +87,49 @@ def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch
     # The model has no dropout, so there is no random state to keep.
     options = {"use_reentrant": False, "preserve_rng_state": False, **_CONTEXTS[kind]}
     return checkpoint(block, *args, **options)
+
+
+# From the least recomputation to the most.
+LADDER = ("none", "elementwise", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kind of checkpointing for the first ``num_more`` of ``num_blocks`` blocks, and another kind for the rest.
+
+    The first blocks are recomputed last. By then backward has freed the activations of all other blocks, so the memory
+    of the recomputation does not add to the peak.
+    """
+
+    more: str
+    less: str
+    num_more: int
+    num_blocks: int
+
+    def kind(self, block: int) -> str:
+        """Return the kind of block number ``block``, from 0."""
+        return self.more if block < self.num_more else self.less
+
+    def __str__(self) -> str:
+        """Return the kinds, each with its number of blocks."""
+        if self.num_more in (0, self.num_blocks):
+            return f"{self.kind(0)} on all {self.num_blocks} blocks"
+        rest = self.num_blocks - self.num_more
+        return f"{self.more} on {self.num_more} of {self.num_blocks} blocks, {self.less} on {rest}"
+
+
+def same_on_all(kind: str, num_blocks: int) -> Choice:
+    """Return the choice of one kind for all blocks."""
+    return Choice(kind, kind, num_blocks, num_blocks)
+
+
+def choices(num_blocks: int) -> list[Choice]:
+    """Return all choices from the least recomputation to the most.
+
+    A kind is used on every block before the next kind is used on any: each kind frees fewer bytes per recomputed
+    operation than the kind before it.
+    """
+    partial = [
+        Choice(more, less, number, num_blocks) for less, more in pairwise(LADDER) for number in range(1, num_blocks + 1)
+    ]
+    return [same_on_all(LADDER[0], num_blocks), *partial]

@@ -165,6 +165,11 @@ def block_buckets(model: nn.Module, blocks_per_bucket: int = 1) -> tuple[Bucket,
     return tuple(buckets)
 
 
+def num_blocks(bucket: Bucket) -> int:
+    """Return how many elements of ``layers`` have a parameter in the bucket."""
+    return len({name.split(".")[1] for name in bucket if name.startswith("layers.")})
+
+
 def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...]:
     """Return a bucket for each group of modules; every parameter has to be in exactly one bucket.
 

@@ -12,6 +12,7 @@ from ..common.fsdp2 import prefetch, sum_gradients
 from ..common.settings import read_settings
 from ..common.training import drop
 from ..config import LlamaSettings
+from ..distributed.activation_checkpoint import LADDER
 from ..distributed.fsdp2 import (
     COPY_ENGINE,
     DEFAULT,
@@ -20,6 +21,7 @@ from ..distributed.fsdp2 import (
     shard_blocks,
     use_copy_engines,
 )
+from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
 from ..models.common.decoder import Block, Decoder
 from ..passes.async_tensor import micro_pipeline_options
@@ -97,6 +99,17 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         # Experts that are units of their own, which goes with torch 2.11, are gathered ahead in backward only if asked.
         apart = any(len(unit) > 1 for unit in units)
         prefetch(units, settings.forward_prefetch, settings.backward_prefetch or int(apart))
+
+    def gathering(self, _model: Decoder) -> Gathering:
+        """Return how FSDP2 gathers the parameters of blocks."""
+        settings = self._settings
+        return Gathering(
+            is_compiled=settings.fuses_blocks,
+            num_ahead=max(1, settings.forward_prefetch, settings.backward_prefetch),
+            blocks_per_unit=settings.blocks_per_bucket,
+            kept_by=frozenset() if settings.reshard_after_forward else frozenset(LADDER),
+            accumulates_unsharded=not self.reduces_every_micro_batch,
+        )
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""

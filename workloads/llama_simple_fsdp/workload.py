@@ -9,6 +9,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from ..common.settings import read_settings
 from ..config import GraphSettings, LlamaSettings
+from ..distributed.activation_checkpoint import LADDER
+from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
 from ..distributed.simple_fsdp import (
     block_buckets,
@@ -16,6 +18,7 @@ from ..distributed.simple_fsdp import (
     collective_groups,
     module_buckets,
     no_reorder_buckets,
+    num_blocks,
     shard_parameters,
 )
 from ..models import build_model
@@ -59,6 +62,20 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
         """Make all parameters DTensors that are gathered where they are read."""
         shard_parameters(model, mesh, MixedPrecisionPolicy(self._settings.param_dtype, self._settings.reduce_dtype))
+
+    def gathering(self, model: Decoder) -> Gathering:
+        """Return how graphs gather the parameters of blocks.
+
+        Without a graph, autograd keeps the gathered parameters of blocks that are not recomputed.
+        """
+        graph = self._settings.graph
+        is_eager = graph.backend == "eager"
+        kept_by = LADDER if not graph.reshard_after_forward else ()
+        return Gathering(
+            is_compiled=not is_eager,
+            blocks_per_unit=max([1, *map(num_blocks, self._buckets(model))]),
+            kept_by=frozenset(LADDER[:1] if is_eager else kept_by),
+        )
 
     def prepare(self, model: Decoder) -> None:
         """Compile the model as one graph when it first runs."""

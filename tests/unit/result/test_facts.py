@@ -42,8 +42,8 @@ def test_memory_is_the_largest_over_ranks_and_other_metrics_their_mean_with_all_
     assert launch_facts(make_result(TWO_RANKS, rank_metrics=ranks)).metrics == means
 
 
-def test_only_what_numbers_depend_on_is_kept_of_the_environment():
-    kept = {"attention": "flex"}
+@pytest.mark.parametrize("kept", [{"attention": "flex"}, {"activation_checkpointing": "full on all 2 blocks"}])
+def test_only_what_numbers_depend_on_is_kept_of_the_environment(kept):
     environment = {"torch": "2.11.0", "num_threads": 2, "hostname": "not kept"} | kept
     facts = launch_facts(make_result(TWO_RANKS, device="cuda", environment=environment))
     assert facts.environment == {"torch": "2.11.0"} | kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import default_priors, launches_near, make_baseline, stored
+from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, stored
 
 CONFIG = make_baseline().config
 STABLE = make_baseline(launches=stored(*launches_near(10.0, 10)))
@@ -37,3 +37,8 @@ def compare(candidates, references, marked=None, only=None, max_pairs=6) -> Verd
 
 def outcomes(verdicts: Verdicts) -> dict[str, Outcome]:
     return {row.metric: row.outcome for row in verdicts.rows}
+
+
+def chose(kinds: str, facts=None):
+    facts = facts or make_facts()
+    return facts.replace(environment=facts.environment | {"activation_checkpointing": kinds})

@@ -24,6 +24,7 @@ from tests.unit.verdict.compared import (
     STABLE,
     SURE,
     check,
+    chose,
     compare,
     outcomes,
 )
@@ -105,6 +106,24 @@ def test_configs_are_equal_exactly_if_their_json_is(one, other):
 
 def test_fault_is_no_part_of_the_identity():
     assert identity({"steps": 20, TEST_HOOK_KEY: {"kind": "slowdown"}}) == {"steps": 20}
+
+
+@pytest.mark.parametrize("launches", [[chose("full on all 4 blocks")], [chose("none on all 4 blocks"), make_facts()]])
+def test_baseline_of_another_choice_of_checkpointing_is_missing_and_names_both(launches):
+    baseline = make_baseline(launches=stored(*[chose("none on all 4 blocks")] * 10))
+    row = check(*launches, baseline=baseline)["step_time_p50"]
+    chosen = launches[-1].environment.get("activation_checkpointing")
+    assert (row.outcome, row.reason) == (
+        Outcome.MISSING,
+        f"the baseline was recorded with activation_checkpointing='none on all 4 blocks', which setup chose, and a "
+        f"launch with {chosen!r}; record it again with --update-baselines",
+    )
+
+
+def test_same_choice_of_checkpointing_is_compared():
+    launches = [chose("none on all 4 blocks")] * 3
+    verdicts = check(*launches, baseline=make_baseline(launches=stored(*launches * 3)))
+    assert set(outcomes(verdicts).values()) == {Outcome.PASS}
 
 
 @pytest.mark.parametrize("num_steps", [1, 99, 101])

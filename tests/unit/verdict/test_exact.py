@@ -20,6 +20,7 @@ from tests.unit.verdict.compared import (
     STABLE,
     SURE,
     check,
+    chose,
     compare,
     outcomes,
 )
@@ -226,6 +227,13 @@ def test_ab_of_another_number_of_steps_is_missing(here, there):
     verdicts = compare([make_facts(**LONG | {"num_steps": here})] * 3, [make_facts(**LONG | {"num_steps": there})] * 3)
     assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
     assert verdicts["step_time_p50"].detail == f"the reference ran {there} measured steps, the launch {here}"
+
+
+def test_pairs_of_different_choices_are_compared_and_the_choices_noted():
+    candidates, references = [chose("full on all 4 blocks", with_p50(make_facts(), 15.0))] * 3, [chose("none")] * 3
+    verdicts = compare(candidates, references)
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
+    assert "activation_checkpointing is 'full on all 4 blocks', the reference's 'none'" in verdicts.notes
 
 
 def test_notes_of_an_ab_speak_of_its_reference():
