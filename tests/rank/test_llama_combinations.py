@@ -56,7 +56,7 @@ def test_other_combinations_are_allowed(workload, keys):
 # fmt: off
 REFUSED = [
     (FSDP2, {"memory_budget_bytes": 1}, "memory_budget_bytes is 1 and activation_checkpointing is 'none'"),
-    (FSDP2, INTERLEAVED | {"activation_checkpointing": "auto"}, "'Interleaved1F1B' and activation_checkpointing is 'auto'"),
+    (FSDP2, INTERLEAVED | {"activation_checkpointing": "auto"}, "and activation_checkpointing is 'auto'"),
     (FSDP2, EXPERTS | {"n_layers": 2, "n_dense_layers": 1, "activation_checkpointing": "auto"},
      "n_dense_layers is 1 and activation_checkpointing is 'auto'"),
     (FSDP2, {"n_kv_heads": 3}, "n_heads is 4 and n_kv_heads is 3"),
