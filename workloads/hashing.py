@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -23,16 +23,6 @@ from .distributed.pipeline import Stages
 
 # The limit of one rank: at 35 bytes per hash, a result file stays below two megabytes.
 MAX_HASHES = 50_000
-# Adam keeps the step and two moments.
-_STATES_PER_PARAMETER = 3
-
-
-class _Hashed(NamedTuple):
-    """One logical tensor."""
-
-    name: str
-    shape: list[int]
-    hash: str
 
 
 class StepHashes:
@@ -61,8 +51,7 @@ class StepHashes:
             micro_batches: number of micro-batches of each step.
 
         Raises:
-            ValueError: ``hash_tensors_step`` or ``hash_operators_step`` is not a measured step, or there would be too
-                many hashes.
+            ValueError: There would be too many hashes.
         """
         self._settings, self._model, self._optimizer = settings, model, optimizer
         self._num_steps, self._num_micro_batches = steps, micro_batches
@@ -104,7 +93,7 @@ class StepHashes:
         """Hash the weights and tensors that the config asks for after measured step ``step``."""
         if self._is_hashed(step) or (self._wants_tensors and "weights" in self._kinds):
             weights = self._hash(self._model.named_parameters())
-            self.weight_hashes[str(step)] = WeightHash.of({tensor.name: tensor.hash for tensor in weights}).hex
+            self.weight_hashes[str(step)] = WeightHash.of({name: hashed for name, (_, hashed) in weights.items()}).hex
             if self._wants_tensors and "weights" in self._kinds:
                 self._add("weights", step, weights)
         if self._wants_tensors and "optimizer" in self._kinds:
@@ -116,17 +105,16 @@ class StepHashes:
                     known.steps.update(hashes.steps)
         self._wants_tensors = False
 
-    def _hash(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[_Hashed]:
-        """Hash the tensors of all stages, given this stage's; collective."""
+    def _hash(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[list[int], str]]:
+        """Return shapes and hashes of the tensors of all stages, given this stage's tensors; collective."""
         own = list(named)
         per_tensor = hash_parameters(own, self._stages.group).per_tensor
-        hashed = {name: _Hashed(name, list(one.shape), per_tensor[name]) for name, one in own}
-        return list(self._stages.merged(hashed).values())
+        return self._stages.merged({name: (list(one.shape), per_tensor[name]) for name, one in own})
 
-    def _add(self, kind: str, step: int, tensors: list[_Hashed]) -> None:
-        names, shapes = [tensor.name for tensor in tensors], [tensor.shape for tensor in tensors]
-        hashes = self.tensor_hashes.setdefault(kind, TensorHashes(names, shapes, {}))
-        hashes.steps[str(step)] = [tensor.hash for tensor in tensors]
+    def _add(self, kind: str, step: int, tensors: dict[str, tuple[list[int], str]]) -> None:
+        shapes, hashes = map(list, zip(*tensors.values(), strict=True))
+        known = self.tensor_hashes.setdefault(kind, TensorHashes(list(tensors), shapes, {}))
+        known.steps[str(step)] = hashes
 
     def _named_state(self) -> list[tuple[str, torch.Tensor]]:
         return [
@@ -147,32 +135,17 @@ class StepHashes:
         return [step for step in range(1, self._num_steps + 1) if self._is_hashed(step)]
 
     def _check(self) -> None:
-        only, steps = self._settings.hash_tensors_step, self._num_steps
-        operators = self._settings.hash_operators_step
-        if operators is not None and operators > steps:
-            raise ValueError(
-                f"hash_operators_step is {operators}, and steps is {steps}: allowed is 1 to {steps}, or null"
-            )
-        if only is not None and not self._kinds:
-            raise ValueError(
-                f"hash_tensors_step is {only} and hash_tensors is empty: name the kinds to hash in that step"
-            )
-        if only is not None and only > steps:
-            raise ValueError(f"hash_tensors_step is {only}, and steps is {steps}: allowed is 1 to {steps}, or null")
-        num_hashes = len(self._tensor_steps()) * sum(self._tensors_of(kind) for kind in self._kinds)
+        num_parameters = len(self._stages.merged({name: None for name, _ in self._model.named_parameters()}))
+        num_boundaries = 2 * sum(1 for _ in self._model.modules()) * self._num_micro_batches
+        # Adam keeps the step and two moments.
+        most = {"optimizer": 3 * num_parameters, FORWARD: num_boundaries, BACKWARD: num_boundaries}
+        num_hashes = len(self._tensor_steps()) * sum(most.get(kind, num_parameters) for kind in self._kinds)
         if num_hashes > MAX_HASHES:
             raise ValueError(
                 f"hash_tensors is {list(self._kinds)}: up to {num_hashes} hashes of {len(self._tensor_steps())} steps, "
                 f"at most {MAX_HASHES} are kept; name fewer kinds, a larger hash_every, or one step in "
                 f"hash_tensors_step"
             )
-
-    def _tensors_of(self, kind: str) -> int:
-        """Return the largest number of tensors of a kind that a step can hash."""
-        num_parameters = len(self._stages.merged({name: None for name, _ in self._model.named_parameters()}))
-        if kind in (FORWARD, BACKWARD):
-            return 2 * sum(1 for _ in self._model.modules()) * self._num_micro_batches
-        return num_parameters * (_STATES_PER_PARAMETER if kind == "optimizer" else 1)
 
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -300,10 +273,7 @@ def observe(
 
 
 @observe.register_fake
-def _(
-    tensor: torch.Tensor, given: torch.Tensor | None, number: int, module: str, part: str, phase: str
-) -> torch.Tensor:
-    del given, number, module, part, phase
+def _(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(tensor)
 
 

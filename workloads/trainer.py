@@ -8,27 +8,29 @@ from typing import ClassVar, Generic, TypeVar
 
 import torch
 
-from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry, Workload, drop_data, measure, profiled
+from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry, Workload, drop_data, profiled
 
 from . import checkpoint as saved_state
+from .combinations import check_combinations
 from .common.determinism import use_deterministic_algorithms
 from .common.faults import OPERATOR_INPUT, OPERATOR_OUTPUT
-from .common.gradients import by_mesh, clip_gradients, total_norm
+from .common.gradients import clip_gradients, total_norm
 from .common.learning_rate import LearningRate
-from .common.training import MeasuredSteps, leave_process_group, peak_memory_metrics
+from .common.training import leave_process_group, make_adamw, measure_training, peak_memory_metrics
 from .config import LlamaSettings
 from .distributed.activation_checkpoint import Choice, checkpoint_blocks, same_on_all
 from .distributed.context import key_lengths, own_positions
 from .distributed.expert import balance_experts
 from .distributed.memory import Decision, Gathering, decide, estimate, own_budget
-from .distributed.parallel_dims import ParallelMesh
-from .distributed.parallelize import check_parallelism, parallelize
+from .distributed.parallel_dims import ParallelDims, ParallelMesh
+from .distributed.parallelize import parallelize
 from .distributed.pipeline import Pipeline, Stages
 from .hashing import StepHashes
 from .models import build_model
 from .models.common.attention import AttentionInputs, choose_kernel
 from .models.common.data import initialize, sequences
 from .models.common.decoder import Decoder
+from .models.common.float8 import check_float8
 from .models.common.loss import make_loss
 from .models.flops import throughput_metrics
 
@@ -67,7 +69,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """Join the process group and build the sharded model, its optimizer and all batches.
 
         Raises:
-            RuntimeError: cuBLAS is not configured for ``deterministic``.
+            RuntimeError: cuBLAS is not configured for ``deterministic``, or what float8 needs is missing.
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
@@ -75,8 +77,11 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         settings.prepare_environment()
         self._device = env.join(self.name)
         self._rank = env.rank
-        self._degrees = check_parallelism(settings, env.world_size, self._device)
-        settings.check()
+        check_combinations(self.name, self.config, device=self._device.type, ranks=env.world_size)
+        self._degrees = ParallelDims.of_world(settings.degrees, env.world_size)
+        if settings.float8_linear:
+            check_float8(self._device)
+        settings.lr_schedule.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
             use_deterministic_algorithms(self._device, fill_uninitialized_memory=settings.fill_uninitialized_memory)
@@ -88,8 +93,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)
-        self._optimizer = self._build_optimizer()
-        given = settings.checkpoint.load_checkpoint
+        fused = settings.optimizer_fused
+        self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay, fused=fused)
+        given = settings.load_checkpoint
         trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
         num_steps = settings.warmup + settings.steps
         self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, trained_steps, trained_steps + num_steps)
@@ -103,34 +109,36 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         )
         self._batches = self._make_batches(positions, trained_steps)
         self._freqs_cis = self._model.config.freqs_cis(positions.to(self._device))
-        self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
-
-    @property
-    def is_compiled(self) -> bool:
-        """True if a step runs compiled kernels."""
-        return self._settings.fuses_blocks or self._settings.compile_loss
+        self._pipeline = None
+        if self._mesh.pipeline is not None:
+            at_once = self.reduces_every_micro_batch
+            self._pipeline = Pipeline(
+                self._parts, self._mesh, settings, self._freqs_cis, self._global_loss, reduce_every_micro_batch=at_once
+            )
 
     @property
     def is_same_on_any_cpu(self) -> bool:
         """True if CPU ranks compute the same bits on CPUs of every vendor."""
         # Unfused AdamW takes square roots from MKL, which rounds them differently on another vendor's CPU.
-        return self._is_fused and not self.is_compiled
-
-    @property
-    def _is_fused(self) -> bool:
-        return self._settings.optimizer_fused is not False
+        settings = self._settings
+        return settings.optimizer_fused and not (settings.fuses_blocks or settings.compile_loss)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
         settings = self._settings
         for batch in self._batches[: settings.warmup]:
             self._train_step(0, batch)
-        measured = self._measure()
+        measured = self._batches[settings.warmup :]
+        result = measure_training(
+            lambda step, timer: self._measure_step(step, measured[step - 1], timer),
+            settings.steps,
+            self._device,
+            any_cpu=self.is_same_on_any_cpu,
+        )
         last = self._learning_rate.step
         self._rates = self._learning_rate.rates(range(last - settings.steps, last))
-        if (folder := settings.checkpoint.save_checkpoint) is not None:
+        if (folder := settings.save_checkpoint) is not None:
             saved_state.save(folder, self._model, self._optimizer)
-        result = measured.result(settings.steps, self._device, any_cpu=self.is_same_on_any_cpu)
         result = result.replace(
             environment=result.environment
             | {"attention": settings.model.attention}
@@ -199,12 +207,11 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """Return the kernel of attention for the heads and positions that this rank computes."""
         model, degrees = settings.model, self._degrees
         num_keys = key_lengths(settings.seq_len, degrees.context_parallel, self._mesh.context_rank)
-        num_positions = len(own_positions(settings.seq_len, degrees.context_parallel, self._mesh.context_rank))
         inputs = AttentionInputs(
             batch_size=settings.batch_size,
             num_heads=model.n_heads // degrees.tensor_parallel,
             num_kv_heads=model.num_key_heads // degrees.tensor_parallel,
-            num_queries=num_positions // len(num_keys),
+            num_queries=settings.seq_len // degrees.context_parallel // len(num_keys),
             num_keys=num_keys,
             head_dim=model.key_dim,
             dtype=settings.param_dtype,
@@ -212,42 +219,18 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         )
         return choose_kernel(model.attention, inputs, deterministic=settings.deterministic)
 
-    def _build_pipeline(self) -> Pipeline:
-        return Pipeline(
-            self._parts,
-            self._mesh,
-            self._settings,
-            self._freqs_cis,
-            self._global_loss,
-            reduce_every_micro_batch=self.reduces_every_micro_batch,
-        )
-
-    def _build_optimizer(self) -> torch.optim.AdamW:
-        fused = self._is_fused
-        return torch.optim.AdamW(
-            # Each mesh has a group of its own, because a kernel for many tensors accepts tensors of one mesh only.
-            [{"params": parameters} for parameters in by_mesh(self._model)],
-            lr=self._settings.lr,
-            betas=self._settings.betas,
-            weight_decay=self._settings.weight_decay,
-            fused=fused,
-            foreach=None if self._device.type == "cuda" and not fused else False,
-        )
-
     def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:
         """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]`` before any step is timed."""
         num_steps = self._settings.warmup + self._settings.steps
         return [self._batch(step, positions).to(self._device) for step in range(first_step, first_step + num_steps)]
 
     def _batch(self, step: int, positions: torch.Tensor) -> torch.Tensor:
-        settings, batch_size = self._settings, self._settings.batch_size
-        micro_batches = []
-        for micro_batch in range(settings.gradient_accumulation):
-            first = (micro_batch * self._degrees.data_parallel + self._mesh.data_rank) * batch_size
-            indices = range(first, first + batch_size)
-            tokens = sequences(settings.seed, step, indices, settings.seq_len, settings.model.vocab_size)
-            micro_batches.append(torch.stack([tokens[:, positions], tokens[:, positions + 1]]))
-        return torch.stack(micro_batches)
+        settings, num_ranks, rank = self._settings, self._degrees.data_parallel, self._mesh.data_rank
+        firsts = [(number * num_ranks + rank) * settings.batch_size for number in range(settings.gradient_accumulation)]
+        indices = [index for first in firsts for index in range(first, first + settings.batch_size)]
+        tokens = sequences(settings.seed, step, indices, settings.seq_len, settings.model.vocab_size)
+        micro_batches = tokens.unflatten(0, (-1, settings.batch_size))
+        return torch.stack([micro_batches[..., positions], micro_batches[..., positions + 1]], dim=1)
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.
@@ -297,19 +280,6 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     @property
     def _num_global_tokens(self) -> int:
         return self._settings.tokens_per_step * self._degrees.data_parallel
-
-    def _measure(self) -> MeasuredSteps:
-        batches = self._batches[self._settings.warmup :]
-        losses: list[torch.Tensor] = []
-        grad_norms: list[torch.Tensor] = []
-
-        def run_step(number: int, timer: StepTimer) -> None:
-            loss, norm = self._measure_step(number + 1, batches[number], timer)
-            losses.append(loss)
-            grad_norms.append(norm)
-
-        timer, elapsed_sec = measure(run_step, len(batches), self._device)
-        return MeasuredSteps(timer, elapsed_sec, losses, grad_norms)
 
     def _measure_step(self, step: int, batch: torch.Tensor, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""

@@ -74,8 +74,7 @@ TITAN_TP2 = Program(
     options=(*COMPILE, "--parallelism.tensor_parallel_degree=2", "--training.local_batch_size=2"),
 )
 WITHOUT_AC = COMPILED.with_keys("no checkpointing", activation_checkpointing="none")
-# The debug model has two blocks, and CPU ranks have no device whose memory could be the budget.
-UNSHARDED = 1 if TINY else 16
+# CPU ranks have no device whose memory could be the budget.
 AUTO = {"activation_checkpointing": "auto"} | ({"memory_budget_bytes": 1 << 28} if TINY else {})
 
 
@@ -104,13 +103,11 @@ LEVERS = (
     _key(EAGER, "elementwise checkpointing", activation_checkpointing="elementwise"),
     _key(COMPILED, "blocks_per_bucket 2", 2, blocks_per_bucket=2),
     _key(COMPILED, "all_gather copy_engine", 2, all_gather="copy_engine"),
-    _key(COMPILED, f"no_reshard_blocks {UNSHARDED}", 2, no_reshard_blocks=UNSHARDED),
     _key(COMPILED, "reshard_after_forward false", 2, reshard_after_forward=False),
     _key(COMPILED, "all_gather symmetric", 2, all_gather="symmetric"),
     _key(COMPILED, "blocks_per_bucket 4", 2, blocks_per_bucket=4),
     _key(INDUCTOR, "loss_chunks 8", loss_chunks=8),
     _key(INDUCTOR, "blocks_per_bucket 2", 2, blocks_per_bucket=2),
-    _key(INDUCTOR, f"no_reshard_blocks {UNSHARDED}", 2, no_reshard_blocks=UNSHARDED),
     _key(INDUCTOR, "bucketing auto", 2, bucketing="auto"),
     _key(TP2, "async_tensor_parallel", 2, async_tensor_parallel=True),
     _instead(TITAN_TP2, TP2, 2),

@@ -40,16 +40,6 @@ def test_the_bias_of_experts_goes_on(workload):
     workload.run("llama_fsdp2", **training, steps=2, save_checkpoint=str(FOLDER / "experts"))
     last = workload.run("llama_fsdp2", **training, steps=2, load_checkpoint=str(FOLDER / "experts"))
     assert (last.weight_hashes["2"], last.loss) == (whole.weight_hashes["4"], whole.loss[2:])
-
-@pytest.mark.world(size=2, device="cpu")
-@pytest.mark.parametrize("given, message", [
-    ({"save_checkpoint": "here"}, "save_checkpoint is 'here', a relative path"),
-    ({"save_checkpoint": str(FOLDER / "eager")}, "allowed is a new or an empty folder"),
-    ({"load_checkpoint": str(FOLDER)}, "the file .metadata is missing"),
-])
-def test_unsuitable_folders_are_refused(workload, given, message):
-    with pytest.raises(Exception, match=message):
-        workload.run("llama_fsdp2", **TRAINING, **given)
 """
 
 
@@ -88,4 +78,4 @@ def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner,
 
 @pytest.mark.extended
 def test_a_checkpoint_of_four_ranks_goes_on_in_two(inner, on_cpu):
-    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=7)
+    inner(INNER, "--aorta-launcher=forkserver").assert_outcomes(passed=4)

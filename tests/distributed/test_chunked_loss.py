@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.common.errors import LaunchError
-
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=2, device="cpu", warm=True),
@@ -47,9 +45,3 @@ def test_chunks_train_as_whole_logits(workload):
         chunked = workload.run("llama_fsdp2", **training | options)
         assert chunked.loss == pytest.approx(whole.loss, rel=1e-5), layout
         assert chunked.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4), layout
-
-
-def test_pipeline_stages_are_refused(workload):
-    stages = {"n_layers": 2, "pipeline_parallel_degree": 2, "gradient_accumulation": 2}
-    with pytest.raises(LaunchError, match="loss_chunks is 3 and pipeline_parallel_degree is 2"):
-        workload.run("llama_fsdp2", **TRAINING | stages)

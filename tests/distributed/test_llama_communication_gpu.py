@@ -33,7 +33,7 @@ def test_rotations_of_each_form_have_the_same_bits_in_both_implementations(workl
 @two_gpus
 def test_keys_that_move_parameters_keep_every_bit(workload):
     plain = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, **EXACT)
-    buckets = {"blocks_per_bucket": 2, "no_reshard_blocks": 1}
+    buckets = {"blocks_per_bucket": 2}
     changed = {
         "buckets": {"workload": "llama_fsdp2"} | buckets,
         "traced buckets": {"workload": "llama_simple_fsdp"} | buckets,

@@ -13,7 +13,6 @@ MOVED = {
     "prefetch": {"forward_prefetch": 1, "backward_prefetch": 1},
     "kept parameters": {"reshard_after_forward": False},
     "one bucket of two blocks": {"blocks_per_bucket": 2},
-    "last block kept": {"no_reshard_blocks": 1},
     "real freqs_cis": {"rotary": "real"},
     "selective checkpointing": {"activation_checkpointing": "selective"},
     "full checkpointing": {"activation_checkpointing": "full"},
@@ -22,7 +21,7 @@ MOVED = {
 TOGETHER = (
     ("prefetch", "one bucket of two blocks", "real freqs_cis", "selective checkpointing"),
     ("kept parameters", "hashes of all tensors"),
-    ("last block kept", "full checkpointing"),
+    ("full checkpointing",),
 )
 
 
@@ -42,7 +41,7 @@ def test_options_that_move_work_keep_every_bit(workload, groups):
 
 @pytest.mark.extended
 def test_buckets_of_several_blocks_have_every_bit_in_both_implementations(workload):
-    keys = {"n_layers": 3, "blocks_per_bucket": 2, "no_reshard_blocks": 1, "rotary": "real"}
+    keys = {"n_layers": 3, "blocks_per_bucket": 2, "rotary": "real"}
     plain = workload.run("llama_fsdp2", **HASHED | {"n_layers": 3})
     for implementation in ("llama_fsdp2", "llama_simple_fsdp"):
         workload.compare({"workload": implementation} | TRAINING | keys, plain, steps=STEPS, label=implementation)
@@ -57,12 +56,11 @@ def calls(result):
 @pytest.mark.parametrize(
     "implementation", ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)]
 )
-def test_buckets_merge_collectives_and_unsharded_blocks_are_gathered_once(workload, implementation):
+def test_buckets_of_several_blocks_merge_collectives(workload, implementation):
     keys = TRAINING | {"n_layers": 4, "steps": 1, "warmup": 1, "profile_steps": 1}
     gathers, reductions = calls(workload.run(implementation, **keys))
     # Two buckets instead of four gather twice each, and reduce once.
     assert calls(workload.run(implementation, blocks_per_bucket=2, **keys)) == (gathers - 4, reductions - 2)
-    assert calls(workload.run(implementation, no_reshard_blocks=3, **keys)) == (gathers - 3, reductions)
 
 
 @pytest.mark.extended

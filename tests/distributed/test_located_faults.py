@@ -24,7 +24,6 @@ FAULTS = [
         ["weight_hash"],
         ["step 2, weights: 1 of 12 parameters differ, first tok_", *WEIGHTS_ALONE],
     ),
-    ("llama_fsdp2", "swap_shards", ALL, ["step 2, weights: 2 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
     (
         "llama_simple_fsdp",
         "drop_gradient",

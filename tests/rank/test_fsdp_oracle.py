@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from aorta_workloads.fsdp import oracle
-from aorta_workloads.fsdp.diagnosis import Place, input_hypotheses, shard_hypotheses
+from aorta_workloads.fsdp.diagnosis import input_hypotheses, shard_hypotheses
+from aorta_workloads.fsdp.settings import Settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -79,16 +82,8 @@ def test_ranks_251_apart_differ_at_all_but_one_of_251_elements(size, rank):
 
 def test_each_simple_cause_moves_a_code_differently():
     world_size, num_layers = 16, 15
-    place = Place(
-        rank=0,
-        world_size=world_size,
-        layers=num_layers,
-        shard_size=2,
-        input_size=2,
-        first_iteration=0,
-        iterations=1,
-    )
-    meanings = shard_hypotheses(place, 7, 5).values()
+    run = Settings.read(default_config("fsdp", layers=num_layers), 0, world_size)
+    meanings = shard_hypotheses(run, 7, 5).values()
     simple = [text for text in meanings if not (text.startswith("the data of layer") and "stale" in text)]
     assert len(simple) == 3 + world_size + num_layers - 1
     assert all(len(input_hypotheses(slot)) == oracle.INPUT_SLOTS - 1 for slot in range(oracle.INPUT_SLOTS))

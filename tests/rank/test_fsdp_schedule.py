@@ -30,17 +30,11 @@ def events_of_a_step(monkeypatch):
     """
     events = []
 
-    class LoggedTicket(Work):
-        def __init__(self, name):
-            self.name = name
-
-        def wait(self):
-            events.append(f"w{self.name}")
-
     class LoggingStream(Stream):
         def submit(self, transfer):
             transfer(True)
-            return LoggedTicket(events[-1])
+            wait = f"w{events[-1]}"
+            return Work(lambda: events.append(wait))
 
     def run(**changes):
         settings = Settings.read(default_config("fsdp", **SMALL | changes), rank=0, world_size=2)

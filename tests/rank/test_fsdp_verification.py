@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from aorta_workloads.common.streams import Prefetcher, Stream, Work
-from aorta_workloads.fsdp.diagnosis import Place
 from aorta_workloads.fsdp.faults import GATHER_KINDS, Fault, FaultSpec
 from aorta_workloads.fsdp.oracle import INPUT_SLOTS, CodeTable, Contribution, chunk_index, world_index
 from aorta_workloads.fsdp.settings import Settings
@@ -28,6 +27,8 @@ CAUSES = {
     "stale_h2d": "stale: from 1 iteration before",
     "stale_gradient": "stale: from 1 iteration before",
 }
+SIZES = {"layers": LAYERS, "fsdp_shard_size": SHARD_SIZE, "h2d_tensor_size": INPUT_SIZE}
+SETTINGS = Settings.read(default_config("fsdp", warmup=WARMUP, verify=CHECKED, **SIZES), 0, WORLD_SIZE)
 bounded = settings(max_examples=20, deadline=None, database=None)
 faults = st.builds(
     FaultSpec,
@@ -50,16 +51,7 @@ class OneRank:
         self.faults = [
             Fault(spec, rank=member, first_checked=WARMUP, write_chunk=self.write_chunk) for member in range(WORLD_SIZE)
         ]
-        place = Place(
-            rank=rank,
-            world_size=WORLD_SIZE,
-            layers=LAYERS,
-            shard_size=SHARD_SIZE,
-            input_size=INPUT_SIZE,
-            first_iteration=WARMUP,
-            iterations=CHECKED,
-        )
-        self.verification = Verification(place, self.codes, self.index, self.input_index)
+        self.verification = Verification(replace(SETTINGS, rank=rank), self.codes, self.index, self.input_index)
         self.verification.rehearse()
 
     def write_chunk(self, out, iteration, layer, rank):
@@ -328,22 +320,13 @@ def test_more_sgd_steps_than_float32_counts_are_an_error(steps, is_exact):
 
 
 @dataclass
-class LoggedTicket(Work):
-    log: list[str]
-    number: int
-
-    def wait(self):
-        self.log.append(f"wait {self.number}")
-
-
-@dataclass
 class LoggingStream(Stream):
     log: list[str]
 
     def submit(self, transfer):
         number = transfer(False)
         self.log.append(f"submit {number}")
-        return LoggedTicket(self.log, number)
+        return Work(lambda: self.log.append(f"wait {number}"))
 
 
 @pytest.mark.parametrize(

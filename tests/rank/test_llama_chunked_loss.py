@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.models.common.chunked_loss import Output, Vocabulary, in_chunks, linear_cross_entropy
+from aorta_workloads.models.common.chunked_loss import Output, in_chunks, linear_cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NUM_TOKENS, DIM, VOCAB = 40, 16, 96
@@ -92,16 +92,13 @@ def test_ranks_that_split_the_vocabulary_have_the_loss_of_the_whole(num_ranks, m
     module = "aorta_workloads.models.common.chunked_loss._over_ranks"
     monkeypatch.setattr(module, lambda own, _: (values.append(own), own)[1])
     for rank, part in enumerate(parts):
-        in_chunks(x, part, labels, NUM_TOKENS, 1, False, Vocabulary(rank * rows, "tp"))
+        in_chunks(x, part, labels, NUM_TOKENS, 1, False, rank * rows, "tp")
     monkeypatch.undo()
     monkeypatch.setattr("torch.distributed._functional_collectives.all_gather_tensor", lambda *_: torch.stack(values))
     monkeypatch.setattr("torch.distributed._functional_collectives.wait_tensor", lambda gathered: gathered)
-    results = [
-        in_chunks(x, part, labels, NUM_TOKENS, 1, False, Vocabulary(rank * rows, "tp"))
-        for rank, part in enumerate(parts)
-    ]
+    results = [in_chunks(x, part, labels, NUM_TOKENS, 1, False, rank * rows, "tp") for rank, part in enumerate(parts)]
 
-    loss, grad_x, grad_weight = in_chunks(x, weight, labels, NUM_TOKENS, 1, False, Vocabulary())
+    loss, grad_x, grad_weight = in_chunks(x, weight, labels, NUM_TOKENS, 1, False, 0, "")
     assert all(torch.equal(result[0], results[0][0]) for result in results)
     torch.testing.assert_close(results[0][0], loss)
     torch.testing.assert_close(sum(result[1] for result in results), grad_x)
@@ -112,7 +109,7 @@ def test_ranks_that_split_the_vocabulary_have_the_loss_of_the_whole(num_ranks, m
 def test_no_tensor_has_more_logits_than_one_chunk(num_chunks):
     x, weight, labels = (tensor.detach() for tensor in tensors(torch.bfloat16))
     with LargestTensor() as largest:
-        in_chunks(x, weight, labels, NUM_TOKENS, num_chunks, False, Vocabulary())
+        in_chunks(x, weight, labels, NUM_TOKENS, num_chunks, False, 0, "")
     assert largest.num_elements == NUM_TOKENS // num_chunks * VOCAB
 
 

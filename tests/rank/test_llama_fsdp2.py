@@ -89,9 +89,8 @@ FORWARD, BACKWARD = "ge e g0 0 g1 1 g2 2 go o", "g2 ro g1 r2 g0 r1 ge r0 re"
         ({"forward_prefetch": 2}, "ge e g0 g1 g2 0 1 2 go o", BACKWARD),
         ({"backward_prefetch": 2}, FORWARD, "g2 ro g1 g0 r2 r1 ge r0 re"),
         ({"reshard_after_forward": False}, FORWARD, "ro r2 r1 r0 re"),
-        ({"no_reshard_blocks": 1}, FORWARD, "ro g1 r2 g0 r1 ge r0 re"),
     ],
-    ids=["plain", "forward prefetch", "backward prefetch", "not resharded", "last block not resharded"],
+    ids=["plain", "forward prefetch", "backward prefetch", "not resharded"],
 )
 def test_units_are_gathered_and_reduced_when_the_keys_say(make_workload, changes, forward, backward):
     assert events_of_a_step(make_workload(**changes)) == f"{forward} {backward}"

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Settings
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.feed_forward import FeedForward
 from aorta_workloads.models.common.moe import MoeFeedForward
@@ -68,20 +68,6 @@ def test_attention_and_its_gradients_are_those_of_the_formulas(q_lora_rank, kern
     wanted = [x, *attention.parameters()]
     found, known = (torch.autograd.grad(result, wanted, direction) for result in (out, expected))
     torch.testing.assert_close(found, known, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"qk_rope_head_dim": 2}, "kv_lora_rank is 0, q_lora_rank is 0 and qk_rope_head_dim is 2"),
-        ({"q_lora_rank": 8}, "kv_lora_rank is 0, q_lora_rank is 8"),
-        ({"kv_lora_rank": 8}, "kv_lora_rank is 8 and qk_rope_head_dim is 0"),
-        ({"kv_lora_rank": 8, "qk_rope_head_dim": 3}, "kv_lora_rank is 8 and qk_rope_head_dim is 3"),
-    ],
-)
-def test_widths_that_contradict_each_other_are_an_error(given, message):
-    with pytest.raises(ValueError, match=message):
-        LatentConfig(**given)
 
 
 def model_of(size, **changes):

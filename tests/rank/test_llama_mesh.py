@@ -11,10 +11,9 @@ from aorta_workloads.config import AxisDegrees
 from aorta_workloads.distributed.context import GatheredAttention, own_positions
 from aorta_workloads.distributed.expert import expert_placement, split_experts
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
-from aorta_workloads.distributed.parallelize import check_parallelism
-from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.models.common.attention import SDPA
 from aorta_workloads.models.common.data import local_part
+from aorta_workloads.models.common.float8 import check_float8
 from aorta_workloads.models.common.moe import MoeFeedForward
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.rank.ranks import fake_group
-from tests.rank.settings import make_settings
 
 
 class Coordinates:
@@ -59,78 +57,16 @@ def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them(
         ParallelDims.of_world(given, 8)
 
 
-def parallelism(**changes):
-    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **CONFIG | changes)
-    return check_parallelism(settings, 8, torch.device("cpu"))
-
-
-STAGES = {"n_layers": 2, "gradient_accumulation": 2, "pipeline_parallel_degree": 2}
-LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 4}
-CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"tensor_parallel_degree": 4, "context_parallel_degree": 2, "seq_len": 12},
-            r"tensor_parallel_degree is 4, .* not multiples of 4 are \{'n_kv_heads': 2, 'positions of a rank': 6\}",
-        ),
-        ({"pipeline_parallel_degree": 2}, "pipeline_parallel_degree is 2 and n_layers is 1"),
-        (
-            {"context_parallel_degree": 4, "seq_len": 12},
-            "seq_len is 12, not a multiple of 2 x context",
-        ),
-        ({"float8_linear": True, "tensor_parallel_degree": 2}, "float8_linear is true and tensor_parallel_degree is 2"),
-        (
-            {"float8_linear": True, "ffn_hidden": 200, "context_parallel_degree": 4},
-            r"not multiples of 16 are \{'ffn_hidden': 200, 'tokens of a micro-batch on a rank': 8\}",
-        ),
-        ({"expert_parallel_degree": 3}, "expert_parallel_degree is 3, and parameters are sharded over 8 ranks"),
-        ({"expert_parallel_degree": 2}, "expert_parallel_degree is 2 and num_experts is 0"),
-        ({"num_experts": 1}, "top_k is 2, allowed is up to num_experts 1"),
-        (
-            {"num_experts": 6, "expert_parallel_degree": 4},
-            "num_experts is 6, not a multiple of expert_p.* 4",
-        ),
-        (
-            {"num_experts": 4, "moe_inter_dim": 31, "expert_parallel_degree": 2, "tensor_parallel_degree": 2},
-            r"tensor_parallel_degree is 2, .* not multiples of 2 are \{'moe_inter_dim': 31\}",
-        ),
-        ({"num_experts": 4, "float8_linear": True}, "num_experts is 4 and float8_linear is true"),
-        (
-            {"num_experts": 4, "param_dtype": "bfloat16", "ffn_hidden": 100},
-            r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are not",
-        ),
-        (
-            {"num_experts": 4, "moe_inter_dim": 30},
-            r"in float32 experts take multiples of 4: \{'moe_inter_dim': 30\} are",
-        ),
-        ({"shared_experts": 1}, "num_experts is 0, and there are no experts for .*shared_experts=1"),
-        ({"num_experts": 4, "n_dense_layers": 1}, "n_dense_layers is 1 and n_layers is 1: no block has experts"),
-        (
-            {"num_experts": 4, "n_dense_layers": 1, "n_layers": 2, "activation_checkpointing": "auto"},
-            "n_dense_layers is 1 and activation_checkpointing is auto: memory is",
-        ),
-        (LATENT | {"float8_linear": True}, "kv_lora_rank is 16 and float8_linear is true: latent"),
-    ],
-)
-def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
-    with pytest.raises(ValueError, match=message):
-        parallelism(**given)
-
-
-def test_a_recipe_of_float8_without_float8_is_an_error():
-    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", float8_recipe="rowwise")
-    with pytest.raises(ValueError, match="float8_recipe is 'rowwise' and float8_linear is false"):
-        settings.check()
+def test_experts_are_distributed_over_ranks_that_share_parameters():
+    with pytest.raises(ValueError, match="expert_parallel_degree is 3, and parameters are sharded over 8 ranks"):
+        ParallelDims.of_world(AxisDegrees(expert_parallel_degree=3), 8)
 
 
 def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
     with pytest.raises(
         RuntimeError, match=r"float8_linear is true, and this launch is missing CUDA \(ranks are on cpu\)"
     ):
-        parallelism(float8_linear=True)
+        check_float8(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -147,9 +83,8 @@ def test_float8_needs_a_gpu_that_multiplies_it(monkeypatch, hip, found, missing)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", float8_linear=True)
     with pytest.raises(RuntimeError, match=f"this launch is missing {missing}the package torchao$"):
-        check_parallelism(settings, 2, torch.device("cuda"))
+        check_float8(torch.device("cuda"))
 
 
 @pytest.fixture
@@ -295,9 +230,7 @@ def test_ranks_share_the_positions_of_a_sequence_and_the_pairs_to_score(chunk, n
     assert len({int((share + 1).sum()) for share in shares}) == 1
 
 
-def test_a_sequence_of_odd_chunks_is_an_error_and_one_rank_takes_any():
-    with pytest.raises(ValueError, match="seq_len is 10, not a multiple of 2 x context_parallel_degree 2"):
-        own_positions(10, 2, 0)
+def test_one_rank_takes_a_sequence_of_any_length():
     assert own_positions(3, 1, 0).tolist() == [0, 1, 2]
 
 

@@ -1,18 +1,16 @@
-"""Pipeline parallelism in one process: the layers of each stage, and keys that contradict stages."""
+"""Pipeline parallelism in one process: the layers of each stage."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from aorta_workloads.distributed.pipeline import (
-    check_pipeline,
     count_stages,
     keep_stage,
     split_stages,
     stage_layers,
     stages_of_rank,
 )
-from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.data import initialize
 from aorta_workloads.models.config import ModelConfig
@@ -20,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.worker import WeightHash, hash_parameters
-from tests.rank.settings import make_settings
 
 TOKENS = torch.arange(16).reshape(2, 8)
 MODEL = ModelConfig(16, 4, 2, 1, 32, 32, 500000.0, 1e-5)
@@ -66,62 +63,6 @@ def test_hashes_of_stages_make_that_of_the_whole_model():
 
     assert WeightHash.of(stages[2] | stages[0] | stages[1]) == whole
     assert WeightHash.of(stages[2] | stages[0]) != whole
-
-
-def settings(**changes):
-    kept = {"n_layers": 4, "gradient_accumulation": 4, "hash_tensors": ["weights", "gradients", "optimizer"]}
-    return make_settings(LlamaFsdp2Settings, "llama_fsdp2", **kept | changes)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"n_layers": 3}, "pipeline_parallel_degree is 4 and n_layers is 3"),
-        ({"gradient_accumulation": 3}, "pipeline_parallel_degree is 4 and gradient_accumulation is 3"),
-        ({"hash_tensors": ["weights", "forward"]}, r"hash_tensors has \['forward'\]"),
-        ({"fault": {"kind": "drop_gradient"}}, "fault is 'drop_gradient'"),
-    ],
-)
-def test_a_key_that_contradicts_stages_is_an_error_that_names_it(given, message):
-    check_pipeline(4, settings())
-    check_pipeline(1, settings(**given))
-    with pytest.raises(ValueError, match=message):
-        check_pipeline(4, settings(**given))
-
-
-TWO_STAGES = {"n_layers": 8, "reshard_after_forward": False}
-INTERLEAVED = {"pipeline_parallel_schedule": "Interleaved1F1B"}
-ZERO_BUBBLE = {"pipeline_parallel_schedule": "ZBVZeroBubble"}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (INTERLEAVED | {"n_layers": 7}, "n_layers is 7: Interleaved1F1B has 8 stages"),
-        (INTERLEAVED | {"gradient_accumulation": 9}, "gradient_accumulation is 9: Interleaved1F1B .* multiples of 2"),
-        (INTERLEAVED | {"activation_checkpointing": "auto"}, "activation_checkpointing is 'auto': memory is estimated"),
-        (ZERO_BUBBLE | {"activation_checkpointing": "selective"}, "activation_checkpointing is 'selective': memory"),
-        (ZERO_BUBBLE | {"reshard_after_forward": True}, "these are true: reshard_after_forward;"),
-        (ZERO_BUBBLE | {"reduce_every_micro_batch": True}, "these are true: reduce_every_micro_batch;"),
-        (ZERO_BUBBLE | {"compile_blocks": True}, "these are true: compile_blocks;"),
-    ],
-)
-def test_a_key_that_contradicts_a_schedule_is_an_error_that_names_it(given, message):
-    for allowed in (INTERLEAVED, ZERO_BUBBLE):
-        check_all(settings(**TWO_STAGES | allowed))
-    refused = settings(**TWO_STAGES | given)
-    with pytest.raises(ValueError, match=message):
-        check_all(refused)
-
-
-def check_all(settings):
-    check_pipeline(4, settings)
-    settings.check_own()
-
-
-def test_a_schedule_without_stages_is_refused():
-    with pytest.raises(ValueError, match="'ZBVZeroBubble' and pipeline_parallel_degree is 1"):
-        check_pipeline(1, settings(**ZERO_BUBBLE))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule
 from aorta_workloads.common.streams import InlineStream
-from aorta_workloads.ddp_overlap.settings import DdpOverlapSettings
+from aorta_workloads.ddp_overlap.workload import DdpOverlapSettings
 from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum

@@ -8,11 +8,11 @@ from typing import get_type_hints
 
 import pytest
 import torch
-from aorta_workloads.common.settings import config_keys, read_settings
-from aorta_workloads.copy_compute.settings import CopyComputeSettings
-from aorta_workloads.ddp_overlap.settings import DdpOverlapSettings
+from aorta_workloads.common.settings import read_settings
+from aorta_workloads.copy_compute.workload import CopyComputeSettings
+from aorta_workloads.ddp_overlap.workload import DdpOverlapSettings
 from aorta_workloads.fsdp.settings import Settings as FsdpSettings
-from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Settings
 from aorta_workloads.ranking.settings import RankingSettings
 
 from pytest_aorta.plan.workloads import find_workload
@@ -21,7 +21,7 @@ from tests.rank.settings import default_config, make_settings
 with warnings.catch_warnings():
     # Inductor's own imports warn.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from aorta_workloads.llama_simple_fsdp.settings import LlamaSimpleFsdpSettings
+    from aorta_workloads.llama_simple_fsdp.workload import LlamaSimpleFsdpSettings
 
 SETTINGS = {
     "copy_compute": CopyComputeSettings,
@@ -34,6 +34,13 @@ SETTINGS = {
 each_workload = pytest.mark.parametrize(("workload", "settings_type"), SETTINGS.items(), ids=SETTINGS)
 # The launch, not the config, sets these two fields.
 OF_THE_LAUNCH = {"rank", "world_size"}
+
+
+def config_keys(settings_type, config):
+    """Return the keys of ``config`` that a type of settings reads, with those that a field groups."""
+    kinds = get_type_hints(settings_type)
+    grouped = [name for name, kind in kinds.items() if is_dataclass(kind) and name not in config]
+    return (set(kinds) - set(grouped)).union(*(config_keys(kinds[name], config) for name in grouped))
 
 
 @each_workload

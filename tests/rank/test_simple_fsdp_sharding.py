@@ -10,6 +10,7 @@ from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.distributed.parallelize import parallelize
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from aorta_workloads.models import build_model
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.rank.ranks import fake_group
@@ -18,7 +19,7 @@ from tests.rank.settings import default_config
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
-    from aorta_workloads.distributed.simple_fsdp import MixedPrecision, shard_parameters
+    from aorta_workloads.distributed.simple_fsdp import shard_parameters
     from aorta_workloads.llama_simple_fsdp.workload import LlamaSimpleFsdpWorkload
 
 LAYOUTS = {
@@ -74,7 +75,9 @@ class Collectives(TorchDispatchMode):
 )
 def test_parameters_are_gathered_and_gradients_summed_over_shards_and_replicas_in_their_dtypes(gathered, reduced):
     model = torch.nn.Linear(8, 8, bias=False)
-    shard_parameters(model, ParallelMesh.build(ParallelDims(2, 2, 1, 1), "cpu"), MixedPrecision(gathered, reduced))
+    shard_parameters(
+        model, ParallelMesh.build(ParallelDims(2, 2, 1, 1), "cpu"), MixedPrecisionPolicy(gathered, reduced)
+    )
 
     with Collectives() as collectives:
         model(torch.ones(2, 8, dtype=gathered)).sum().backward()

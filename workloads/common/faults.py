@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.fx.node import map_aggregate
 
-from .leaves import leaves
 from .torch_private import FakeTensor, TorchDispatchMode, disable_current_modes
 
 OPERATOR_OUTPUT, OPERATOR_INPUT = "operator_output", "operator_input"
@@ -57,31 +57,13 @@ class Fault:
         """Change weights if the fault changes them after this step."""
         if self.rank not in (None, rank) or step != self.step:
             return
-        shards = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+        shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+        first = next(shard for shard in shards if shard.numel())
         if self.kind == "weight_ulp":
-            first = next(shard for shard in shards if shard.numel())
             # The next bit pattern is the next float.
             first.view(torch.int32).view(-1)[:1].add_(1)
         elif self.kind == "read_uninitialized":
-            first = next(shard for shard in shards if shard.numel())
             first.view(-1)[:1].add_(torch.empty(1, dtype=first.dtype, device=first.device))
-        elif self.kind == "swap_shards":
-            _swap(*_first_interchangeable(shards))
-
-
-def _first_interchangeable(shards: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first two shards of one shape whose values differ; weights of untrained norms are all equal."""
-    for number, one in enumerate(shards):
-        for other in shards[number + 1 :]:
-            if one.shape == other.shape and not torch.equal(one, other):
-                return one, other
-    raise RuntimeError("fault 'swap_shards': no two shards on this rank have the same shape and other values")
-
-
-def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
-    kept = one.clone()
-    one.copy_(other)
-    other.copy_(kept)
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -119,7 +101,7 @@ class BitFlip(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        given = leaves((args, kwargs))
+        given = _leaves((args, kwargs))
         if str(func) != self._operator or any(isinstance(value, FakeTensor) for value in given):
             return func(*args, **kwargs)
         self._num_calls += 1
@@ -127,14 +109,21 @@ class BitFlip(TorchDispatchMode):
         if is_chosen and self._of_input:
             named = zip(func._schema.arguments, args, strict=False)
             # The arguments of collectives begin with the tensors that they overwrite, which are skipped.
-            _flip(leaves([value for argument, value in named if not argument.name.startswith("out")]))
+            _flip(_leaves([value for argument, value in named if not argument.name.startswith("out")]))
         result = func(*args, **kwargs)
         if is_chosen and not self._of_input:
             in_place = [
                 value for value, argument in zip(args, func._schema.arguments, strict=False) if _is_written(argument)
             ]
-            _flip(leaves((in_place, result)))
+            _flip(_leaves((in_place, result)))
         return result
+
+
+def _leaves(nested: Any) -> list[Any]:
+    """Return the values inside of nested tuples, lists and mappings, in order."""
+    found: list[Any] = []
+    map_aggregate(nested, found.append)
+    return found
 
 
 def _is_written(argument: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 import torch
@@ -19,20 +19,7 @@ def read_settings(settings_type: type[_T], config: Mapping[str, Any]) -> _T:
     the same name; if ``config`` has no such block, the field groups keys of ``config`` itself. Keys that a block lacks
     keep the defaults of the block's dataclass.
     """
-    return settings_type(**{name: _value(kind, name, config) for name, kind in _named_types(settings_type)})
-
-
-def config_keys(settings_type: Any, config: Mapping[str, Any]) -> set[str]:
-    """Return the keys of ``config`` that :func:`read_settings` reads for ``settings_type``."""
-    keys: set[str] = set()
-    for name, kind in _named_types(settings_type):
-        keys |= config_keys(kind, config) if is_dataclass(kind) and name not in config else {name}
-    return keys
-
-
-def _named_types(settings_type: Any) -> Iterator[tuple[str, Any]]:
-    types = get_type_hints(settings_type)
-    return ((field.name, types[field.name]) for field in fields(settings_type))
+    return settings_type(**{name: _value(kind, name, config) for name, kind in get_type_hints(settings_type).items()})
 
 
 def _value(kind: Any, name: str, config: Mapping[str, Any]) -> Any:

@@ -10,19 +10,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
-from pytest_aorta.worker import Handle, Transfer
+from pytest_aorta.worker import Transfer
 
 
-class Work(ABC):
-    """A submitted transfer."""
+@dataclass(frozen=True)
+class Work:
+    """A submitted transfer.
 
-    @abstractmethod
-    def wait(self) -> None:
-        """Order compute submitted from now on behind the transfer; may be called again."""
+    Attributes:
+        wait: orders compute submitted from now on behind the transfer; may be called again.
+    """
+
+    wait: Callable[[], object]
 
 
 class Stream(ABC):
@@ -33,26 +37,14 @@ class Stream(ABC):
         """Start ``transfer`` behind all compute enqueued so far."""
 
 
-class _Done(Work):
-    def wait(self) -> None:
-        """Return at once: compute that follows is ordered behind the transfer already."""
-
-
 class InlineStream(Stream):
     """The compute stream itself, or on CPU the calling thread."""
 
     def submit(self, transfer: Transfer) -> Work:
         """Run ``transfer`` in line."""
         transfer(False)
-        return _Done()
-
-
-class _Event(Work):
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        # Compute that follows is ordered behind the transfer already.
+        return Work(lambda: None)
 
 
 class DeviceStream(Stream):
@@ -68,15 +60,8 @@ class DeviceStream(Stream):
         with torch.cuda.stream(self._stream):
             # A synchronous collective is enqueued on the current stream and does not block the host.
             transfer(False)
-            return _Event(self._stream.record_event())
-
-
-class _Pending(Work):
-    def __init__(self, work: Handle) -> None:
-        self._work = work
-
-    def wait(self) -> None:
-        self._work.wait()
+            event = self._stream.record_event()
+        return Work(lambda: torch.cuda.current_stream().wait_event(event))
 
 
 class GlooStream(Stream):
@@ -87,15 +72,7 @@ class GlooStream(Stream):
         work = transfer(True)
         if work is None:
             raise RuntimeError("an asynchronous collective returned no handle: this rank is not in the process group")
-        return _Pending(work)
-
-
-class _Running(Work):
-    def __init__(self, future: Future[object]) -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        self._future.result()
+        return Work(work.wait)
 
 
 class ThreadStream(Stream):
@@ -106,7 +83,7 @@ class ThreadStream(Stream):
 
     def submit(self, transfer: Transfer) -> Work:
         """Run ``transfer`` in the thread."""
-        return _Running(self._pool.submit(transfer, False))
+        return Work(self._pool.submit(transfer, False).result)
 
 
 def collective_stream(device: torch.device, *, beside: bool = True) -> Stream:
@@ -117,10 +94,6 @@ def collective_stream(device: torch.device, *, beside: bool = True) -> Stream:
     return DeviceStream(device, priority=-1) if device.type == "cuda" else GlooStream()
 
 
-def _never(_number: int) -> bool:
-    return False
-
-
 class Prefetcher:
     """A numbered sequence of transfers, each submitted ``depth`` turns before its use.
 
@@ -129,7 +102,11 @@ class Prefetcher:
     """
 
     def __init__(
-        self, stream: Stream, depth: int, transfer: Callable[[int], Transfer], in_line: Callable[[int], bool] = _never
+        self,
+        stream: Stream,
+        depth: int,
+        transfer: Callable[[int], Transfer],
+        in_line: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Prepare the sequence; ``transfer(n)`` makes transfer ``n``, and numbers start at 0.
 

@@ -30,23 +30,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
-    "CustomGraphPass",
-    "CustomPartitionerFn",
-    "FakeTensor",
-    "FakeTensorMode",
-    "StridedShard",
-    "TorchDispatchMode",
-    "capture_scalar_outputs",
-    "compile_graph",
-    "create_fw_bw_graph",
-    "disable_current_modes",
-    "flex_backward",
-    "flex_forward",
-    "fsdp_common",
-    "functional_collectives",
-    "get_hash_for_files",
-    "symmetric_memory",
-]
+    "CustomGraphPass", "CustomPartitionerFn", "FakeTensor", "FakeTensorMode", "StridedShard", "TorchDispatchMode",
+    "capture_scalar_outputs", "compile_graph", "create_fw_bw_graph", "disable_current_modes", "flex_backward",
+    "flex_forward", "fsdp_common", "functional_collectives", "get_hash_for_files", "symmetric_memory",
+]  # fmt: skip
 
 
 def capture_scalar_outputs() -> None:
@@ -60,8 +47,7 @@ def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..
     """Compile a traced graph with inductor, whose import takes a second."""
     import torch._inductor
 
-    compiled: Callable[..., Any] = torch._inductor.compile(graph, list(examples))
-    return compiled
+    return torch._inductor.compile(graph, list(examples))
 
 
 def fsdp_common() -> Any:

@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from pytest_aorta.worker import RankResult, StepTimer, Workload, environment_facts, is_simulated, peak_memory
+from pytest_aorta.worker import RankResult, StepTimer, Workload, environment_facts, is_simulated, measure, peak_memory
 
-from .gradients import whole_norm
+from .gradients import by_mesh, whole_norm
 
 
-@dataclass(frozen=True)
-class MeasuredSteps:
-    """Measured steps in order; losses and norms stay on the device until all steps are done.
+def measure_training(
+    train: Callable[[int, StepTimer], tuple[torch.Tensor, torch.Tensor]],
+    steps: int,
+    device: torch.device,
+    *,
+    any_cpu: bool,
+) -> RankResult:
+    """Train measured steps and return their result without metrics and hashes; collective.
 
-    Attributes:
-        elapsed_sec: wall time of all steps.
-        losses: this rank's part of each step's global loss.
-        grad_norms: the norm of each step's gradients over all ranks, as a plain tensor or a DTensor.
+    Losses and norms stay on the device until all steps are done.
+
+    Args:
+        train: runs a step, counted from 1, in the timer; returns this rank's part of the global loss, and the norm of
+            the gradients over all ranks, as a plain tensor or a DTensor.
+        steps: number of steps.
+        device: the device that the steps run on.
+        any_cpu: whether CPU ranks compute the same bits on CPUs of every vendor, as for
+            :func:`~pytest_aorta.worker.environment_facts`.
     """
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    timer, elapsed_sec = measure(lambda number, timer: found.append(train(number + 1, timer)), steps, device)
+    result = timed_result(timer, elapsed_sec, steps)
+    losses, norms = ([], []) if is_simulated() else map(list, zip(*found, strict=True))
+    return result.replace(
+        loss=_sum_over_ranks(losses),
+        grad_norm=[float(whole_norm(norm)) for norm in norms],
+        environment=environment_facts(device, any_cpu=any_cpu),
+    )
 
-    timer: StepTimer
-    elapsed_sec: float
-    losses: list[torch.Tensor]
-    grad_norms: list[torch.Tensor]
 
-    def result(self, steps: int, device: torch.device, *, any_cpu: bool) -> RankResult:
-        """Return the result of these steps without metrics and hashes; collective.
+def timed_result(timer: StepTimer, elapsed_sec: float, steps: int) -> RankResult:
+    """Return the times and memory of the measured steps, of ``steps`` that the config asks for."""
+    # NCCL's record of the steps is read before further collectives push entries out.
+    step_times_ms, collective_ms = timer.step_times_ms(), timer.collective_ms()
+    return RankResult(
+        passed=True,
+        failure_count=0,
+        configured_iterations=steps,
+        total_iterations=len(step_times_ms),
+        step_times_ms=step_times_ms,
+        elapsed_sec=elapsed_sec,
+        collective_ms=collective_ms,
+        memory_bytes=timer.memory_bytes(),
+    )
 
-        Args:
-            steps: measured steps that the config asks for.
-            device: the device that the steps ran on.
-            any_cpu: whether CPU ranks compute the same bits on CPUs of every vendor, as for
-                :func:`~pytest_aorta.worker.environment_facts`.
-        """
-        # NCCL's record of the steps is read first, before further collectives push entries out.
-        step_times_ms, collective_ms = self.timer.step_times_ms(), self.timer.collective_ms()
-        return RankResult(
-            passed=True,
-            failure_count=0,
-            configured_iterations=steps,
-            total_iterations=len(step_times_ms),
-            step_times_ms=step_times_ms,
-            elapsed_sec=self.elapsed_sec,
-            loss=[] if is_simulated() else _sum_over_ranks(self.losses),
-            grad_norm=[] if is_simulated() else [float(whole_norm(norm)) for norm in self.grad_norms],
-            environment=environment_facts(device, any_cpu=any_cpu),
-            collective_ms=collective_ms,
-            memory_bytes=self.timer.memory_bytes(),
-        )
+
+def make_adamw(
+    model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float, *, fused: bool = True
+) -> torch.optim.AdamW:
+    """Return AdamW for the parameters of ``model``, as one fused kernel or one of many."""
+    # Each mesh has a group of its own, because a kernel for many tensors accepts tensors of one mesh only.
+    groups = [{"params": parameters} for parameters in by_mesh(model)]
+    # On CPU the other kernels take square roots from MKL, which rounds them differently on another vendor's CPU.
+    foreach = None if not fused and any(parameter.is_cuda for parameter in model.parameters()) else False
+    return torch.optim.AdamW(groups, lr, betas, weight_decay=weight_decay, fused=fused, foreach=foreach)
 
 
 def is_hashed(step: int, steps: int, hash_every: int) -> bool:
@@ -87,6 +104,8 @@ def drop(workload: Workload, *names: str) -> None:
 
 
 def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
+    if not losses:
+        return []
     summed = torch.stack(losses)
     dist.all_reduce(summed)
     return [float(loss) for loss in summed.tolist()]

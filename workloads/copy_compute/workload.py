@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
@@ -25,8 +26,39 @@ from ..common.seeding import generator
 from ..common.settings import read_settings
 from ..common.streams import DeviceStream, InlineStream, Stream, ThreadStream
 from ..common.training import leave_process_group, peak_memory_metrics
-from .copies import Copy
-from .settings import CopyComputeSettings
+from .copies import KINDS, Copy
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault planted in the first kind of copy on one rank."""
+
+    kind: str = "none"
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class CopyComputeSettings:
+    """The keys of ``copy_compute``."""
+
+    steps: int
+    warmup: int
+    profile_steps: int
+    span_every: int
+    matrix_size: int
+    gemms: int
+    dtype: torch.dtype
+    copy_mb: float
+    copy_kind: str
+    priority: int
+    overlap: bool
+    seed: int
+    fault: Fault
+
+    @property
+    def copy_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of copy that each step makes."""
+        return KINDS if self.copy_kind == "all" else (self.copy_kind,)
 
 
 class CopyComputeWorkload(Workload):
@@ -48,8 +80,12 @@ class CopyComputeWorkload(Workload):
         self._device = env.join("copy_compute", min_world_size=self.min_world_size)
         self._settings = read_settings(CopyComputeSettings, self.config)
         self._spans = StreamSpans(self._device, self._settings.span_every)
-        self._make_streams()
-        self._make_matrices()
+        self._streams = [self._make_stream() for _ in self._settings.copy_kinds]
+        self._copies = self._make_copies()
+        size, random = self._settings.matrix_size, generator(self._device, "matrices", self._settings.seed)
+        left, right = (torch.randn(size, size, device=self._device, generator=random) for _ in range(2))
+        self._left, self._right = left.to(self._settings.dtype), (right / size**0.5).to(self._settings.dtype)
+        self._product = torch.empty_like(self._left)
         self._variants: dict[str, Callable[[], None]] = {
             "serial": self._serial,
             "overlapped": self._overlapped,
@@ -90,15 +126,13 @@ class CopyComputeWorkload(Workload):
         """Leave the process group and free matrices and copies."""
         leave_process_group(self, "_variants", "_copies", "_streams", "_left", "_right", "_product", "_spans")
 
-    def _make_streams(self) -> None:
-        settings = self._settings
-        kinds = settings.copy_kinds
-        planted = settings.fault.kind if settings.fault.rank == self._rank else "none"
-        self._copies = [
-            Copy.allocate(kind, settings.copy_mb, self._device, planted if kind == kinds[0] else "none")
-            for kind in kinds
+    def _make_copies(self) -> list[Copy]:
+        settings, kinds = self._settings, self._settings.copy_kinds
+        faults = [settings.fault.kind if settings.fault.rank == self._rank else "none", *["none"] * len(kinds)]
+        return [
+            Copy.allocate(kind, settings.copy_mb, self._device, fault)
+            for kind, fault in zip(kinds, faults, strict=False)
         ]
-        self._streams = [self._make_stream() for _ in kinds]
 
     def _make_stream(self) -> Stream:
         if not self._settings.overlap:
@@ -110,13 +144,6 @@ class CopyComputeWorkload(Workload):
         if not greatest <= priority <= least:
             raise ValueError(f"priority is {priority}; allowed on this device is {greatest} to {least}")
         return DeviceStream(self._device, priority=priority)
-
-    def _make_matrices(self) -> None:
-        settings = self._settings
-        size, random = settings.matrix_size, generator(self._device, "matrices", settings.seed)
-        left, right = (torch.randn(size, size, device=self._device, generator=random) for _ in range(2))
-        self._left, self._right = left.to(settings.dtype), (right / size**0.5).to(settings.dtype)
-        self._product = torch.empty_like(self._left)
 
     def _compute(self) -> None:
         with self._spans.span("compute"):

@@ -57,8 +57,7 @@ class BucketReduction:
             self._stress.start(buffer)
         if self._stream is None:
             future = dist.all_reduce(buffer, async_op=True).get_future()
-            reduced: torch.futures.Future[torch.Tensor] = future.then(lambda ended: ended.value()[0])
-            return reduced
+            return future.then(lambda ended: ended.value()[0])
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             dist.all_reduce(buffer)
@@ -133,10 +132,7 @@ def wrap(
 ) -> nn.parallel.DistributedDataParallel:
     """Return ``model`` under DDP with ``reduction`` as its communication hook."""
     wrapped = nn.parallel.DistributedDataParallel(
-        model,
-        bucket_cap_mb=bucket_cap_mb,
-        gradient_as_bucket_view=bucket_view,
-        static_graph=static_graph,
+        model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=bucket_view, static_graph=static_graph
     )
     # DDP compares the hook's annotations with types, and postponed annotations are strings; a lambda has none.
     wrapped.register_comm_hook(None, lambda _state, bucket: reduction(bucket))

@@ -84,12 +84,9 @@ def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch
     """Run ``block``; ``none`` keeps all tensors for backward, ``full`` only inputs, and other kinds some outputs."""
     if kind == "none":
         return block(*args)
-    if kind not in _CONTEXTS:
-        raise ValueError(f"activation_checkpointing is {kind!r}, allowed are none, {', '.join(_CONTEXTS)}")
     # The model has no dropout, so there is no random state to keep.
     options = {"use_reentrant": False, "preserve_rng_state": False, **_CONTEXTS[kind]}
-    out: torch.Tensor = checkpoint(block, *args, **options)
-    return out
+    return checkpoint(block, *args, **options)
 
 
 # From the least recomputation to the most.

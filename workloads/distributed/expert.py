@@ -14,75 +14,12 @@ from torch.distributed.tensor import Shard
 from pytest_aorta.worker import is_simulated
 
 from ..common.torch_private import capture_scalar_outputs, functional_collectives
-from ..config import LlamaSettings
 from ..models.common.dtensors import distribute_parameter
 from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows, local_experts
-from ..models.config import MixtureConfig
-from .parallel_dims import ParallelDims, ParallelMesh
-from .tensor import check_tensor_parallel
+from .parallel_dims import ParallelMesh
 
-# Torch's grouped matrix products need every stride to be a multiple of this size.
-_STRIDE_BYTES = 16
 # The hidden dimension of each stacked matrix.
 _HIDDEN = {"w1": 1, "w2": 2, "w3": 1}
-
-
-def check_experts(settings: LlamaSettings, degrees: ParallelDims) -> None:
-    """Check that the experts fit the other keys.
-
-    Raises:
-        ValueError: The combination can't run; the message names the keys.
-    """
-    model, degree = settings.model, degrees.expert_parallel
-    num_experts, per_token = model.num_experts, model.top_k
-    if not num_experts:
-        if degree > 1:
-            raise ValueError(
-                f"expert_parallel_degree is {degree} and num_experts is 0: there are no experts to distribute"
-            )
-        if model.mixture != MixtureConfig():
-            raise ValueError(f"num_experts is 0, and there are no experts for the keys of {model.mixture}")
-        return
-    if per_token > num_experts:
-        raise ValueError(f"top_k is {per_token}, allowed is up to num_experts {num_experts}")
-    if num_experts % degree:
-        raise ValueError(f"num_experts is {num_experts}, not a multiple of expert_parallel_degree {degree}")
-    _check_combinations(settings)
-    multiple = _STRIDE_BYTES // settings.param_dtype.itemsize
-    width = "ffn_hidden" if model.mixture.moe_inter_dim is None else "moe_inter_dim"
-    hidden = model.mixture.moe_inter_dim or model.ffn_hidden
-    check_tensor_parallel(degrees.tensor_parallel, {width: hidden})
-    sizes = {"dim": model.dim, width: hidden // degrees.tensor_parallel}
-    if uneven := {key: size for key, size in sizes.items() if size % multiple}:
-        dtype = str(settings.param_dtype).removeprefix("torch.")
-        raise ValueError(
-            f"num_experts is {num_experts}, and in {dtype} experts take multiples of {multiple}: {uneven} are not"
-        )
-
-
-def _check_combinations(settings: LlamaSettings) -> None:
-    num_experts = settings.model.num_experts
-    if settings.float8_linear:
-        raise ValueError(
-            f"num_experts is {num_experts} and float8_linear is true: experts are not linear layers, and a rounded "
-            f"router would choose other experts; use one of the two"
-        )
-    mixture = settings.model.mixture
-    if mixture.moe_force_load_balance and mixture.load_balance_coeff is not None:
-        raise ValueError(
-            f"moe_force_load_balance is true and load_balance_coeff is {mixture.load_balance_coeff}: tokens go to "
-            f"experts in turn, whatever the bias; use one of the two"
-        )
-    if (dense := settings.model.mixture.n_dense_layers) >= settings.model.n_layers:
-        raise ValueError(
-            f"n_dense_layers is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
-            f"num_experts 0"
-        )
-    if dense and settings.chooses_checkpointing:
-        raise ValueError(
-            f"n_dense_layers is {dense} and activation_checkpointing is auto: memory is estimated for equal blocks; "
-            f"name a kind"
-        )
 
 
 def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tensor_parallel: bool) -> None:
@@ -154,14 +91,12 @@ class AllToAllDispatcher(TokenDispatcher):
         return num_sent, num_received
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        received: torch.Tensor = functional_collectives.all_to_all_single(counts, None, None, self._group)
-        return received
+        return functional_collectives.all_to_all_single(counts, None, None, self._group)
 
     def _exchange(self, rows: torch.Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> torch.Tensor:
         """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
         exchange = functional_collectives.all_to_all_single_autograd
-        out: torch.Tensor = exchange(rows, list(num_received), list(num_sent), self._group)
-        return out
+        return exchange(rows, list(num_received), list(num_sent), self._group)
 
 
 class EvenDispatcher(AllToAllDispatcher):

@@ -79,11 +79,9 @@ def use_copy_engines() -> None:
     os.environ["NCCL_CTA_POLICY"] = _ZERO_CTA_POLICY
 
 
-def check_all_gather(kind: str, device: torch.device, num_shards: int) -> None:
+def check_all_gather(kind: str, num_shards: int) -> None:
     """Raise ValueError if all-gathers of this kind can't run here; the message names the key and the cause."""
     asked = f"all_gather is {kind!r}"
-    if device.type != "cuda":
-        raise ValueError(f"{asked} and ranks run on {device.type}; symmetric memory is that of CUDA devices")
     if num_shards == 1:
         raise ValueError(f"{asked} and parameters are on one rank, which gathers nothing; use more ranks")
     version, needed = torch.cuda.nccl.version(), _NCCL_VERSIONS[kind]

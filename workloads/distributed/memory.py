@@ -84,7 +84,6 @@ class StepMemory:
         loss: the activations of the last norm, the output and the loss.
         in_flight: gathered parameters and unreduced gradients of blocks, besides those that blocks keep.
         kept_by: the kinds under which a block keeps its gathered parameters.
-        num_unsharded: number of last blocks that keep their gathered parameters under every kind.
         num_in_flight: number of micro-batches whose activations exist at once.
         keeps_gradients: whether sharded gradients of earlier micro-batches exist.
         always: further memory that exists in the whole step.
@@ -99,7 +98,6 @@ class StepMemory:
     loss: Activations
     in_flight: int = 0
     kept_by: frozenset[str] = frozenset()
-    num_unsharded: int = 0
     num_in_flight: int = 1
     keeps_gradients: bool = False
     always: int = 0
@@ -120,11 +118,7 @@ class StepMemory:
         The peak is the largest of four moments: the loss, each block's backward pass, the embedding's backward pass,
         and the optimizer's step. Backward frees the activations of one block after another and makes gradients.
         """
-        first_unsharded = len(kinds) - self.num_unsharded
-        kept = [
-            self.by_kind[kind].kept + (self.block.gathered if kind in self.kept_by or number >= first_unsharded else 0)
-            for number, kind in enumerate(kinds)
-        ]
+        kept = [self.by_kind[kind].kept + (self.block.gathered if kind in self.kept_by else 0) for kind in kinds]
         before = self.persistent + self.inputs + (self.num_in_flight - 1) * (self.inputs + sum(kept))
         moments = [before + sum(kept) + self.in_flight + 2 * self.head.gathered + self.loss.kept + self.loss.working]
         made = self.head.shards
@@ -177,7 +171,6 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
         loss=_loss(model, settings, tokens, inputs),
         in_flight=gathering.blocks_per_unit * (num_units * block.gathered + block.reduced),
         kept_by=gathering.kept_by,
-        num_unsharded=settings.communication.no_reshard_blocks,
         num_in_flight=_num_in_flight(settings, mesh),
         keeps_gradients=is_accumulated and not gathering.accumulates_unsharded,
         always=always,

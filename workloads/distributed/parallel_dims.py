@@ -50,14 +50,8 @@ class ParallelDims:
                 f"expert_parallel_degree is {expert_parallel}, and parameters are sharded over {num_ranks} ranks, not "
                 f"a multiple of {expert_parallel}"
             )
-        return cls(
-            data_parallel_replicate=given.data_parallel_replicate_degree,
-            data_parallel_shard=num_shards,
-            context_parallel=given.context_parallel_degree,
-            tensor_parallel=given.tensor_parallel_degree,
-            pipeline_parallel=given.pipeline_parallel_degree,
-            expert_parallel=expert_parallel,
-        )
+        replicate, pipeline, context, tensor = factors.values()
+        return cls(replicate, num_shards, context, tensor, pipeline, expert_parallel)
 
     @property
     def data_parallel(self) -> int:
@@ -167,12 +161,10 @@ class ParallelMesh:
         """Return the axes of the parameters of experts."""
         if self._experts is None:
             return self.dense_axes
-        split = (_EXPERT,) if self.tensor is None else (_EXPERT, TENSOR)
-        shards = self._experts[_EXPERT_SHARD]
-        if self.replicas is None:
-            return ParameterAxes(self._experts[_EXPERT_SHARD, *split], None, shards, self._experts[split])
-        whole = self._experts[REPLICATE, _EXPERT_SHARD, *split]
-        return ParameterAxes(whole, self._experts[REPLICATE], shards, self._experts[split])
+        mesh, split = self._experts, (_EXPERT,) if self.tensor is None else (_EXPERT, TENSOR)
+        replicas = () if self.replicas is None else (REPLICATE,)
+        whole = mesh[*replicas, _EXPERT_SHARD, *split]
+        return ParameterAxes(whole, mesh[REPLICATE] if replicas else None, mesh[_EXPERT_SHARD], mesh[split])
 
     @property
     def data_rank(self) -> int:
@@ -222,10 +214,7 @@ def _expert_mesh(sizes: Mapping[str, int], degree: int, device_type: str) -> Dev
     for name, size in sizes.items():
         split |= {_EXPERT_SHARD: size // degree, _EXPERT: degree} if name == SHARD else {name: size}
     mesh = init_device_mesh(
-        device_type,
-        tuple(split.values()),
-        mesh_dim_names=tuple(split),
-        backend_override={_EXPERT: dist.get_backend()},
+        device_type, tuple(split.values()), mesh_dim_names=tuple(split), backend_override={_EXPERT: dist.get_backend()}
     )
     mesh[tuple(name for name in split if name not in (PIPELINE, REPLICATE))]._flatten()
     return mesh

@@ -49,51 +49,6 @@ def count_stages(schedule: str, num_ranks: int) -> int:
     return num_ranks * len(stages_of_rank(schedule, num_ranks, 0))
 
 
-def check_pipeline(degree: int, settings: LlamaSettings) -> None:
-    """Raise ValueError if a key contradicts a pipeline of ``degree`` ranks; the message names the key."""
-    schedule, micro_batches = settings.pipeline_parallel_schedule, settings.gradient_accumulation
-    if degree == 1:
-        if schedule != _1F1B:
-            raise ValueError(
-                f"pipeline_parallel_schedule is {schedule!r} and pipeline_parallel_degree is 1: there are no stages; "
-                f"allowed is a degree of 2 or more"
-            )
-        return
-    asked = f"pipeline_parallel_degree is {degree}"
-    if (num_stages := count_stages(schedule, degree)) > settings.model.n_layers:
-        raise ValueError(
-            f"{asked} and n_layers is {settings.model.n_layers}: {schedule} has {num_stages} stages, and each holds at "
-            f"least one block"
-        )
-    if micro_batches < degree:
-        raise ValueError(
-            f"{asked} and gradient_accumulation is {micro_batches}: a schedule takes at least as many micro-batches as "
-            f"ranks"
-        )
-    if schedule == "Interleaved1F1B" and micro_batches % (rounds := micro_batches // degree):
-        raise ValueError(
-            f"{asked} and gradient_accumulation is {micro_batches}: {schedule} divides micro-batches into {rounds} "
-            f"equal rounds; allowed are multiples of {rounds}"
-        )
-    refused = {_1F1B: (), ZERO_BUBBLE: ("auto", "elementwise", "selective")}.get(schedule, ("auto",))
-    if (checkpointing := settings.activation_checkpointing) in refused:
-        raise ValueError(
-            f"pipeline_parallel_schedule is {schedule!r} and activation_checkpointing is {checkpointing!r}: memory is "
-            f"estimated for 1F1B only, and under ZBVZeroBubble a saved tensor would be read twice, which torch does "
-            f"not allow; refused are {', '.join(refused)}"
-        )
-    if boundaries := settings.hashing.boundaries:
-        raise ValueError(
-            f"{asked} and hash_tensors has {boundaries}: the schedule runs forward and backward passes of several "
-            f"micro-batches in turn, and a boundary is attributed to the pass that runs; allowed are the other kinds"
-        )
-    if settings.fault.kind == "drop_gradient":
-        raise ValueError(
-            f"{asked} and fault is 'drop_gradient', which drops a rank's gradients at its loss, and only the last "
-            f"stage has a loss; allowed are the other kinds"
-        )
-
-
 def keep_stage(model: Decoder, num_stages: int, *stages: int) -> None:
     """Drop the modules of all but ``stages`` from ``model``, which is on the meta device; names stay the whole model's.
 
@@ -169,8 +124,7 @@ class Stages:
         whole = whole_norm(own)
         norms = whole.new_empty(self._pipeline.size())
         dist.all_gather_into_tensor(norms, whole.reshape(1), group=self._pipeline.get_group())
-        norm: torch.Tensor = torch.linalg.vector_norm(norms)
-        return norm
+        return torch.linalg.vector_norm(norms)
 
 
 class _ReducedAtOnce(nn.Module):
@@ -182,8 +136,7 @@ class _ReducedAtOnce(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Run the model."""
-        out: torch.Tensor = self._model(inputs)
-        return out
+        return self._model(inputs)
 
 
 class Pipeline:

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from ..common.torch_private import StridedShard
@@ -23,15 +24,7 @@ from .expert import expert_placement
 from .parallel_dims import ParallelMesh, ParameterAxes
 
 
-@dataclass(frozen=True)
-class MixedPrecision:
-    """The dtypes in which parameters are gathered and gradients are reduced."""
-
-    param_dtype: torch.dtype
-    reduce_dtype: torch.dtype
-
-
-def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPrecision) -> None:
+def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPrecisionPolicy) -> None:
     """Make every parameter a DTensor that is gathered when its module reads it.
 
     Parameters are plain tensors, or DTensors of the axis that splits matrices or distributes experts. Data parallelism
@@ -62,7 +55,7 @@ def collective_groups(model: nn.Module, mesh: ParallelMesh) -> dict[str, Collect
         axes.whole: CollectiveGroups(_group_name(axes.shards), _group_name(axes.replicas))
         for axes in (mesh.dense_axes, mesh.expert_axes)
     }
-    return {name: groups[_sharded(name, parameter).device_mesh] for name, parameter in model.named_parameters()}
+    return {name: groups[parameter.device_mesh] for name, parameter in model.named_parameters()}  # type: ignore[attr-defined]
 
 
 def _group_name(axis: DeviceMesh | None) -> str | None:
@@ -90,13 +83,7 @@ def _shard(parameter: nn.Parameter, axes: ParameterAxes, along: Shard) -> DTenso
 
 
 def _gathered(name: str, gather: _Gather) -> property:
-    return property(lambda module: gather(_sharded(name, module._parameters[name])))
-
-
-def _sharded(name: str, parameter: object) -> DTensor:
-    if not isinstance(parameter, DTensor):
-        raise TypeError(f"parameter {name!r} is {type(parameter).__name__}, not a DTensor")
-    return parameter
+    return property(lambda module: gather(module._parameters[name]))
 
 
 @dataclass(frozen=True)
@@ -109,7 +96,7 @@ class _Gather:
 
     axes: ParameterAxes
     along: Shard
-    precision: MixedPrecision
+    precision: MixedPrecisionPolicy
 
     def __call__(self, parameter: DTensor) -> torch.Tensor:
         """Return this rank's whole part of the parameter in the dtype of compute; a DTensor if an axis splits it."""
@@ -201,8 +188,12 @@ def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...
     if empty := [module for module, found in inside.items() if not found]:
         raise ValueError(f"bucket_modules: modules {empty} have no parameters")
     buckets = [[name for module in modules for name in inside[module]] for modules in expanded]
-    _check_cover(names, [name for bucket in buckets for name in bucket])
-    return tuple(tuple(bucket) for bucket in buckets)
+    listed = Counter(chain.from_iterable(buckets))
+    if twice := [name for name, count in listed.items() if count > 1]:
+        raise ValueError(f"bucket_modules: in more than one group are {twice}")
+    if absent := [name for name in names if name not in listed]:
+        raise ValueError(f"bucket_modules: in no group are {absent}")
+    return tuple(map(tuple, buckets))
 
 
 def no_reorder_buckets(model: nn.Module, buckets: Sequence[Bucket], modules: Sequence[str]) -> tuple[Bucket, ...]:
@@ -255,10 +246,3 @@ def _expand_range(name: str) -> list[str]:
         raise ValueError(f"{name!r} is an empty range of modules")
     numbered = [f"{name[: found.start()]}{number}{name[found.end() :]}" for number in range(first, last + 1)]
     return [module for one in numbered for module in _expand_range(one)]
-
-
-def _check_cover(names: Sequence[str], listed: Sequence[str]) -> None:
-    if twice := [name for name, count in Counter(listed).items() if count > 1]:
-        raise ValueError(f"bucket_modules: in more than one group are {twice}")
-    if absent := [name for name in names if name not in set(listed)]:
-        raise ValueError(f"bucket_modules: in no group are {absent}")

@@ -22,14 +22,6 @@ from ..models.common.decoder import Block, Decoder
 from ..models.common.dtensors import SEQUENCE, distribute_parameter, local_value
 
 
-def check_tensor_parallel(degree: int, sizes: dict[str, int]) -> None:
-    """Raise ValueError if one of ``sizes``, named by dimension, is not a multiple of ``degree``."""
-    if uneven := {name: size for name, size in sizes.items() if size % degree}:
-        raise ValueError(
-            f"tensor_parallel_degree is {degree}, and sizes that are not multiples of {degree} are {uneven}"
-        )
-
-
 def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, chunked_loss: bool) -> None:
     """Make every parameter a DTensor on the one-dimensional ``mesh``, and add the collectives between modules.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_aorta.worker import FailureDetail
 
 from .oracle import DOUBLE, INPUT_SLOTS, ITERATION_STRIDE, LAYER_STRIDE, NEGATIVE, PRIME, RANK_STRIDE, sources_of_column
+from .settings import Settings
 
 # Slots of an iteration: the input, then each layer's forward and backward all-gather and its reduce-scatter.
 INPUT = 0
@@ -28,19 +30,6 @@ def gather_slot(layer: int, phase: str) -> int:
 def reduce_slot(layer: int) -> int:
     """Return the slot of a layer's reduce-scatter."""
     return 1 + _CHECKS_PER_LAYER * layer + len(PHASES)
-
-
-@dataclass(frozen=True)
-class Place:
-    """The dimensions of the checks: the world, this rank, and the checked iterations of the run."""
-
-    rank: int
-    world_size: int
-    layers: int
-    shard_size: int
-    input_size: int
-    first_iteration: int
-    iterations: int
 
 
 @dataclass(frozen=True)
@@ -84,24 +73,27 @@ class Mismatch:
         return self.actual == 0 and self.last_actual == 0
 
 
-def failure_detail(place: Place, mismatch: Mismatch, checked: int, slot: int, row: int) -> FailureDetail:
+def failure_detail(run: Settings, mismatch: Mismatch, checked: int, slot: int, row: int) -> FailureDetail:
     """Locate and explain ``row`` of ``slot`` in the ``checked``-th checked iteration."""
-    if slot == INPUT:
-        return _input_detail(place, mismatch, checked)
     layer, check = divmod(slot - 1, _CHECKS_PER_LAYER)
-    if check == len(PHASES):
-        return _reduced_detail(place, mismatch, checked, layer, row)
-    cause = explain(mismatch, place.shard_size, shard_hypotheses(place, layer, row), "zeroed: no data arrived")
-    detail = FailureDetail(
-        kind=f"all_gather_{PHASES[check]}",
-        iteration=checked,
-        rank=place.rank,
-        layer=layer,
-        source_rank=row,
-        total=place.shard_size,
-        cause=cause,
-    )
-    return _with_values(detail, mismatch, int(mismatch.first))
+    index, no_data = int(mismatch.first), "zeroed: no data arrived"
+    where: dict[str, Any] = {"layer": layer, "source_rank": row}
+    if slot == INPUT:
+        kind, total, where = "h2d", run.h2d_tensor_size, {}
+        cause = explain(mismatch, total, input_hypotheses((run.warmup + checked) % INPUT_SLOTS), no_data)
+    elif check < len(PHASES):
+        kind, total = f"all_gather_{PHASES[check]}", run.fsdp_shard_size
+        cause = explain(mismatch, total, shard_hypotheses(run, layer, row), no_data)
+    else:
+        kind, index = "reduce_scatter", index * run.world_size + row
+        total = len(range(row, run.fsdp_shard_size, run.world_size))
+        where["source_rank"], cause = _explain_sum(run, mismatch, total, run.warmup + checked, layer, row)
+    values: dict[str, Any] = {"index": index, "expected": mismatch.expected, "actual": mismatch.actual, "cause": cause}
+    if not math.isfinite(mismatch.actual):
+        # A result contains only finite numbers, so the cause reports this value as text.
+        values = {"cause": f"first at index {index}: expected {mismatch.expected:g}, got {mismatch.actual}"}
+    count = int(mismatch.count)
+    return FailureDetail(kind=kind, iteration=checked, rank=run.rank, total=total, count=count, **where, **values)
 
 
 def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: str) -> str:
@@ -123,7 +115,7 @@ def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: s
     return partial + "unknown: no code that another iteration, layer or rank would have"
 
 
-def shard_hypotheses(place: Place, layer: int, rank: int) -> dict[int, str]:
+def shard_hypotheses(run: Settings, layer: int, rank: int) -> dict[int, str]:
     """Return the meaning of each shift of a code in data of ``layer`` and ``rank``; the simplest meaning wins."""
     meanings: dict[int, str] = {}
     for age in (1, 2):
@@ -131,11 +123,11 @@ def shard_hypotheses(place: Place, layer: int, rank: int) -> dict[int, str]:
     meanings.setdefault(ITERATION_STRIDE, "too new: overwritten with the data of the next iteration")
     # Between ranks of different families of 251, the shift depends on the position and has no meaning.
     family = rank // PRIME * PRIME
-    for other in range(family, min(family + PRIME, place.world_size)):
+    for other in range(family, min(family + PRIME, run.world_size)):
         shift = (other - rank) * RANK_STRIDE % PRIME
         meanings.setdefault(shift, f"the data of rank {other}")
     for age in (0, 1):
-        for other in range(place.layers):
+        for other in range(run.layers):
             shift = ((other - layer) * LAYER_STRIDE - age * ITERATION_STRIDE) % PRIME
             meanings.setdefault(shift, f"the data of layer {other}" + (f", {_stale(age)}" if age else ""))
     return meanings
@@ -148,35 +140,17 @@ def input_hypotheses(slot: int) -> dict[int, str]:
     }
 
 
-def _input_detail(place: Place, mismatch: Mismatch, checked: int) -> FailureDetail:
-    hypotheses = input_hypotheses((place.first_iteration + checked) % INPUT_SLOTS)
-    cause = explain(mismatch, place.input_size, hypotheses, "zeroed: no data arrived")
-    detail = FailureDetail(kind="h2d", iteration=checked, rank=place.rank, total=place.input_size, cause=cause)
-    return _with_values(detail, mismatch, int(mismatch.first))
-
-
-def _reduced_detail(place: Place, mismatch: Mismatch, checked: int, layer: int, column: int) -> FailureDetail:
-    iteration = place.first_iteration + checked
-    double, negative = sources_of_column(column, place.rank, place.shard_size, iteration, place.world_size)
-    total = len(range(column, place.shard_size, place.world_size))
-    source, cause = None, ""
+def _explain_sum(
+    run: Settings, mismatch: Mismatch, total: int, iteration: int, layer: int, column: int
+) -> tuple[int | None, str]:
+    """Return the rank whose contribution alone arrived, if there is one, and the likely cause."""
+    double, negative = sources_of_column(column, run.rank, run.fsdp_shard_size, iteration, run.world_size)
     if mismatch.is_multiple(DOUBLE):
-        source, cause = double, _alone(double, negative, "MAX")
-    elif mismatch.is_multiple(NEGATIVE):
-        source, cause = negative, _alone(negative, double, "MIN")
-    else:
-        zeros = f"zeroed: no data arrived, or the contribution of rank {negative} arrived twice"
-        cause = explain(mismatch, total, shard_hypotheses(place, layer, place.rank), zeros)
-    detail = FailureDetail(
-        kind="reduce_scatter",
-        iteration=checked,
-        rank=place.rank,
-        layer=layer,
-        source_rank=source,
-        total=total,
-        cause=cause,
-    )
-    return _with_values(detail, mismatch, int(mismatch.first) * place.world_size + column)
+        return double, _alone(double, negative, "MAX")
+    if mismatch.is_multiple(NEGATIVE):
+        return negative, _alone(negative, double, "MIN")
+    zeros = f"zeroed: no data arrived, or the contribution of rank {negative} arrived twice"
+    return None, explain(mismatch, total, shard_hypotheses(run, layer, run.rank), zeros)
 
 
 def _alone(present: int, absent: int, operation: str) -> str:
@@ -184,15 +158,6 @@ def _alone(present: int, absent: int, operation: str) -> str:
         f"the value of rank {present}'s contribution alone: the contribution of rank {absent} is missing, or the "
         f"reduction is {operation} instead of a sum"
     )
-
-
-def _with_values(detail: FailureDetail, mismatch: Mismatch, index: int) -> FailureDetail:
-    count = int(mismatch.count)
-    if math.isfinite(mismatch.actual):
-        return detail.replace(count=count, index=index, expected=mismatch.expected, actual=mismatch.actual)
-    # A result contains only finite numbers, so the cause reports this value as text.
-    cause = f"first at index {index}: expected {mismatch.expected:g}, got {mismatch.actual}"
-    return detail.replace(count=count, cause=cause)
 
 
 def _shift(expected: float, actual: float) -> int | None:

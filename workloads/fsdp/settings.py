@@ -44,10 +44,7 @@ class Settings:
         """
         settings = read_settings(cls, {**config, "rank": rank, "world_size": world_size})
         settings.fault.check(
-            verify=settings.verify,
-            layers=settings.layers,
-            world_size=world_size,
-            optimizer=settings.optimizer,
+            verify=settings.verify, layers=settings.layers, world_size=world_size, optimizer=settings.optimizer
         )
         settings._check_weights_stay_exact()
         return settings

@@ -6,8 +6,9 @@ import torch
 
 from pytest_aorta.worker import FailureDetail
 
-from .diagnosis import INPUT, Mismatch, Place, failure_detail, gather_slot, reduce_slot, slots
+from .diagnosis import INPUT, Mismatch, failure_detail, gather_slot, reduce_slot, slots
 from .oracle import COLUMNS, INPUT_SLOTS, CodeTable, by_column, compare
+from .settings import Settings
 
 MAX_DETAILS = 20
 
@@ -15,18 +16,18 @@ MAX_DETAILS = 20
 class Verification:
     """The checks of a run; each records into a slot of its own on the device, which the host reads at the end."""
 
-    def __init__(self, place: Place, codes: CodeTable, index: torch.Tensor, input_index: torch.Tensor) -> None:
+    def __init__(self, settings: Settings, codes: CodeTable, index: torch.Tensor, input_index: torch.Tensor) -> None:
         """Allocate the slots.
 
         Args:
             index: indices of all ranks' chunks.
             input_index: indices of this rank's input.
         """
-        self._place = place
+        self._settings = settings
         self._codes = codes
         self._index = index
         self._input_index = input_index
-        shape = (place.iterations, slots(place.layers), place.world_size, len(COLUMNS))
+        shape = (settings.verify, slots(settings.layers), settings.world_size, len(COLUMNS))
         self._found = torch.zeros(shape, dtype=torch.float64, device=index.device)
         dtype = codes.dtype
         self._expected = torch.empty(index.numel(), dtype=dtype, device=index.device)
@@ -34,12 +35,12 @@ class Verification:
 
     def covers(self, iteration: int) -> bool:
         """Return whether ``iteration`` of the run is checked."""
-        return 0 <= iteration - self._place.first_iteration < self._place.iterations
+        return 0 <= iteration - self._settings.warmup < self._settings.verify
 
     def check_input(self, iteration: int, actual: torch.Tensor) -> None:
         """Record whether the input is this iteration's."""
         if self.covers(iteration):
-            slot, layer = iteration % INPUT_SLOTS, self._place.layers
+            slot, layer = iteration % INPUT_SLOTS, self._settings.layers
             self._codes.write(self._expected_input, self._input_index, slot, layer)
             compare(actual.unsqueeze(0), self._expected_input.unsqueeze(0), self._slot(iteration, INPUT)[:1])
 
@@ -52,19 +53,19 @@ class Verification:
     def check_reduced(self, iteration: int, layer: int, actual: torch.Tensor) -> None:
         """Record whether this rank's shard of a summed gradient holds every rank's contribution."""
         if self.covers(iteration):
-            world_size = self._place.world_size
+            world_size = self._settings.world_size
             self._codes.write(self._expected, self._index, iteration, layer)
-            expected = self._expected.view(world_size, -1)[self._place.rank]
+            expected = self._expected.view(world_size, -1)[self._settings.rank]
             rows = by_column(actual, world_size), by_column(expected, world_size)
             compare(*rows, self._slot(iteration, reduce_slot(layer)))
 
     def rehearse(self) -> None:
         """Run each check once and discard its record; a first cudaMalloc within a checked step could hide a race."""
-        if self._place.iterations:
-            iteration, chunks = self._place.first_iteration, self._expected.view(self._place.world_size, -1)
+        if self._settings.verify:
+            iteration, chunks = self._settings.warmup, self._expected.view(self._settings.world_size, -1)
             self.check_input(iteration, self._expected_input)
             self.check_gathered(iteration, 0, "forward", chunks)
-            self.check_reduced(iteration, 0, chunks[self._place.rank])
+            self.check_reduced(iteration, 0, chunks[self._settings.rank])
             self._found.zero_()
 
     def failures(self) -> tuple[int, list[FailureDetail]]:
@@ -72,10 +73,10 @@ class Verification:
         found = self._found.cpu()
         failed = found[..., 0].nonzero().tolist()
         details = [
-            failure_detail(self._place, Mismatch(*found[checked, slot, row].tolist()), checked, slot, row)
+            failure_detail(self._settings, Mismatch(*found[checked, slot, row].tolist()), checked, slot, row)
             for checked, slot, row in failed[:MAX_DETAILS]
         ]
         return len(failed), details
 
     def _slot(self, iteration: int, number: int) -> torch.Tensor:
-        return self._found[iteration - self._place.first_iteration, number]
+        return self._found[iteration - self._settings.warmup, number]

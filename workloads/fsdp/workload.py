@@ -21,9 +21,8 @@ from pytest_aorta.worker import (
     profiled,
 )
 
-from ..common.training import leave_process_group, peak_memory_metrics
+from ..common.training import leave_process_group, peak_memory_metrics, timed_result
 from .buffers import Buffers
-from .diagnosis import Place
 from .faults import Fault
 from .oracle import CodeTable
 from .schedule import Streams, TrainingStep
@@ -53,7 +52,7 @@ class FsdpWorkload(Workload):
         self._settings = Settings.read(self.config, env.rank, env.world_size)
         self._buffers = Buffers.allocate(self._settings, self._device)
         codes = CodeTable(self._settings.dtype, self._device, self._settings.seed)
-        self._verification = self._make_verification(codes)
+        self._verification = Verification(self._settings, codes, self._buffers.index, self._buffers.input_index)
         self._fault = self._make_fault(codes)
         streams = Streams.choose(self._settings, self._device)
         self._spans = StreamSpans(self._device, self._settings.span_every)
@@ -70,24 +69,18 @@ class FsdpWorkload(Workload):
             with timer.step():
                 self._step.run(iteration)
         timer, elapsed_sec = self._measure()
-        step_times_ms, collective_ms = timer.step_times_ms(), timer.collective_ms()
-        metrics = self._metrics(sum(step_times_ms) / 1e3)
+        result = timed_result(timer, elapsed_sec, settings.steps)
+        metrics = self._metrics(sum(result.step_times_ms) / 1e3)
         weight_hashes = self._weight_hashes()
         failure_count, failures = self._verification.failures()
-        result = RankResult(
+        result = result.replace(
             passed=failure_count == 0,
             failure_count=failure_count,
-            configured_iterations=settings.steps,
-            total_iterations=len(step_times_ms),
-            step_times_ms=step_times_ms,
-            elapsed_sec=elapsed_sec,
             failures=failures,
             metrics=metrics,
             weight_hashes=weight_hashes,
             # Sums of integers below 2**24 are exact in any order.
             environment=environment_facts(self._device, bitwise_reproducible=True, any_cpu=True),
-            collective_ms=collective_ms,
-            memory_bytes=timer.memory_bytes(),
         )
         iterations = count(settings.iterations)
         return profiled(result, lambda: self._step.run(next(iterations)), settings.profile_steps, self._device)
@@ -131,19 +124,6 @@ class FsdpWorkload(Workload):
         shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
         shards = [LocalShard(name, shape, weight, offset) for name, weight in self.named_parameters()]
         return {str(settings.iterations): hash_shards(shards).hex}
-
-    def _make_verification(self, codes: CodeTable) -> Verification:
-        settings, buffers = self._settings, self._buffers
-        place = Place(
-            rank=settings.rank,
-            world_size=settings.world_size,
-            layers=settings.layers,
-            shard_size=settings.fsdp_shard_size,
-            input_size=settings.h2d_tensor_size,
-            first_iteration=settings.warmup,
-            iterations=settings.verify,
-        )
-        return Verification(place, codes, buffers.index, buffers.input_index)
 
     def _make_fault(self, codes: CodeTable) -> Fault:
         settings, chunks = self._settings, self._buffers.index.view(self._settings.world_size, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,14 +11,49 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from ..common.fsdp2 import prefetch, sum_gradients
 from ..common.settings import read_settings
 from ..common.training import drop
+from ..config import LlamaSettings
 from ..distributed.activation_checkpoint import LADDER
-from ..distributed.fsdp2 import DEFAULT, check_all_gather, gather_symmetrically, shard_blocks
+from ..distributed.fsdp2 import (
+    COPY_ENGINE,
+    DEFAULT,
+    check_all_gather,
+    gather_symmetrically,
+    shard_blocks,
+    use_copy_engines,
+)
 from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
 from ..models.common.decoder import Block, Decoder
 from ..passes.async_tensor import micro_pipeline_options
 from ..trainer import LlamaWorkload
-from .settings import LlamaFsdp2Settings
+
+
+@dataclass(frozen=True)
+class LlamaFsdp2Settings(LlamaSettings):
+    """The keys of ``llama_fsdp2``."""
+
+    reshard_after_forward: bool
+    all_gather: str
+    forward_prefetch: int
+    backward_prefetch: int
+    reduce_every_micro_batch: bool
+    compile_blocks: bool
+
+    @property
+    def fuses_blocks(self) -> bool:
+        """Return whether inductor compiles blocks."""
+        return self.compile_blocks
+
+    @property
+    def uses_symmetric_memory(self) -> bool:
+        """Return whether ranks map memory of each other's GPUs."""
+        return super().uses_symmetric_memory or self.all_gather != DEFAULT
+
+    def prepare_environment(self) -> None:
+        """Set the variables that libraries read when the process group is made."""
+        super().prepare_environment()
+        if self.all_gather == COPY_ENGINE:
+            use_copy_engines()
 
 
 class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
@@ -47,17 +83,16 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         fully_shard(model.tok_embeddings, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard)
         layers: list[Block] = list(model.layers)  # type: ignore[arg-type]
         units: list[list[FSDPModule]] = []
-        for bucket in settings.communication.buckets(len(layers), reshard_after_forward=reshard):
-            blocks = [layers[number] for number in bucket.blocks]
+        for first in range(0, len(layers), settings.blocks_per_bucket):
+            blocks = layers[first : first + settings.blocks_per_bucket]
             if settings.compile_blocks:
                 _compile(blocks, mesh, settings)
-            options = {"mp_policy": policy, "reshard_after_forward": bucket.reshard_after_forward}
-            units.append(shard_blocks(blocks, mesh, **options))
+            units.append(shard_blocks(blocks, mesh, mp_policy=policy, reshard_after_forward=reshard))
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
         if settings.all_gather != DEFAULT:
-            check_all_gather(settings.all_gather, self._device, mesh.shards.size())
+            check_all_gather(settings.all_gather, mesh.shards.size())
             # Of summed gradients, torch would put the reduce-scatters into symmetric memory too.
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
         sum_gradients(model)
@@ -71,7 +106,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         return Gathering(
             is_compiled=settings.fuses_blocks,
             num_ahead=max(1, settings.forward_prefetch, settings.backward_prefetch),
-            blocks_per_unit=settings.communication.blocks_per_bucket,
+            blocks_per_unit=settings.blocks_per_bucket,
             kept_by=frozenset() if settings.reshard_after_forward else frozenset(LADDER),
             accumulates_unsharded=not self.reduces_every_micro_batch,
         )
@@ -94,7 +129,7 @@ def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settin
         from ..passes.partition import Partitioner
 
         # Only under tensor parallelism, graphs have meshes.
-        divided = micro_pipeline_options(mesh.tensor) if settings.communication.async_tensor_parallel else {}
+        divided = micro_pipeline_options(mesh.tensor) if settings.async_tensor_parallel else {}
         options = divided | {"custom_partitioner_fn": Partitioner()}
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, options=options)  # type: ignore[method-assign]

@@ -44,19 +44,6 @@ class LatentConfig:
     q_lora_rank: int = 0
     qk_rope_head_dim: int = 0
 
-    def __post_init__(self) -> None:
-        """Raise ValueError if the widths contradict each other."""
-        given = f"kv_lora_rank is {self.kv_lora_rank}"
-        if not self.kv_lora_rank and (self.q_lora_rank or self.qk_rope_head_dim):
-            raise ValueError(
-                f"{given}, q_lora_rank is {self.q_lora_rank} and qk_rope_head_dim is {self.qk_rope_head_dim}: "
-                f"grouped-query attention has neither; allowed are 0 and 0"
-            )
-        if self.kv_lora_rank and (self.qk_rope_head_dim % 2 or not self.qk_rope_head_dim):
-            raise ValueError(
-                f"{given} and qk_rope_head_dim is {self.qk_rope_head_dim}: allowed are multiples of 2, from 2 on"
-            )
-
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -80,13 +67,6 @@ class ModelConfig:
     top_k: int = 2
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     latent: LatentConfig = field(default_factory=LatentConfig)
-
-    def __post_init__(self) -> None:
-        """Raise ValueError if one dimension does not divide another as it must."""
-        if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads is {self.n_heads}, not a multiple of n_kv_heads {self.n_kv_heads}")
-        if self.dim % (2 * self.n_heads):
-            raise ValueError(f"dim is {self.dim}, not a multiple of 2 x n_heads: rotary positions turn pairs")
 
     @property
     def head_dim(self) -> int:

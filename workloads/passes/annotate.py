@@ -142,7 +142,6 @@ class Traced:
         settings: the config keys of graphs.
         parameters: all parameters, with their process groups.
         inputs: for each input of the traced graph, the position of the parameter that it is, or None.
-        resharded: the positions of the parameters that backward gathers again.
         buckets: the parameters of each bucket; without buckets, estimated times decide about reordering.
         fixed: the positions of the parameters whose collectives are not moved.
     """
@@ -150,7 +149,6 @@ class Traced:
     settings: GraphSettings
     parameters: GroupedParameters
     inputs: tuple[int | None, ...] = ()
-    resharded: frozenset[int] = frozenset()
     buckets: tuple[Bucket, ...] = ()
     fixed: frozenset[int] = frozenset()
 
@@ -166,7 +164,7 @@ def annotate(graph: fx.Graph, traced: Traced) -> None:
     for placeholder in graph.find_nodes(op="placeholder"):
         position = traced.position(placeholder.meta.get("desc"))
         if position in shards:
-            label_gather(placeholder, position, position in traced.resharded)
+            label_gather(placeholder, position, traced.settings.reshard_after_forward)
     check_labels(graph, shards, set(shards.values()))
     output = graph.output_node()
     for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]

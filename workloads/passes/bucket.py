@@ -55,11 +55,7 @@ def _merge(graph: fx.Graph, members: list[fx.Node], bucket: Sequence[int]) -> No
                 if first < node:
                     first.prepend(node)
         new_nodes, _ = merge_all_gather_bucket(
-            graph,
-            members,
-            mode="custom_ops",
-            insert_before=first.next,
-            wait_insertion_point=min(waits),
+            graph, members, mode="custom_ops", insert_before=first.next, wait_insertion_point=min(waits)
         )
     else:
         last = max(members)

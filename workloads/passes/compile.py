@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,14 @@ import torch.distributed as dist
 from functorch.compile import aot_module_simplified  # type: ignore[import-untyped]
 from torch import fx, nn
 
-from ..common.torch_private import CustomGraphPass
+from ..common.torch_private import CustomGraphPass, get_hash_for_files
 from ..config import GraphSettings
 from .annotate import Bucket, CollectiveGroups, GroupedParameters, Traced, annotate
 from .bucket import bucket_collectives
-from .cuda_graph import captured
-from .partition import Partitioner
-from .reorder import check_scheduler, reorder_collectives
+from .cuda_graph import CapturedStep
+from .partition import Partitioner, StepPartitioner
+from .reorder import reorder_collectives
 from .torch_private import boxed_nop, compile_fx
-from .whole_step import StepPartitioner
 
 # All passes in their order. The first one sees forward and backward in one graph, the others see each alone.
 PASSES: dict[str, Callable[[fx.Graph, Traced], None]] = {
@@ -54,8 +52,7 @@ class GraphPasses(CustomGraphPass):
         """Return the key of these passes in torch's caches of compiled graphs; None compiles anew, to write graphs."""
         if self.traced.settings.dump_graphs is not None:
             return None
-        sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
-        return hashlib.sha256(b"".join(sources) + repr(self).encode()).hexdigest()
+        return get_hash_for_files(tuple(map(str, sorted(Path(__file__).parent.glob("*.py")))), repr(self))
 
 
 def _dump(graph_module: fx.GraphModule, folder: Path, name: str) -> None:
@@ -70,7 +67,6 @@ def make_backend(
     buckets: Sequence[Bucket],
     groups: Mapping[str, CollectiveGroups],
     no_reorder: Sequence[Bucket] = (),
-    no_reshard: Collection[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return the argument ``backend`` of ``torch.compile``.
@@ -81,22 +77,13 @@ def make_backend(
             has a collective of its own.
         groups: the process groups of each parameter's collectives.
         no_reorder: the buckets whose collectives ``overlap_reorder`` does not move.
-        no_reshard: names of the parameters that stay gathered for backward even under ``reshard_after_forward``.
         options: further options of inductor.
-
-    Raises:
-        RuntimeError: This version of torch lacks an interface that the settings need.
     """
     if settings.backend == "eager":
         return "eager"
-    check_scheduler()
     names = tuple(parameters)
     grouped = GroupedParameters(names, tuple(groups[name] for name in names))
     fixed = frozenset(names.index(name) for bucket in no_reorder for name in bucket)
-    resharded = frozenset(
-        number for number, name in enumerate(names) if settings.reshard_after_forward and name not in no_reshard
-    )
-
     graphs: list[fx.GraphModule] = []
 
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -107,9 +94,8 @@ def make_backend(
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
-        traced = Traced(settings, grouped, inputs_positions, resharded, tuple(buckets), fixed)
-        joint, separate = GraphPasses((_JOINT,), traced), GraphPasses(tuple(_SEPARATE), traced)
-        return _COMPILERS[settings.backend](graph_module, inputs, joint, separate, options or {})
+        traced = Traced(settings, grouped, inputs_positions, tuple(buckets), fixed)
+        return _COMPILERS[settings.backend](graph_module, inputs, traced, options or {})
 
     return compile_graph
 
@@ -119,28 +105,24 @@ def _partitioner(settings: GraphSettings) -> Partitioner:
 
 
 def _compile_aot_eager(
-    graph_module: fx.GraphModule,
-    inputs: Sequence[Any],
-    joint: GraphPasses,
-    separate: GraphPasses,
-    _options: Mapping[str, Any],
+    graph_module: fx.GraphModule, inputs: Sequence[Any], traced: Traced, _options: Mapping[str, Any]
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
-        joint(joint_module.graph)
-        return _partitioner(joint.traced.settings)(joint_module, joint_inputs, **options)
+        GraphPasses((_JOINT,), traced)(joint_module.graph)
+        return _partitioner(traced.settings)(joint_module, joint_inputs, **options)
 
     def compiler(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
-        separate(module.graph)
+        GraphPasses(tuple(_SEPARATE), traced)(module.graph)
         return boxed_nop(module, module_inputs)
 
     def compile_step(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
-        traced = zip(inputs, joint.traced.inputs, strict=True)
-        return captured(compiler(module, module_inputs), [value for value, position in traced if position is not None])
+        parameters = [value for value, position in zip(inputs, traced.inputs, strict=True) if position is not None]
+        return CapturedStep(compiler(module, module_inputs), parameters)
 
     compiled = aot_module_simplified(
         graph_module,
         inputs,
-        fw_compiler=compile_step if joint.traced.settings.cuda_graphs else compiler,
+        fw_compiler=compile_step if traced.settings.cuda_graphs else compiler,
         bw_compiler=torch.compiler.disable(compiler),
         partition_fn=partition,
         keep_inference_input_mutations=True,
@@ -149,17 +131,16 @@ def _compile_aot_eager(
 
 
 def _compile_inductor(
-    graph_module: fx.GraphModule,
-    inputs: Sequence[Any],
-    joint: GraphPasses,
-    separate: GraphPasses,
-    options: Mapping[str, Any],
+    graph_module: fx.GraphModule, inputs: Sequence[Any], traced: Traced, options: Mapping[str, Any]
 ) -> Any:
-    settings = separate.traced.settings
-    patches = dict(options) | {"joint_custom_pre_pass": joint, "custom_partitioner_fn": _partitioner(settings)}
-    if settings.has_graph_pass:
+    settings = traced.settings
+    patches = dict(options) | {
+        "joint_custom_pre_pass": GraphPasses((_JOINT,), traced),
+        "custom_partitioner_fn": _partitioner(settings),
+    }
+    if settings.bucketing != "none" or settings.overlap_reorder:
         patches |= {
-            "post_grad_custom_post_pass": separate,
+            "post_grad_custom_post_pass": GraphPasses(tuple(_SEPARATE), traced),
             # Inductor's reordering would undo these passes, and buffer reuse would overwrite the buffer of a running
             # collective.
             "reorder_for_compute_comm_overlap": False,

@@ -11,28 +11,23 @@ from torch.distributed.tensor import DTensor
 Run = Callable[[list[Any]], Sequence[Any]]
 
 
-def captured(run: Run, parameters: Sequence[torch.Tensor]) -> Run:
-    """Return a function that runs ``run`` in its first call, captures it in the second, and replays it from then on.
+class CapturedStep:
+    """A function that runs a compiled graph in its first call, captures it in the second, and replays it from then on.
 
     A replay writes its results over those of the replay before, so a caller uses them before its next call.
-
-    Args:
-        run: the compiled graph; it empties its list of arguments.
-        parameters: the arguments that stay where they are in memory, because an optimizer changes them in place. A
-            replay copies all other tensors to where the captured ones are.
     """
-    step = _CapturedStep(run, parameters)
-
-    def call(given: list[Any]) -> Sequence[Any]:
-        return step(given)
 
     # Torch then passes one list, and keeps none of its tensors.
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+    _boxed_call = True
 
-
-class _CapturedStep:
     def __init__(self, run: Run, parameters: Sequence[torch.Tensor]) -> None:
+        """Prepare the graph.
+
+        Args:
+            run: the compiled graph; it empties its list of arguments.
+            parameters: the arguments that stay where they are in memory, because an optimizer changes them in place. A
+                replay copies all other tensors to where the captured ones are.
+        """
         self._run, self._parameters = run, parameters
         self._is_warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -41,6 +36,7 @@ class _CapturedStep:
         self._outputs: Sequence[Any] = ()
 
     def __call__(self, given: list[Any]) -> Sequence[Any]:
+        """Run the graph on ``given``, which is emptied."""
         if not self._is_warm:
             # Compiles kernels and makes handles, which can't be captured.
             self._is_warm = True

@@ -114,18 +114,6 @@ def move_behind(nodes: Sequence[fx.Node], place: fx.Node) -> None:
             place = node
 
 
-_OVERRIDDEN = (
-    "_collect_node_ancestors",
-    "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks",
-)
-
-
-def check_scheduler() -> None:
-    """Raise RuntimeError if torch's scheduler lacks a method that is overridden here."""
-    if absent := [name for name in _OVERRIDDEN if not hasattr(OverlapScheduler, name)]:
-        raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: absent are {absent}")
-
-
 class _WithoutFormulas(OverlapScheduler):
     """A scheduler that never calls torch's own formulas for run times.
 

@@ -50,8 +50,8 @@ def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one
         return
     gather, scatter = (_InLine(torch.cuda.current_stream(device)),) * 2 if one_stream else (_as_work, _at_once)
     for unit in units:
-        unit.set_custom_all_gather(_Gather(gather))  # type: ignore[arg-type]
-        unit.set_custom_reduce_scatter(_Scatter(scatter))  # type: ignore[arg-type]
+        unit.set_custom_all_gather(_Collective(all_gather, gather))  # type: ignore[arg-type]
+        unit.set_custom_reduce_scatter(_Collective(reduce_scatter, scatter))  # type: ignore[arg-type]
 
 
 # Runs a collective, whose argument says whether it is asynchronous.
@@ -84,34 +84,17 @@ class _InLine:
 class _Collective:
     """A replacement for a collective of FSDP2; FSDP2's own base class for replacements is in a private module."""
 
-    def __init__(self, run: _Run) -> None:
-        self._run = run
+    def __init__(self, collective: Callable[..., Handle | None], run: _Run) -> None:
+        self._collective, self._run = collective, run
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an uninitialized buffer to send from or receive into."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-
-class _Gather(_Collective):
     def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *, async_op: bool = False, **given: Any
     ) -> Handle | None:
-        return self._run(
-            lambda asynchronous: all_gather(output_tensor, input_tensor, group, async_op=async_op or asynchronous)
-        )
+        def start(asynchronous: bool) -> Handle | None:
+            return self._collective(output_tensor, input_tensor, async_op=async_op or asynchronous, **given)
 
-
-class _Scatter(_Collective):
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> Handle | None:
-        return self._run(
-            lambda asynchronous: reduce_scatter(
-                output_tensor, input_tensor, op, group, async_op=async_op or asynchronous
-            )
-        )
+        return self._run(start)

@@ -10,22 +10,13 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 import torch
 import torch.nn.functional as F
 
-from pytest_aorta.worker import (
-    RankEnv,
-    RankResult,
-    StepTimer,
-    Telemetry,
-    Workload,
-    hash_parameters,
-    measure,
-    profiled,
-)
+from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Telemetry, Workload, hash_parameters, profiled
 
 from ..common.determinism import use_deterministic_algorithms
-from ..common.gradients import by_mesh, clip_gradients, total_norm
+from ..common.gradients import clip_gradients, total_norm
 from ..common.learning_rate import LearningRate
 from ..common.streams import DeviceStream, InlineStream
-from ..common.training import MeasuredSteps, is_hashed, leave_process_group, peak_memory_metrics
+from ..common.training import is_hashed, leave_process_group, make_adamw, measure_training, peak_memory_metrics
 from .data import Batch, InputFeed, make_batch
 from .model import RankingModel, initialize
 from .settings import TrainingSettings
@@ -85,18 +76,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         self._num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
         settings.compile.apply(self._model.blocks)
         self._forward = self.distribute(self._model)
-        self._optimizer = torch.optim.AdamW(
-            # Plain and sharded parameters form separate groups, because a kernel for many tensors accepts only one
-            # kind.
-            [{"params": parameters} for parameters in by_mesh(self._model)],
-            lr=settings.lr,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            # On CPU the other kernels take square roots from MKL, which rounds them differently on another vendor's
-            # CPU.
-            fused=True,
-            foreach=False,
-        )
+        self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay)
         self._global_batch = settings.samples_per_step * env.world_size
         self._feed = self._make_feed(env)
         self._step = 0
@@ -106,11 +86,12 @@ class RankingTraining(Workload, Generic[_Settings]):
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
         for _ in range(self._settings.warmup):
             self._train_step()
-        measured, weight_hashes = self._measure()
-        result = measured.result(self._settings.steps, self._device, any_cpu=not self._settings.compile.enabled)
+        settings, self._weight_hashes = self._settings, dict[str, str]()
+        any_cpu = not settings.compile.enabled
+        result = measure_training(self._measured_step, settings.steps, self._device, any_cpu=any_cpu)
         metrics = self._metrics(sum(result.step_times_ms) / 1e3)
-        result = result.replace(metrics=metrics, weight_hashes=weight_hashes)
-        return profiled(result, self._train_step, self._settings.profile_steps, self._device)
+        result = result.replace(metrics=metrics, weight_hashes=self._weight_hashes)
+        return profiled(result, self._train_step, settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
         """Return the learning rate of each measured step."""
@@ -172,23 +153,14 @@ class RankingTraining(Workload, Generic[_Settings]):
             total += loss.detach()
         return total
 
-    def _measure(self) -> tuple[MeasuredSteps, dict[str, str]]:
-        """Train the measured steps; also return the weight hashes, by step."""
-        losses: list[torch.Tensor] = []
-        grad_norms: list[torch.Tensor] = []
-        weight_hashes: dict[str, str] = {}
-        settings = self._settings
-
-        def run_step(number: int, timer: StepTimer) -> None:
-            with timer.step():
-                loss, norm = self._train_step()
-            losses.append(loss)
-            grad_norms.append(total_norm(self._model) if norm is None else norm)
-            if is_hashed(number + 1, settings.steps, settings.hash_every):
-                weight_hashes[str(number + 1)] = hash_parameters(self._model.named_parameters()).hex
-
-        timer, elapsed_sec = measure(run_step, settings.steps, self._device)
-        return MeasuredSteps(timer, elapsed_sec, losses, grad_norms), weight_hashes
+    def _measured_step(self, step: int, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
+        with timer.step():
+            loss, norm = self._train_step()
+        norm = total_norm(self._model) if norm is None else norm
+        if is_hashed(step, self._settings.steps, self._settings.hash_every):
+            self._weight_hashes[str(step)] = hash_parameters(self._model.named_parameters()).hex
+        return loss, norm
 
     def _metrics(self, step_time_s: float) -> dict[str, float]:
         metrics = {

@@ -51,8 +51,7 @@ class SDPA:
     ) -> torch.Tensor:
         """Return the output, of the shape of ``q``; ``mask`` is the result of :meth:`mask` for these lengths."""
         if self.kernel == FLEX:
-            out: torch.Tensor = flex_attention(q, k, v)[0]
-            return out
+            return flex_attention(q, k, v)[0]
         with sdpa_kernel(_TORCH_KERNELS[self.kernel]):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
@@ -95,7 +94,11 @@ def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -
     Raises:
         ValueError: The kernel that is asked for can't run; the message says why and names the kernels that can.
     """
-    candidates = _candidates(inputs, deterministic) if asked == AUTO else (asked,)
+    candidates: Sequence[str] = (asked,)
+    if asked == AUTO:
+        fastest = _FASTEST if inputs.is_square else _FASTEST[1:]
+        on_gpu = _FASTEST_DETERMINISTIC if deterministic else fastest
+        candidates = ("flash", "math") if inputs.device.type == "cpu" else on_gpu
     refusals = {}
     for kernel in candidates:
         refusal = _refusal(kernel, inputs)
@@ -109,14 +112,6 @@ def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -
         f"attention is {asked!r}, which can't run on {inputs.device.type} ({mode}, {inputs.dtype}): {reasons}. "
         f"Allowed here are {', '.join([AUTO, *allowed])}"
     )
-
-
-def _candidates(inputs: AttentionInputs, deterministic: bool) -> Sequence[str]:
-    if inputs.device.type == "cpu":
-        return ("flash", "math")
-    if deterministic:
-        return _FASTEST_DETERMINISTIC
-    return _FASTEST if inputs.is_square else _FASTEST[1:]
 
 
 def _refusal(kernel: str, inputs: AttentionInputs) -> str | None:

@@ -57,7 +57,7 @@ class Output(nn.Linear):
         # llama_simple_fsdp gathers the weight each time that it is read.
         weight = self.weight
         weight = weight.to_local() if isinstance(weight, DTensor) else weight
-        loss: torch.Tensor = linear_cross_entropy(
+        return linear_cross_entropy(
             x.flatten(0, 1),
             weight,
             labels.flatten(),
@@ -67,11 +67,9 @@ class Output(nn.Linear):
             self.vocabulary.first,
             self.vocabulary.group,
         )[0]
-        return loss
 
 
-@torch.library.custom_op("aorta::linear_cross_entropy", mutates_args=())
-def linear_cross_entropy(
+def in_chunks(
     x: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
@@ -86,7 +84,22 @@ def linear_cross_entropy(
     Under tensor parallelism, the loss is computed over the whole vocabulary, and the gradient of ``x`` is this rank's
     part of it.
     """
-    return in_chunks(x.detach(), weight.detach(), labels, num_tokens, num_chunks, fused, Vocabulary(first, group))
+    x, weight = x.detach(), weight.detach()
+    score, differentiate = map(_fused, (_score, _differentiate)) if fused else (_score, _differentiate)
+    loss = torch.zeros((), dtype=torch.float32, device=x.device)
+    grad_x, grad_weight = x.new_empty(x.shape), torch.zeros_like(weight, dtype=torch.float32)
+    for rows in torch.arange(len(x)).chunk(num_chunks):
+        part = slice(int(rows[0]), int(rows[-1]) + 1)
+        logits, own_labels = x[part] @ weight.T, labels[part] - first
+        logsumexp, scores = _over_ranks(torch.stack(score(logits, own_labels)), group)
+        loss += (logsumexp - scores).sum()
+        grad_logits = differentiate(logits, own_labels, logsumexp, 1 / num_tokens)
+        torch.mm(grad_logits, weight, out=grad_x[part])
+        _add_product(grad_weight, grad_logits.T, x[part])
+    return loss / num_tokens, grad_x, grad_weight.type_as(weight)
+
+
+linear_cross_entropy = torch.library.custom_op("aorta::linear_cross_entropy", in_chunks, mutates_args=())
 
 
 @linear_cross_entropy.register_fake
@@ -109,30 +122,6 @@ def _gradients(ctx: Any, grad: torch.Tensor, *_: None) -> tuple[torch.Tensor | N
 
 
 linear_cross_entropy.register_autograd(_gradients, setup_context=_remember)
-
-
-def in_chunks(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    num_tokens: int,
-    num_chunks: int,
-    fused: bool,
-    vocabulary: Vocabulary,
-) -> Results:
-    """Compute the results of :func:`linear_cross_entropy`."""
-    score, differentiate = map(_fused, (_score, _differentiate)) if fused else (_score, _differentiate)
-    loss = torch.zeros((), dtype=torch.float32, device=x.device)
-    grad_x, grad_weight = x.new_empty(x.shape), torch.zeros_like(weight, dtype=torch.float32)
-    for rows in torch.arange(len(x)).chunk(num_chunks):
-        part = slice(int(rows[0]), int(rows[-1]) + 1)
-        logits, own_labels = x[part] @ weight.T, labels[part] - vocabulary.first
-        logsumexp, scores = _over_ranks(torch.stack(score(logits, own_labels)), vocabulary.group)
-        loss += (logsumexp - scores).sum()
-        grad_logits = differentiate(logits, own_labels, logsumexp, 1 / num_tokens)
-        torch.mm(grad_logits, weight, out=grad_x[part])
-        _add_product(grad_weight, grad_logits.T, x[part])
-    return loss / num_tokens, grad_x, grad_weight.type_as(weight)
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -179,5 +168,4 @@ def _over_ranks(values: torch.Tensor, group: str) -> tuple[torch.Tensor, torch.T
 
 @cache
 def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    fused: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
-    return fused
+    return torch.compile(function, fullgraph=True, dynamic=False)

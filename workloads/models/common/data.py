@@ -67,7 +67,7 @@ def local_part(value: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Place
     return value
 
 
-def sequences(seed: int, step: int, indices: range, seq_len: int, vocab_size: int) -> torch.Tensor:
+def sequences(seed: int, step: int, indices: Sequence[int], seq_len: int, vocab_size: int) -> torch.Tensor:
     """Draw token ids ``[sequence, seq_len + 1]`` on the CPU: inputs, and labels shifted by one.
 
     A sequence depends only on ``seed``, ``step`` and its global index within the step, so a global batch is the same

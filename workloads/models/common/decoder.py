@@ -103,11 +103,7 @@ class Decoder(nn.Module, ABC):
         """Return the attention of one block."""
 
     def forward(
-        self,
-        tokens: torch.Tensor,
-        freqs_cis: torch.Tensor,
-        labels: torch.Tensor | None = None,
-        num_tokens: int = 1,
+        self, tokens: torch.Tensor, freqs_cis: torch.Tensor, labels: torch.Tensor | None = None, num_tokens: int = 1
     ) -> torch.Tensor:
         """Predict each next token; ``freqs_cis`` belong to the tokens' positions in their sequence.
 
@@ -121,7 +117,6 @@ class Decoder(nn.Module, ABC):
             x = layer(x, freqs_cis)
         x = self.norm(x)
         if labels is not None and self.output.num_chunks:
-            loss: torch.Tensor = self.output(x, labels, num_tokens)
-            return loss
+            return self.output(x, labels, num_tokens)
         logits: torch.Tensor = self.output(x)
         return logits if labels is None else summed_cross_entropy(logits, labels) / num_tokens

@@ -16,33 +16,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
 
-from ...common.torch_private import (
-    FakeTensorMode,
-    compile_graph,
-    create_fw_bw_graph,
-    flex_backward,
-    flex_forward,
-)
+from ...common.torch_private import FakeTensorMode, compile_graph, create_fw_bw_graph, flex_backward, flex_forward
 
-Option = int | bool
 Results = tuple[torch.Tensor, ...]
 # Torch's names for ``kernel_options``. A causal mask leaves no row empty, and the blocks of a row are neighbors.
-KERNEL_OPTIONS: dict[str, Option] = {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True}
-# Torch's function passes these defaults to its kernels.
-_DEFAULTS: dict[str, Option] = {
+KERNEL_OPTIONS: dict[str, int | bool] = {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True}
+# What torch's function passes to its kernels by default. For short sequences torch would choose another kernel, which
+# ignores block sizes.
+_DEFAULTS = {
     "PRESCALE_QK": False,
     "ROWS_GUARANTEED_SAFE": False,
     "BLOCKS_ARE_CONTIGUOUS": False,
     "WRITE_DQ": True,
+    "FORCE_USE_FLEX_ATTENTION": True,
+    "OUTPUT_LOGSUMEXP": True,
+    "OUTPUT_MAX": False,
 }
-# For short sequences torch would choose another kernel, which ignores block sizes.
-_FIXED: dict[str, Option] = {"FORCE_USE_FLEX_ATTENTION": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
 _MIN_HEAD_DIM = 16
 _BLOCK = 128
 
@@ -79,8 +74,7 @@ def _evaluate(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.
 
 
 @flex_attention.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    del k, v
+def _(q: torch.Tensor, *_: torch.Tensor) -> Results:
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
@@ -95,25 +89,21 @@ def flex_attention_backward(
     return grad_q, grad_k, grad_v
 
 
-def _differentiate(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _differentiate(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad, q, k, v, out, logsumexp = given
     whole_k, whole_v = _for_each_query_head(q, k, v)
     attended = (_scores(q, k) - math.log(2) * logsumexp.unsqueeze(-1)).exp()
     grad_attended = (grad @ whole_v.transpose(-2, -1)).float()
     row_sums = (grad.float() * out.float()).sum(-1, keepdim=True)
     grad_scores = (_scale(q) * attended * (grad_attended - row_sums)).type_as(q)
-    grad_k, grad_v = grad_scores.transpose(-2, -1) @ q, attended.type_as(grad).transpose(-2, -1) @ grad
-    num_kv_heads = k.shape[1]
+    whole = grad_scores.transpose(-2, -1) @ q, attended.type_as(grad).transpose(-2, -1) @ grad
     # Query heads that share a key head are neighbors.
-    return grad_scores @ whole_k, _summed_over_groups(grad_k, num_kv_heads), _summed_over_groups(grad_v, num_kv_heads)
+    grad_k, grad_v = (part.unflatten(1, (k.shape[1], -1)).sum(2) for part in whole)
+    return grad_scores @ whole_k, grad_k, grad_v
 
 
 @flex_attention_backward.register_fake
-def _(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    del grad, out, logsumexp
+def _(_: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *__: torch.Tensor) -> Results:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -123,8 +113,7 @@ def _remember(ctx: Any, inputs: Results, output: tuple[torch.Tensor, torch.Tenso
 
 
 def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Results:
-    gradients: Results = flex_attention_backward(grad, *ctx.saved_tensors)
-    return gradients
+    return flex_attention_backward(grad, *ctx.saved_tensors)
 
 
 flex_attention.register_autograd(_gradients, setup_context=_remember)
@@ -146,33 +135,13 @@ def _for_each_query_head(q: torch.Tensor, *tensors: torch.Tensor) -> list[torch.
     return [tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in tensors]
 
 
-def _summed_over_groups(grad: torch.Tensor, num_groups: int) -> torch.Tensor:
-    summed: torch.Tensor = grad.unflatten(1, (num_groups, -1)).sum(2)
-    return summed
-
-
-class _Shape(NamedTuple):
-    """The properties of a contiguous tensor that a kernel is compiled for."""
-
-    sizes: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Shape:
-        return cls(tensor.shape, tensor.dtype, tensor.device)
-
-    def empty(self) -> torch.Tensor:
-        return torch.empty(self.sizes, dtype=self.dtype, device=self.device)
-
-
-def _forward(mask: tuple[Any, ...], options: dict[str, Option], *tensors: torch.Tensor) -> Results:
+def _forward(mask: tuple[Any, ...], options: dict[str, int | bool], *tensors: torch.Tensor) -> Results:
     q, k, v = tensors
     results: Results = flex_forward(q, k, v, _unchanged, mask, _scale(q), options)
     return results[:2]
 
 
-def _backward(mask: tuple[Any, ...], options: dict[str, Option], *tensors: torch.Tensor) -> Results:
+def _backward(mask: tuple[Any, ...], options: dict[str, int | bool], *tensors: torch.Tensor) -> Results:
     grad, q, k, v, out, logsumexp = tensors
     score, *indices = (q.new_zeros((), requires_grad=True), *(q.new_zeros((), dtype=torch.int) for _ in range(4)))
     with torch.enable_grad():
@@ -190,8 +159,8 @@ def _run_fused(function: Callable[..., Results], given: Results, q: torch.Tensor
     # Strides differ between eager models and graphs, and between chunks of a sequence.
     tensors = [tensor.detach().contiguous() for tensor in given]
     mask = causal_blocks(q.shape[-2], k.shape[-2], q.device)
-    options = tuple(sorted({**_DEFAULTS, **KERNEL_OPTIONS, **_FIXED}.items()))
-    compiled = _compiled(function, mask, tuple(map(_Shape.of, tensors)), options)
+    shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
+    compiled = _compiled(function, mask, shapes, tuple(sorted((_DEFAULTS | KERNEL_OPTIONS).items())))
     with torch.no_grad():
         return compiled(*_tensors_of(mask), *tensors)
 
@@ -241,8 +210,8 @@ def _tensors_of(mask: BlockMask) -> list[torch.Tensor]:
 def _compiled(
     function: Callable[..., Results],
     mask: BlockMask,
-    shapes: tuple[_Shape, ...],
-    options: tuple[tuple[str, Option], ...],
+    shapes: tuple[tuple[torch.Size, torch.dtype, torch.device], ...],
+    options: tuple[tuple[str, int | bool], ...],
 ) -> Callable[..., Results]:
     """Compile one pass for contiguous tensors of these shapes; it takes the mask's tensors, then these."""
     leaves = mask.as_tuple()
@@ -255,6 +224,7 @@ def _compiled(
         return function(tuple(filled), dict(options), *given[len(positions) :])
 
     with FakeTensorMode() as mode:
-        examples = [*map(mode.from_tensor, _tensors_of(mask)), *(shape.empty() for shape in shapes)]
+        given = [torch.empty(size, dtype=dtype, device=device) for size, dtype, device in shapes]
+        examples = [*map(mode.from_tensor, _tensors_of(mask)), *given]
         graph = make_fx(run)(*examples)
     return compile_graph(graph, examples)

@@ -25,5 +25,4 @@ def make_loss(compiled: bool) -> Loss:
     """
     if not compiled:
         return summed_cross_entropy
-    fused: Loss = torch.compile(summed_cross_entropy, fullgraph=True, dynamic=False)
-    return fused
+    return torch.compile(summed_cross_entropy, fullgraph=True, dynamic=False)

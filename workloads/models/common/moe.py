@@ -15,12 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInputOutput,
-    RowwiseParallel,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInputOutput, RowwiseParallel
 
 from ..config import MixtureConfig
 from .dtensors import SEQUENCE, Distributed, local_value
@@ -104,8 +99,7 @@ def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
 # A trace needs a meta function, and the meta function of torch's own operator accepts only bfloat16.
 @torch.library.custom_op("aorta::grouped_mm", mutates_args=())
 def _traceable_grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = F.grouped_mm(left, right, offs=ends)
-    return out
+    return F.grouped_mm(left, right, offs=ends)
 
 
 @_traceable_grouped_mm.register_fake
@@ -179,8 +173,7 @@ class Experts(nn.Module):
         """Evaluate ``rows`` ``[n, dim]``, in the order of experts; ``counts`` holds the rows of each expert."""
         # Not a forward method, in which hooks would gather matrices: a recomputation of this region must call the same
         # operators (pytorch/pytorch#196862), and the hooks call others in backward.
-        out: torch.Tensor = self.swiglu(rows, counts, *map(local_experts, (self.w1, self.w2, self.w3)))
-        return out
+        return self.swiglu(rows, counts, *map(local_experts, (self.w1, self.w2, self.w3)))
 
     def surround(self, run: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
         """Call ``run``, which evaluates rows; under torch 2.11, FSDP2 gathers the matrices around this call."""
@@ -216,14 +209,7 @@ class MoeFeedForward(nn.Module):
     expert_bias: torch.Tensor | None
     tokens_per_expert: torch.Tensor
 
-    def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        num_experts: int,
-        top_k: int,
-        mixture: MixtureConfig = _PLAIN,
-    ) -> None:
+    def __init__(self, dim: int, hidden: int, num_experts: int, top_k: int, mixture: MixtureConfig = _PLAIN) -> None:
         super().__init__()
         self.num_experts, self.top_k, self.mixture = num_experts, top_k, mixture
         self.router = nn.Linear(dim, num_experts, bias=False)
