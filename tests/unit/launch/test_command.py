@@ -54,11 +54,8 @@ AMD_GPUS = (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GP
     ("changes", "environ", "expected"),
     [
         ({"world": ON_GPUS}, dict.fromkeys(VISIBLE, "0,1,2,3"), {VISIBLE[0]: "2,3", "AORTA_DEVICE": "cuda"}),
-        (
-            {"world": World(2, "cuda", AMD_GPUS)},
-            {VISIBLE[0]: "0", VISIBLE[1]: "0,1,2,3", VISIBLE[2]: "7,6,5,4"},
-            {VISIBLE[0]: None, VISIBLE[1]: "3,GPU-1", VISIBLE[2]: "7,6,5,4"},
-        ),
+        ({"world": World(2, "cuda", AMD_GPUS)}, {VISIBLE[0]: "0", VISIBLE[1]: "0,1,2,3", VISIBLE[2]: "7,6,5,4"},
+         {VISIBLE[0]: None, VISIBLE[1]: "3,GPU-1", VISIBLE[2]: "7,6,5,4"}),
         ({}, {}, HIDDEN),
         ({}, dict.fromkeys(VISIBLE, "0,1"), HIDDEN),
         ({}, {}, {"OMP_NUM_THREADS": "1"}),
@@ -85,7 +82,7 @@ AMD_GPUS = (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GP
         ),
         *("no bits compared", "bits compared", "deterministic"),
     ],
-)
+)  # fmt: skip
 def test_ranks_get_devices_threads_limit_and_kernels_of_the_plan(tmp_path, monkeypatch, changes, environ, expected):
     monkeypatch.setattr(command, "pinned_cpu_kernels", lambda: dict(CPU_KERNELS))
     found = launch_environment(make_plan(tmp_path, **changes), environ)

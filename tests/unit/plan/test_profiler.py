@@ -24,15 +24,12 @@ from tests.unit.builders import default_priors, make_baseline, make_facts, make_
 @pytest.mark.parametrize(
     ("profiler", "first", "others"),
     [
-        (
-            "nsys",
-            ["nsys", "profile", "--output={}/nsys"],
-            {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"},
-        ),
+        ("nsys", ["nsys", "profile", "--output={}/nsys"],
+         {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"}),
         ("rocprofv3", ["rocprofv3"], {"-d", "{}/rocprofv3", "--"}),
         ("torch", [], set()),
     ],
-)
+)  # fmt: skip
 def test_wrapper_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path, profiler, first, others):
     bare, command = agent_command(make_plan(tmp_path)), agent_command(make_plan(tmp_path, profiler=profiler))
     before = command[: -len(bare)]

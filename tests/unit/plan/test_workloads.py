@@ -413,11 +413,8 @@ def test_command_is_filled_in_with_the_config_and_arguments_whose_condition_hold
         ("when: compile", "when: comp", "command: when: no config key 'comp' (did you mean 'compile'?)"),
         ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
         ('"{warmup}"', '"many"', 'adapter: $.warmup: got "many"; Expected `int`'),
-        (
-            "{SLEEP_S:",
-            "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
-            "command.environment: got ['AORTA_LAUNCH_ID', 'CUDA_VISIBLE_DEVICES', 'LD_PRELOAD']; a command may set any",
-        ),
+        ("{SLEEP_S:", "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
+         "command.environment: got ['AORTA_LAUNCH_ID', 'CUDA_VISIBLE_DEVICES', 'LD_PRELOAD']; a command may set any"),
         ("kind: log", "kind: logs", "adapter: $.kind: got \"logs\"; Invalid enum value 'logs'"),
         ("kind: log,", "kind: log, last_stp: 11,", "adapter: $: unknown key 'last_stp' (did you mean 'last_step'?)"),
         ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
@@ -426,7 +423,7 @@ def test_command_is_filled_in_with_the_config_and_arguments_whose_condition_hold
         ("kind: log,", "kind: torchtitan,", "kind torchtitan has its own pattern and scalars; drop them"),
         ("description: a script", "description: a script\nclass: Toy", "one of the keys 'class' and 'command'"),
     ],
-)
+)  # fmt: skip
 def test_wrong_command_or_adapter_says_what_is_allowed(tmp_path, old, new, said):
     assert old in COMMAND
     with pytest.raises(SpecError) as caught:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu, t
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.verdict.metrics import METRICS, Tolerance
+from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import (
     MISS_RATE,
     PAIR_FALSE_ALARM_RATE,
@@ -89,11 +89,6 @@ def test_three_stable_launches_decide_by_the_tolerance(decide, change, outcome, 
     decision = decide(change, change + 0.0001, change - 0.0001, worse=worse)
     assert (decision.outcome, decision.launches) == (outcome, 3)
     assert decision.effect == pytest.approx(change, abs=0.001)
-
-
-def test_change_beyond_the_noise_and_within_the_tolerance_is_no_regression():
-    assert stored(0.045, 0.045, 0.045).outcome is Outcome.PASS
-    assert stored(0.045, 0.045, 0.045, tolerance=0.01).outcome is Outcome.REGRESSION
 
 
 def test_change_beyond_the_tolerance_and_within_the_noise_is_no_regression():
@@ -195,15 +190,10 @@ def test_pairs_that_nothing_can_be_reported_from_end_inconclusive(most):
 
 
 @pytest.mark.parametrize("count", range(3, 51))
-def test_any_number_of_launches_at_once_is_judged(count):
+def test_any_number_of_launches_or_pairs_at_once_is_judged(count):
     for change, outcome in ((0.3, Outcome.REGRESSION), (0.0, Outcome.PASS), (-0.3, Outcome.IMPROVED)):
         assert stored(*[change] * count, max_launches=count).outcome is outcome
-
-
-@pytest.mark.parametrize("count", range(3, 13))
-def test_any_number_of_pairs_at_once_is_judged(count):
-    for change, outcome in ((0.3, Outcome.REGRESSION), (0.0, Outcome.PASS), (-0.3, Outcome.IMPROVED)):
-        assert pairs(*[change] * count, max_pairs=count).outcome is outcome
+        assert count > 12 or pairs(*[change] * count, max_pairs=count).outcome is outcome
 
 
 @pytest.mark.parametrize("outlier", [-2.0, 2.0])
@@ -235,21 +225,6 @@ def test_pairs_heed_a_noise_that_was_never_seen_before():
     assert pairs(0.1001, 0.1002, 0.1).outcome is Outcome.REGRESSION
 
 
-def test_interval_holds_the_effect_and_narrows_with_launches():
-    wide, narrow = stored(0.01), stored(*[0.01] * 5)
-    for decision in (wide, narrow):
-        assert decision.low < decision.effect < decision.high
-    assert narrow.high - narrow.low < wide.high - wide.low
-
-
-@given(st.lists(st.floats(-0.3, 0.3), min_size=3, max_size=13), st.sampled_from([stored, pairs]))
-def test_direction_of_better_mirrors_every_verdict(changes, decide):
-    changes = changes[:12]
-    down, up = decide(*changes), decide(*changes, worse=-1)
-    assert down.outcome is up.outcome
-    assert (down.effect, down.low, down.high) == pytest.approx((up.effect, up.low, up.high), abs=1e-9)
-
-
 @given(st.lists(st.floats(-0.3, 0.3), min_size=1, max_size=5), st.floats(0.001, 1))
 def test_what_passes_lies_within_its_tolerance(changes, tolerance):
     decision = stored(*changes, tolerance=tolerance)
@@ -266,11 +241,8 @@ def test_quantile_errs_to_the_careful_side():
     assert quantile_t(0.999, 0.01) == quantile_t(0.999, 0.5)
 
 
-@pytest.mark.parametrize(("fraction", "quantile"), [(0.0, -math.inf), (1.0, math.inf)])
-def test_quantile_at_an_end_of_the_distribution_is_infinite(fraction, quantile):
-    assert quantile_t(fraction, 5) == quantile
-
-
+@example(fraction=0.0, tenths=50)
+@example(fraction=1.0, tenths=50)
 @given(fraction=st.floats(0, 1), tenths=st.integers(5, 10_000))
 def test_quantile_has_the_bits_of_scipys_distribution(fraction, tenths):
     assert quantile_t(fraction, tenths / 10) == t.ppf(fraction, tenths / 10)
@@ -378,18 +350,6 @@ def test_limit_that_is_printed_is_detected_in_80_percent(count, sizes, block, wo
     assert told[1.5] >= 0.93 * trials
 
 
-def test_more_blocks_detect_less_and_within_one_more_launches_do():
-    baselines = [draw_estimate(random.Random(10), sizes) for sizes in ((5,), (5, 5, 5, 5, 5, 5))]
-    assert detectable(baselines[1], "new", 5) < detectable(baselines[0], "new", 5)
-    few, many = (detectable(baselines[0], 0, count, max_launches=13) for count in (3, 13))
-    assert many < few
-
-
-def test_more_looks_detect_a_little_less():
-    baseline = draw_estimate(random.Random(11), (5, 5))
-    assert detectable(baseline, "new", 3, max_launches=13) > detectable(baseline, "new", 3)
-
-
 @pytest.mark.parametrize("max_launches", [1, 5])
 @pytest.mark.parametrize("sizes", [(3,), (10,)])
 def test_unchanged_code_mostly_passes_at_the_least_tolerance(max_launches, sizes):
@@ -441,20 +401,6 @@ def test_nothing_is_a_value_where_there_is_no_factor(scale):
 
 
 @pytest.mark.parametrize(
-    ("metric", "given", "expected"),
-    [
-        ("overlap_ratio", "5 points", Tolerance(0.05, Scale.POINTS)),
-        ("overlap_ratio", "0.5points", Tolerance(0.005, Scale.POINTS)),
-        ("exposed_comm_ms", "2% of step", Tolerance(0.02, Scale.OF_STEP)),
-        ("exposed_comm_ms", "exact", Tolerance(None)),
-    ],
-)
-def test_tolerance_of_a_scale_is_read(metric, given, expected):
-    found = METRICS[metric].parse_tolerance(given)
-    assert (found.value, found.scale) == (pytest.approx(expected.value), expected.scale)
-
-
-@pytest.mark.parametrize(
     ("metric", "given", "allowed"),
     [
         ("overlap_ratio", "5%", "a number above 0 and up to 100 points, such as '5 points', or 'exact'"),
@@ -467,11 +413,6 @@ def test_tolerance_of_another_scale_is_refused(metric, given, allowed):
     with pytest.raises(SpecError) as caught:
         METRICS[metric].parse_tolerance(given)
     assert str(caught.value) == f"tolerance of {metric}: got {given!r}, allowed is {allowed}"
-
-
-def test_exposed_time_is_a_part_of_the_baselines_step():
-    assert Scale.OF_STEP.transform(4.0, 20.0) == 0.2
-    assert math.isclose(Scale.OF_STEP.from_transformed(0.2, 20.0), 4.0)
 
 
 def test_change_from_a_value_that_is_nearly_nothing_is_finite():
