@@ -113,12 +113,6 @@ def test_reason_goes_with_the_launches_of_its_revision():
     assert learned.forced == {}
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 10, 50])
-@pytest.mark.parametrize(("p50", "outcome"), [(13.0, "regression"), (7.0, "improved")])
-def test_launches_that_got_slower_or_faster_are_refused(p50, outcome, count):
-    assert f"step_time_p50: {outcome}" in refusal(baseline_of(), baseline_of(p50, count=count, seed=1))
-
-
 PLAIN = make_facts().environment
 
 
@@ -127,7 +121,6 @@ PLAIN = make_facts().environment
     [
         ({}, {"weight_hashes": {"10": "f" * 16}}, "weight_hash: regression"),
         ({}, {"p50": 20.0, "count": 1, "weight_hashes": {"10": "f" * 16}}, "weight_hash: regression"),
-        ({}, {"weight_hashes": {}}, "the launch has no weight_hash"),
         ({"weight_hashes": {}}, {}, "the baseline has no weight_hash"),
         ({}, {"launcher": "forkserver"}, "launcher is 'forkserver', the baseline's 'torchrun'"),
         ({}, {"environment": PLAIN | {"torch": "2.12.0"}}, "torch is '2.12.0', the baseline's '2.11.0'"),
@@ -207,18 +200,6 @@ def test_no_tolerance_is_advised_that_a_marker_does_not_take():
     problem = left_out(launches, P50)["step_time_p50"]
     assert "set a tolerance" not in problem
     assert "compare with another version side by side (--aorta-ab)" in problem
-
-
-def test_outlier_launch_is_named():
-    launches = launches_near(10.0, 10)
-    launches[3] = with_p50(launches[3], 13.0)
-    assert left_out(launches, P50) == {"step_time_p50": "launch 4 is an outlier, +30.0% from the median"}
-
-
-def test_drift_from_launch_to_launch_is_refused():
-    launches = [with_p50(make_facts(), 10 + 0.04 * number) for number in range(10)]
-    problem = left_out(launches, {"step_time_p50": Tolerance(0.06)})["step_time_p50"]
-    assert problem.startswith("drifts over the launches by +3.5")
 
 
 def test_growth_within_launches_is_refused():
