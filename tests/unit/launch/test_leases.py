@@ -22,14 +22,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.launch import leases
 from pytest_aorta.launch import leases as leasing
-from pytest_aorta.launch.leases import (
-    MAX_OVERTAKES,
-    Lease,
-    _default_folder,
-    holders,
-    lease,
-    record_launch,
-)
+from pytest_aorta.launch.leases import MAX_OVERTAKES, Lease, _default_folder, holders, lease, record_launch
 from pytest_aorta.launch.sweep import launch_id, pid_namespace, start_ticks
 
 POOL = tuple(f"GPU-{number}" for number in range(8))

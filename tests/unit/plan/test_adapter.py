@@ -157,8 +157,7 @@ def test_torchtitan_lines_are_read_with_colours_and_validation_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("extra", "clock"),
-    [({}, "moments of logging"), ({"tokens_per_step": ["{batch}", 1024]}, "logged tokens_per_s")],
+    ("extra", "clock"), [({}, "moments of logging"), ({"tokens_per_step": ["{batch}", 1024]}, "logged tokens_per_s")]
 )
 def test_torchtitan_log_gives_step_times(tmp_path, extra, clock):
     log = tmp_path / "output.log"

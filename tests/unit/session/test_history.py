@@ -8,12 +8,7 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import to_json
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session import history as entries
-from pytest_aorta.session.history import (
-    MAX_COMMAND,
-    keep_history,
-    parse_entry,
-    read_history,
-)
+from pytest_aorta.session.history import MAX_COMMAND, keep_history, parse_entry, read_history
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.baseline import write_baseline
 from pytest_aorta.verdict.learning import NewLaunches

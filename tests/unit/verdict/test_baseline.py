@@ -195,8 +195,7 @@ def test_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
-    ("platform", "case"),
-    [("nvidia-h200-x2-nccl", "other case"), ("cpu-x2-gloo", make_baseline().case)],
+    ("platform", "case"), [("nvidia-h200-x2-nccl", "other case"), ("cpu-x2-gloo", make_baseline().case)]
 )
 def test_file_copied_to_another_case_or_platform_is_refused(tmp_path, platform, case):
     source, copy = write_baseline(tmp_path, make_baseline()), baseline_path(tmp_path, platform, case)

@@ -11,17 +11,7 @@ from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_baseline, make_facts, on_cpu, stored, with_p50
-from tests.unit.verdict.compared import (
-    OTHER_WEIGHTS,
-    PINNED,
-    PINNED_CPU,
-    STABLE,
-    SURE,
-    check,
-    chose,
-    compare,
-    outcomes,
-)
+from tests.unit.verdict.compared import OTHER_WEIGHTS, PINNED, PINNED_CPU, STABLE, SURE, check, chose, compare, outcomes
 
 
 def test_counts_are_exact_on_any_machine():

@@ -15,15 +15,7 @@ from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, left_out, merged
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import (
-    default_priors,
-    launches_near,
-    make_baseline,
-    make_facts,
-    on_cpu,
-    stored,
-    with_p50,
-)
+from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
 
 METRIC = METRICS["kernel_ms"]
 MARKED = parse_tolerances({"kernel_ms": "2%"}, "test")

@@ -27,15 +27,7 @@ from pytest_aorta.verdict.statistics.decision import MISS_RATE, Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, Verdict
-from tests.unit.builders import (
-    default_priors,
-    make_baseline,
-    make_facts,
-    make_result,
-    on_cpu,
-    stored,
-    with_p50,
-)
+from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
 from tests.unit.simulated import at_most, until_decided
 
 STEP_MS = 10.0

@@ -32,15 +32,7 @@ from pytest_aorta.verdict.statistics.stored import (
 )
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from tests.unit.simulated import PRIOR as SIMULATED_PRIOR
-from tests.unit.simulated import (
-    WITHIN,
-    at_most,
-    draw_block,
-    draw_estimate,
-    draw_pairs,
-    run_pairs,
-    run_stored,
-)
+from tests.unit.simulated import WITHIN, at_most, draw_block, draw_estimate, draw_pairs, run_pairs, run_stored
 
 # Ten launches of one block with a standard deviation of 0.1%, compared within that block.
 STABLE = [-0.002, -0.001, -0.001, 0.0, 0.0, 0.0, 0.001, 0.001, 0.002, 0.0]
@@ -253,9 +245,7 @@ TRIALS = 4000
 
 
 @pytest.mark.parametrize(
-    ("sizes", "max_launches"),
-    [((10,), 5), ((4, 3, 3), 5), ((4, 3, 3), 13)],
-    ids=["one block", "three", "13 launches"],
+    ("sizes", "max_launches"), [((10,), 5), ((4, 3, 3), 5), ((4, 3, 3), 13)], ids=["one block", "three", "13 launches"]
 )
 def test_false_alarms_of_all_looks_stay_below_their_rate(sizes, max_launches):
     rng = random.Random(1)

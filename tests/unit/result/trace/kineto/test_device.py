@@ -160,10 +160,7 @@ def test_communication_does_not_depend_on_how_early_a_rank_arrives():
     assert (
         found[0].metrics()
         == found[1].metrics()
-        == {
-            "exposed_comm_ms": pytest.approx(0.015),
-            "overlap_ratio": pytest.approx(0.25),
-        }
+        == {"exposed_comm_ms": pytest.approx(0.015), "overlap_ratio": pytest.approx(0.25)}
     )
     assert [entry.ms for entry in found[0].collectives] == [[0.022] * 4]
     # The wait for the first gather is hidden, that for the second is not.
