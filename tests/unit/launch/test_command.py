@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import guarded as command
-from pytest_aorta.launch.guarded import agent_command, launch_environment, prepare_folder
+from pytest_aorta.launch.guarded import launch_environment, prepare_folder
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import StepRecording, read_plan
@@ -104,24 +104,6 @@ def test_kernels_are_pinned_only_on_a_cpu_that_has_them(tmp_path, cpuinfo, is_pi
     if cpuinfo is not None:
         file.write_text(cpuinfo)
     assert pinned_cpu_kernels(file) == (CPU_KERNELS if is_pinned else {})
-
-
-def test_ranks_import_the_same_code_as_pytest(tmp_path):
-    import pytest_aorta
-
-    parent = Path(pytest_aorta.__file__).parents[1]
-    path = launch_environment(make_plan(tmp_path), {"PYTHONPATH": "/mine"})["PYTHONPATH"]
-    if parent.name in ("site-packages", "dist-packages"):
-        assert path == "/mine"
-    else:
-        assert path == f"{parent}:/mine"
-
-
-def test_agent_starts_one_rank_per_device_in_its_own_folder(tmp_path):
-    command = agent_command(make_plan(tmp_path, world=World(3, "cpu")))
-    assert command[:4] == [sys.executable, "-m", "pytest_aorta.launch.process.torchrun", str(tmp_path)]
-    assert {"--nnodes=1", "--node-rank=0", "--nproc-per-node=3", f"--log-dir={tmp_path}/torchelastic"} <= set(command)
-    assert command[-3:] == ["-m", "pytest_aorta.launch.process.rank", str(tmp_path)]
 
 
 @pytest.mark.parametrize(

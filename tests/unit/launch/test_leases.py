@@ -116,14 +116,6 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_resources_of_two_processes_differ(clients, ask):
-    clients.holding(5)
-    with ask(3) as rest:
-        assert rest.resources == POOL[5:]
-        with pytest.raises(LeaseError):
-            ask(1)
-
-
 def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting, monkeypatch):
     monkeypatch.setattr(leases, "SAY_S", 0.1)
     monkeypatch.setattr(leases, "LOOK_S", 0.05)
@@ -176,13 +168,6 @@ def test_end_of_wait_names_holders_and_leaves_nothing(clients, ask, folder):
     assert f"GPU-5, GPU-6 held by tests/a.py::test_big (pid {client.pid}, since " in text
     assert [claim.owner for claim in holders(folder)] == ["tests/a.py::test_big"]
     assert len(list(folder.glob("*.claim"))) == 1
-
-
-def test_killed_holder_frees_at_once(clients, ask):
-    client = clients.holding(8)
-    client.send_signal(signal.SIGKILL)
-    client.wait()
-    ask(8).release()
 
 
 def test_killed_waiter_blocks_no_other_request(clients, ask, folder):

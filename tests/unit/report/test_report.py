@@ -188,18 +188,6 @@ def test_band_spans_the_stored_launches():
     assert len(band["low"]) == len(FRACTIONS)
 
 
-def test_reference_of_an_ab_and_the_stored_baseline_have_bands_of_their_own():
-    reference = as_launch(rank_step_times_ms=[[20.0] * 20])
-    case = Case("c", candidate=(as_launch(),), reference=(reference,), baseline=make_baseline())
-    plots = case_plots(case, 1000)
-    assert [(band["side"], band["name"]) for band in plots["bands"]] == [
-        ("reference", "A/B reference"),
-        ("baseline", "stored baseline\xa01"),
-    ]
-    assert [band["p50"] for band in plots["bands"]] == [[20.0] * 3, [10.0] * 3]
-    assert [launch["side"] for launch in plots["launches"]] == ["candidate", "reference"]
-
-
 def test_plots_are_strict_json_without_a_baseline_and_without_a_profiled_step():
     plots = case_plots(Case("c", candidate=(as_launch(),)), 1000)
     assert (plots["bands"], plots["timeline"]) == ([], None)

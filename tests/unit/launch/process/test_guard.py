@@ -156,14 +156,6 @@ def test_exit_code_of_the_agent_is_reported(guard, code):
     assert 0 < verdict["wall_s"] < HANG_S / 2
 
 
-def test_time_limit_ends_the_agent(guard_until_the_limit):
-    watched = guard_until_the_limit("")
-    verdict = watched.end()
-    assert (verdict["reason"], verdict["agent_status"]) == ("time_limit", -signal.SIGTERM)
-    assert len(verdict["stopped"]) == 1
-    assert watched.time_limit_s <= verdict["wall_s"] < watched.time_limit_s + HANG_S / 4
-
-
 def test_rank_that_exits_with_code_0_and_no_result_ends_the_launch_before_the_time_limit(guard, impatient):
     program = "pid = fork()\nif pid == 0: os._exit(0)\nrank_file(1, 'pid', str(pid))\nos.wait()\ntime.sleep(60)"
     verdict = guard(program, time_limit_s=50.0, file=impatient).end()

@@ -397,6 +397,7 @@ def test_nothing_is_a_value_where_there_is_no_factor(scale):
         ("overlap_ratio", "101 points", "a number above 0 and up to 100 points, such as '5 points', or 'exact'"),
         ("exposed_comm_ms", "2%", "a number above 0 and up to 1000% of step, such as '5% of step', or 'exact'"),
         ("step_time_p50", "5 points", "a percentage above 0% up to 1000%, or 'exact'"),
+        ("weight_hash", "5%", "'exact'"),
     ],
 )
 def test_tolerance_of_another_scale_is_refused(metric, given, allowed):
