@@ -50,39 +50,26 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE
 AMD_GPUS = (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GPU-1", "amd"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "environ", "expected"),
-    [
-        ({"world": ON_GPUS}, dict.fromkeys(VISIBLE, "0,1,2,3"), {VISIBLE[0]: "2,3", "AORTA_DEVICE": "cuda"}),
-        ({"world": World(2, "cuda", AMD_GPUS)}, {VISIBLE[0]: "0", VISIBLE[1]: "0,1,2,3", VISIBLE[2]: "7,6,5,4"},
-         {VISIBLE[0]: None, VISIBLE[1]: "3,GPU-1", VISIBLE[2]: "7,6,5,4"}),
-        ({}, {}, HIDDEN),
-        ({}, dict.fromkeys(VISIBLE, "0,1"), HIDDEN),
-        ({}, {}, {"OMP_NUM_THREADS": "1"}),
-        ({}, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
-        ({"timeout_s": 100.0}, {}, {"AORTA_COLLECTIVE_TIMEOUT_S": "80.000"}),
-        ({}, {"MKL_CBWR": "AVX2"}, CPU_KERNELS | {"MKL_CBWR": "AVX2"}),
-        ({"world": ON_GPUS}, {}, dict.fromkeys(CPU_KERNELS)),
-        # The pins cost time, and bits of such a launch are not compared.
-        ({"record": StepRecording()}, {}, dict.fromkeys(CPU_KERNELS)),
-        ({"record": StepRecording(hash_weights=True)}, {}, CPU_KERNELS),
-        ({"record": StepRecording(deterministic=True)}, {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
-    ],
-    ids=[
-        *(
-            "GPUs",
-            "AMD",
-            "CPU",
-            "CPU hides",
-            "threads",
-            "own threads",
-            "time limit",
-            "kernels",
-            "kernels of a GPU host",
-        ),
-        *("no bits compared", "bits compared", "deterministic"),
-    ],
-)  # fmt: skip
+# What differs from a plan of two CPU ranks, and variables of the caller -> variables of the ranks.
+OF_RANKS = {
+    "GPUs": ({"world": ON_GPUS}, dict.fromkeys(VISIBLE, "0,1,2,3"), {VISIBLE[0]: "2,3", "AORTA_DEVICE": "cuda"}),
+    "AMD": ({"world": World(2, "cuda", AMD_GPUS)}, {VISIBLE[0]: "0", VISIBLE[1]: "0,1,2,3", VISIBLE[2]: "7,6,5,4"},
+            {VISIBLE[0]: None, VISIBLE[1]: "3,GPU-1", VISIBLE[2]: "7,6,5,4"}),
+    "CPU": ({}, {}, HIDDEN),
+    "CPU hides": ({}, dict.fromkeys(VISIBLE, "0,1"), HIDDEN),
+    "threads": ({}, {}, {"OMP_NUM_THREADS": "1"}),
+    "own threads": ({}, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
+    "time limit": ({"timeout_s": 100.0}, {}, {"AORTA_COLLECTIVE_TIMEOUT_S": "80.000"}),
+    "kernels": ({}, {"MKL_CBWR": "AVX2"}, CPU_KERNELS | {"MKL_CBWR": "AVX2"}),
+    "kernels of a GPU host": ({"world": ON_GPUS}, {}, dict.fromkeys(CPU_KERNELS)),
+    # The pins cost time, and bits of such a launch are not compared.
+    "no bits compared": ({"record": StepRecording()}, {}, dict.fromkeys(CPU_KERNELS)),
+    "bits compared": ({"record": StepRecording(hash_weights=True)}, {}, CPU_KERNELS),
+    "deterministic": ({"record": StepRecording(deterministic=True)}, {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "environ", "expected"), OF_RANKS.values(), ids=OF_RANKS)
 def test_ranks_get_devices_threads_limit_and_kernels_of_the_plan(tmp_path, monkeypatch, changes, environ, expected):
     monkeypatch.setattr(command, "pinned_cpu_kernels", lambda: dict(CPU_KERNELS))
     found = launch_environment(make_plan(tmp_path, **changes), environ)
