@@ -234,15 +234,12 @@ def test_preset_replaces_defaults_and_no_explicit_value(tmp_path, given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"step": 5}, "workload 'toy' has no config keys ['step'] (did you mean 'steps'?); there are ['environment', "),
         ({"zzz": 5}, "['zzz']; there are"),
-        ({"scale": float("nan")}, "scale: got nan"),
         ({"scale": float("inf")}, "scale: got inf"),
         ({"layout": {"path": Path("x")}}, "layout: got "),
         ({"environment": {"NCCL_NTHREADS": 1}}, "environment.NCCL_NTHREADS: got 1, allowed is"),
         ({"environment": {"NCCL_NTHREADS": None}}, "environment.NCCL_NTHREADS: got None, allowed is"),
         ({"environment": {"NCCL_NTHREADS": ["1"]}}, "environment.NCCL_NTHREADS: got ['1'], allowed is"),
-        ({"steps": "5"}, "config of workload 'toy': steps: got '5', allowed is type \"integer\""),
         ({"steps": True}, 'steps: got True, allowed is type "integer"'),
         ({"steps": 0}, "steps: got 0, allowed is at least 1"),
         ({"size": "lrage"}, 'allowed is one of ["small", "large"] (did you mean \'large\'?)'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import example, given
@@ -244,28 +245,30 @@ def test_quantile_has_the_bits_of_scipys_distribution(fraction, tenths):
 TRIALS = 4000
 
 
+def noise_alone(sizes: tuple[int, ...], max_launches: int):
+    return lambda rng: run_stored(draw_block(rng, max_launches), draw_estimate(rng, sizes), 0.001, max_launches)
+
+
+def pairs_of_noise(max_pairs: int):
+    return lambda rng: run_pairs(draw_pairs(rng, max_pairs), WITHIN, 0.0005, max_pairs)
+
+
 @pytest.mark.parametrize(
-    ("sizes", "max_launches"), [((10,), 5), ((4, 3, 3), 5), ((4, 3, 3), 13)], ids=["one block", "three", "13 launches"]
+    ("run", "rate", "trials"),
+    [
+        (noise_alone((10,), 5), FALSE_ALARM_RATE, TRIALS),
+        (noise_alone((4, 3, 3), 5), FALSE_ALARM_RATE, TRIALS),
+        (noise_alone((4, 3, 3), 13), FALSE_ALARM_RATE, TRIALS // 3),
+        (pairs_of_noise(6), PAIR_FALSE_ALARM_RATE, TRIALS),
+        (pairs_of_noise(12), PAIR_FALSE_ALARM_RATE, TRIALS),
+    ],
+    ids=["one block", "three blocks", "13 launches", "6 pairs", "12 pairs"],
 )
-def test_false_alarms_of_all_looks_stay_below_their_rate(sizes, max_launches):
+def test_false_alarms_of_all_looks_stay_below_their_rate(run, rate, trials):
     rng = random.Random(1)
-    trials = TRIALS if max_launches == 5 else TRIALS // 3
-    alarms = dict.fromkeys(Outcome, 0)
-    for _ in range(trials):
-        candidate = draw_block(rng, max_launches)
-        alarms[run_stored(candidate, draw_estimate(rng, sizes), 0.001, max_launches).outcome] += 1
-    assert alarms[Outcome.REGRESSION] <= at_most(FALSE_ALARM_RATE, trials)
-    assert alarms[Outcome.IMPROVED] <= at_most(FALSE_ALARM_RATE, trials)
-
-
-@pytest.mark.parametrize("max_pairs", [6, 12])
-def test_false_alarms_of_pairs_stay_below_their_rate(max_pairs):
-    rng = random.Random(2)
-    alarms = dict.fromkeys(Outcome, 0)
-    for _ in range(TRIALS):
-        alarms[run_pairs(draw_pairs(rng, max_pairs), WITHIN, 0.0005, max_pairs).outcome] += 1
-    assert alarms[Outcome.REGRESSION] <= at_most(PAIR_FALSE_ALARM_RATE, TRIALS)
-    assert alarms[Outcome.IMPROVED] <= at_most(PAIR_FALSE_ALARM_RATE, TRIALS)
+    alarms = Counter(run(rng).outcome for _ in range(trials))
+    assert alarms[Outcome.REGRESSION] <= at_most(rate, trials)
+    assert alarms[Outcome.IMPROVED] <= at_most(rate, trials)
 
 
 def test_pairs_in_ten_times_the_noise_that_was_known_rarely_raise_an_alarm():
@@ -276,48 +279,38 @@ def test_pairs_in_ten_times_the_noise_that_was_known_rarely_raise_an_alarm():
 
 
 @pytest.mark.parametrize("tolerance", [0.005, 0.01, 0.02])
-@pytest.mark.parametrize("sizes", [(10,), (4, 3, 3)], ids=["one block", "three"])
+@pytest.mark.parametrize("sizes", [(10,), (4, 3, 3), None], ids=["one block", "three", "pairs"])
 def test_slowdown_of_twice_the_tolerance_rarely_passes(tolerance, sizes):
-    rng = random.Random(4)
-    change, passed = math.log1p(2 * tolerance), 0
+    rng, change, passed = random.Random(4), math.log1p(2 * tolerance), 0
     for _ in range(1500):
-        candidate = draw_block(rng, 5, change)
-        passed += run_stored(candidate, draw_estimate(rng, sizes), tolerance).outcome is Outcome.PASS
+        if sizes:
+            found = run_stored(draw_block(rng, 5, change), draw_estimate(rng, sizes), tolerance)
+        else:
+            found = run_pairs(draw_pairs(rng, 6, change), WITHIN, tolerance)
+        passed += found.outcome is Outcome.PASS
     assert passed <= at_most(MISS_RATE, 1500)
 
 
-@pytest.mark.parametrize("tolerance", [0.005, 0.01, 0.02])
-def test_pairs_of_twice_the_tolerance_rarely_pass(tolerance):
-    rng = random.Random(5)
-    change = math.log1p(2 * tolerance)
-    decisions = [run_pairs(draw_pairs(rng, 6, change), WITHIN, tolerance) for _ in range(3000)]
-    assert sum(decision.outcome is Outcome.PASS for decision in decisions) <= at_most(MISS_RATE, 3000)
-
-
-@pytest.mark.parametrize("sizes", [(10,), (4, 3, 3)], ids=["one block", "three"])
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_interval_holds_the_true_change_as_often_as_it_says(sizes, count):
-    rng = random.Random(6)
-    held, change = 0, 0.03
-    for _ in range(2000):
-        decision = decide_stored(
-            draw_block(rng, count, change), "new", draw_estimate(rng, sizes), 0.02, max_launches=count, worse=1
-        )
-        held += decision.low <= change <= decision.high
-    # At least 95%, within the error of 2,000 trials; the variance between blocks is partly assumed, which widens the
-    # interval.
-    assert 0.94 <= held / 2000 <= 0.995
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 6, 12])
-def test_interval_of_pairs_holds_the_true_change_as_often_as_it_says(count):
-    rng = random.Random(7)
-    held, change = 0, 0.03
-    for _ in range(2000):
-        decision = decide_pairs(draw_pairs(rng, count, change), Variance(WITHIN**2, 4), 0.02, max_pairs=count, worse=1)
-        held += decision.low <= change <= decision.high
-    # Trimmed means of few pairs err less than assumed.
-    assert 0.94 <= held / 2000 <= 0.998
+# Pairs, whose trimmed means err less than assumed if they are few; and launches of blocks, whose variance is partly
+# assumed, which widens the interval.
+@pytest.mark.parametrize(
+    ("sizes", "counts", "most"),
+    [((10,), (1, 3, 5), 0.995), ((4, 3, 3), (1, 3, 5), 0.995), (None, (2, 3, 4, 6, 12), 0.998)],
+    ids=["one block", "three", "pairs"],
+)
+def test_interval_holds_the_true_change_as_often_as_it_says(sizes, counts, most):
+    rng, change, known = random.Random(6), 0.03, Variance(WITHIN**2, 4)
+    for count in counts:
+        held = 0
+        for _ in range(2000):
+            if sizes:
+                block, baseline = draw_block(rng, count, change), draw_estimate(rng, sizes)
+                found = decide_stored(block, "new", baseline, 0.02, max_launches=count, worse=1)
+            else:
+                found = decide_pairs(draw_pairs(rng, count, change), known, 0.02, max_pairs=count, worse=1)
+            held += found.low <= change <= found.high
+        # At least 95%, within the error of 2,000 trials.
+        assert 0.94 <= held / 2000 <= most
 
 
 @pytest.mark.parametrize(("sizes", "block"), [((10,), 0), ((4, 3, 3), "new")], ids=["one block", "three"])
