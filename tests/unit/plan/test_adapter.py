@@ -22,7 +22,7 @@ from pytest_aorta.plan.adapter import (
     make_adapter,
     read_records,
 )
-from pytest_aorta.plan.workloads import read_workload
+from pytest_aorta.plan.workloads import CommandLine, read_workload
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.reading import collect_result
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, write_ranks
@@ -300,3 +300,9 @@ def test_result_has_the_first_rank_alone_where_no_other_logs_and_lacks_no_rank_w
     assert launch_facts(result).step_time_ms["p50"] == 2.0
     with pytest.raises(ResultError, match=r"result invalid: .*1/result\.json"):
         collect_result(logged_plan(tmp_path, "all"), ENDED_WELL)
+
+
+def test_plan_of_a_command_tells_ranks_what_to_run_and_to_read(tmp_path):
+    plan = logged_plan(tmp_path, "all")
+    assert plan.program() == CommandLine("train", (), {})
+    assert [plan.adapter(rank).pattern for rank in (0, 1)] == [PATTERN, PATTERN]

@@ -15,8 +15,7 @@ from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import ProfilerSchedule
-from pytest_aorta.result.facts import launch_facts
-from tests.unit.builders import make_plan, make_result
+from tests.unit.builders import make_plan
 
 
 @pytest.mark.parametrize(
@@ -96,17 +95,3 @@ def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
     # There is no nsys on this PATH.
     assert (outcome.reason, outcome.agent_status) == ("exit", 1)
     assert servers.pids == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "profiler"),
-    [
-        ({"profiler": "nsys"}, "nsys"),
-        ({"profiler": "torch"}, ""),
-        ({"environment": {"device": "cpu", "python_tracer": "coverage.CTracer"}}, "coverage.CTracer"),
-    ],
-)
-def test_facts_name_what_slowed_the_steps_down(changes, profiler):
-    facts = launch_facts(make_result([[1.0, 2.0]], **changes))
-    assert facts.profiler == profiler
-    assert "python_tracer" not in facts.environment

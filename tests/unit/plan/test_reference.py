@@ -16,9 +16,10 @@ import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
-from pytest_aorta.launch.guarded import launch_environment
+from pytest_aorta.common.model import convert, to_builtins
+from pytest_aorta.launch.guarded import agent_command, launch_environment
 from pytest_aorta.plan import reference as worktree
-from pytest_aorta.plan.launch_plan import LaunchRequest, at_reference
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference
 from pytest_aorta.plan.reference import (
     CommitReference,
     EnvironmentReference,
@@ -391,6 +392,15 @@ def test_package_called_otherwise_than_its_folder_leads_to_the_commits(opener, p
     assert (reference.worktree.packages / "renamed").resolve() == reference.root / "workloads"
 
 
+def test_plan_tells_the_commit_and_starts_ranks_without_the_current_folder(opener, project, tmp_path):
+    plan = make_plan(tmp_path, reference=opener("v1").open())
+    assert plan.title == "toy at v1"
+    assert plan.reference.commit == git(project, "rev-parse", "v1")
+    command = agent_command(plan)
+    assert command[:4] == [sys.executable, "-P", "-m", "pytest_aorta.launch.process.torchrun"]
+    assert command[-7:-1] == ["--no-python", sys.executable, "-P", "-u", "-m", "pytest_aorta.launch.process.rank"]
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
     """The interpreter of an environment that a test fills; its torch and pytest_aorta are fakes."""
@@ -429,6 +439,23 @@ def complete(environment: Path) -> Path:
         install(environment, name, text)
     install(environment, "toys/toy/default.yaml", toy_yaml())
     return environment
+
+
+def test_other_environment_runs_what_is_installed_there(opener, complete, project, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    reference = opener(f"python:{complete}").open()
+    spec = read_workload("toy", project / "workloads/toy", "mine.toy")
+    there = reference.workload(spec)
+    assert (there.module, there.folder.parts[-3:]) == ("toys.toy", ("site-packages", "toys", "toy"))
+    plan = make_plan(tmp_path, reference=reference)
+    environ = launch_environment(plan, {"PYTHONPATH": "/mine", "PYTHONHOME": "/home"})
+    assert {name: environ.get(name) for name in ("PYTHONPATH", "PYTHONHOME", "AORTA_LATE_PATH")} == {
+        "PYTHONPATH": None,
+        "PYTHONHOME": None,
+        "AORTA_LATE_PATH": f"/mine:{project}",
+    }
+    assert agent_command(plan)[0] == str(complete)
+    assert convert(to_builtins(plan), LaunchPlan, "plan") == plan
 
 
 def test_own_folder_and_script_are_the_same_in_another_environment(opener, complete, project):

@@ -11,7 +11,18 @@ from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_baseline, make_facts, on_cpu, stored, with_p50
-from tests.unit.verdict.compared import OTHER_WEIGHTS, PINNED, PINNED_CPU, STABLE, SURE, check, chose, compare, outcomes
+from tests.unit.verdict.compared import (
+    LONG,
+    OTHER_WEIGHTS,
+    PINNED,
+    PINNED_CPU,
+    STABLE,
+    SURE,
+    check,
+    chose,
+    compare,
+    outcomes,
+)
 
 
 def test_counts_are_exact_on_any_machine():
@@ -165,6 +176,13 @@ def test_loss_of_an_ab_is_decided_by_its_own_pairs():
     for loss, outcome in ((2.0, Outcome.PASS), (2.1, Outcome.REGRESSION)):
         rows = comparison.judge([on_cpu(final_loss=loss)] * 3, [on_cpu(final_loss=2.0)] * 3)
         assert rows["final_loss"].outcome is outcome
+
+
+@pytest.mark.parametrize(("here", "there"), [(99, 100), (100, 99)])
+def test_ab_of_another_number_of_steps_is_missing(here, there):
+    verdicts = compare([make_facts(**LONG | {"num_steps": here})] * 3, [make_facts(**LONG | {"num_steps": there})] * 3)
+    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
+    assert verdicts["step_time_p50"].detail == f"the reference ran {there} measured steps, the launch {here}"
 
 
 def test_pairs_of_different_choices_are_compared_and_the_choices_noted():

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.model import decode
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, format_value
-from pytest_aorta.verdict.statistics.decision import Outcome, Scale
+from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
     Missing,
     NotApplicable,
     ReferenceKind,
-    Verdict,
     VerdictReference,
     Verdicts,
     format_change,
@@ -98,23 +95,6 @@ def test_exact_numbers_are_shown_whole():
 )
 def test_change_has_the_decimals_that_count(relative, text):
     assert format_change(relative) == text
-
-
-@pytest.mark.parametrize("outcome", Outcome)
-def test_verdict_survives_json(outcome):
-    row = make_verdict(
-        outcome,
-        tolerance=Tolerance(0.02, Scale.OF_STEP, Origin.MARKER),
-        reference=VerdictReference(ReferenceKind.BASELINE, "baselines/a.json", 3),
-        missing=Missing.BASELINE_VALUE,
-        detail="why",
-        delta=0.5,
-        low=0.25,
-        high=0.75,
-        launches=5,
-        is_open=True,
-    )
-    assert decode(msgspec.json.encode(row), Verdict, "row") == row
 
 
 BY_DEFAULT = Tolerance(0.05, origin=Origin.DEFAULT)

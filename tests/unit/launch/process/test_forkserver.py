@@ -13,7 +13,7 @@ import pytest
 
 from pytest_aorta.launch import warm
 from pytest_aorta.launch.process.channel import close_all, receive, send
-from pytest_aorta.launch.process.forkserver import children
+from pytest_aorta.launch.process.forkserver import _rank_environment, children
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan.world import World
 from tests.unit.builders import make_plan, replace
@@ -80,6 +80,13 @@ def test_source_that_is_deleted_while_sources_are_listed_changes_the_key(tmp_pat
     # An editor's lock file is such a link, too.
     (tmp_path / "package/b.py").symlink_to("absent")
     assert server_key(plan, {}) != whole
+
+
+def test_rank_environment_has_its_number_and_the_rendezvous():
+    environment = _rank_environment(2, 4, 12345, "run")
+    assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "4")
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "12345")
+    assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 
 def test_children_are_found_when_a_thread_has_ended_after_the_threads_were_listed(monkeypatch):
