@@ -48,12 +48,6 @@ def test_results_have_the_commit_branch_and_state_of_the_code_that_ran(versioned
     assert command[-2:] == ("--aorta-ab=HEAD", "--aorta-results=kept")
 
 
-def test_ini_option_names_the_reference_too(versioned):
-    versioned.test_file(AGAIN)
-    versioned.ini("aorta_ab = HEAD")
-    versioned.run().assert_outcomes(passed=1)
-
-
 def test_workers_of_xdist_share_the_worktree(versioned):
     pytest.importorskip("xdist")
     versioned.write("test_toy.py", AGAIN + AGAIN.replace("test_again", "test_more").replace("import pytest", ""))

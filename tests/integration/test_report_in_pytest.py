@@ -125,15 +125,6 @@ def test_collecting_writes_nothing(project, monkeypatch):
     assert sorted(project.path.iterdir()) == before
 
 
-def test_step_summary_has_what_failed_and_why(learned, monkeypatch):
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(learned.path / "step.md"))
-    learned.plant(step_ms=13.0)
-    learned.run()
-    text = (learned.path / "step.md").read_text()
-    assert r"| test\_toy.py::test\_one | step\_time\_p50 | 13 ms | 10 ms |" in text
-    assert "<details><summary><code>test_toy.py::test_one</code></summary>" in text
-
-
 def test_workers_of_xdist_leave_one_report_with_the_tests_of_all(project, monkeypatch):
     pytest.importorskip("xdist")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))

@@ -110,16 +110,6 @@ def test_teardown_that_is_retried_supersedes_the_call_that_passed(retried):
     assert "too early" in page(retried)
 
 
-def test_launches_of_a_retried_attempt_are_not_recorded(retried):
-    retried.test_file(
-        "attempts = []\n\ndef test_one(workload):\n    workload.check(workload.run('toy'))\n"
-        "    attempts.append(1)\n    assert len(attempts) == 2\n"
-    )
-    retried.run("--reruns=1", "--update-baselines", "--aorta-launches=2").assert_outcomes(passed=1)
-    [file] = retried.baseline_files()
-    assert len(read_baseline_file(file).launches) == 2
-
-
 def test_attempt_that_fails_in_setup_is_labelled(retried):
     retried.write(
         "test_toy.py",

@@ -225,10 +225,10 @@ def write_plan_file(run_dir: Path) -> None:
     (run_dir / PLAN_FILE).write_text("{}", encoding="utf-8")
 
 
-def write_rank_file(run_dir: Path, rank: int, name: str, text: str) -> Path:
+def write_rank_file(run_dir: Path, rank: int, name: str, content: str | bytes) -> Path:
     path = run_dir / "ranks" / str(rank) / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 

@@ -26,7 +26,6 @@ from pytest_aorta.common.files import (
 )
 from pytest_aorta.common.processes import terminable
 
-MAX_BYTES = 10_000
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 

@@ -51,6 +51,7 @@ from tests.unit.builders import (
     rank_values,
     stored,
     write_plan_file,
+    write_rank_file,
 )
 from tests.unit.fuzz.mutations import damaged, damaged_bytes, damaged_json
 from tests.unit.kineto_traces import rank_trace
@@ -107,10 +108,8 @@ def _read_result(data: bytes, folder: Path) -> None:
 
 def _read_ranks(data: bytes, folder: Path) -> None:
     plan = make_plan(folder)
-    for rank, content in enumerate((data, json.dumps(RANK).encode())):
-        place = folder / "ranks" / str(rank)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "result.json").write_bytes(content)
+    for rank, content in enumerate((data, json.dumps(RANK))):
+        write_rank_file(folder, rank, "result.json", content)
     launch_facts(collect_result(plan, ENDED_WELL))
 
 
@@ -208,9 +207,7 @@ def _read_verdict(data: bytes, folder: Path) -> None:
 
 
 def _read_trace(data: bytes, folder: Path) -> None:
-    place = folder / "ranks/0"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "trace.json.gz").write_bytes(data)
+    write_rank_file(folder, 0, "trace.json.gz", data)
     merge_run(folder)
 
 
@@ -219,9 +216,7 @@ OPERATORS = to_builtins(StepOperators(1, [CALL]))
 
 
 def _read_operators(data: bytes, folder: Path) -> None:
-    place = folder / "ranks/0"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "operators.json").write_bytes(data)
+    write_rank_file(folder, 0, "operators.json", data)
     if (calls := read_operators(folder, 0, 1)) is not None:
         locate_operator({0: calls}, {0: [CALL]})
 
@@ -235,9 +230,7 @@ TELEMETRY = {
 
 def _read_telemetry(data: bytes, folder: Path) -> None:
     for rank, content in enumerate((json.dumps(TELEMETRY).encode(), data)):
-        place = folder / "ranks" / str(rank)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "telemetry.jsonl").write_bytes(content + b"\n")
+        write_rank_file(folder, rank, "telemetry.jsonl", content + b"\n")
     read_iterations(folder, 2)
 
 

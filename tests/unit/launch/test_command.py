@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import guarded as command
-from pytest_aorta.launch.guarded import agent_command, launch_environment, prepare_folder
+from pytest_aorta.launch.guarded import launch_environment, prepare_folder
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import StepRecording, read_plan
@@ -50,42 +50,26 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE
 AMD_GPUS = (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GPU-1", "amd"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "environ", "expected"),
-    [
-        ({"world": ON_GPUS}, dict.fromkeys(VISIBLE, "0,1,2,3"), {VISIBLE[0]: "2,3", "AORTA_DEVICE": "cuda"}),
-        (
-            {"world": World(2, "cuda", AMD_GPUS)},
-            {VISIBLE[0]: "0", VISIBLE[1]: "0,1,2,3", VISIBLE[2]: "7,6,5,4"},
-            {VISIBLE[0]: None, VISIBLE[1]: "3,GPU-1", VISIBLE[2]: "7,6,5,4"},
-        ),
-        ({}, {}, HIDDEN),
-        ({}, dict.fromkeys(VISIBLE, "0,1"), HIDDEN),
-        ({}, {}, {"OMP_NUM_THREADS": "1"}),
-        ({}, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
-        ({"timeout_s": 100.0}, {}, {"AORTA_COLLECTIVE_TIMEOUT_S": "80.000"}),
-        ({}, {"MKL_CBWR": "AVX2"}, CPU_KERNELS | {"MKL_CBWR": "AVX2"}),
-        ({"world": ON_GPUS}, {}, dict.fromkeys(CPU_KERNELS)),
-        # The pins cost time, and bits of such a launch are not compared.
-        ({"record": StepRecording()}, {}, dict.fromkeys(CPU_KERNELS)),
-        ({"record": StepRecording(hash_weights=True)}, {}, CPU_KERNELS),
-        ({"record": StepRecording(deterministic=True)}, {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
-    ],
-    ids=[
-        *(
-            "GPUs",
-            "AMD",
-            "CPU",
-            "CPU hides",
-            "threads",
-            "own threads",
-            "time limit",
-            "kernels",
-            "kernels of a GPU host",
-        ),
-        *("no bits compared", "bits compared", "deterministic"),
-    ],
-)
+# What differs from a plan of two CPU ranks, and variables of the caller -> variables of the ranks.
+OF_RANKS = {
+    "GPUs": ({"world": ON_GPUS}, dict.fromkeys(VISIBLE, "0,1,2,3"), {VISIBLE[0]: "2,3", "AORTA_DEVICE": "cuda"}),
+    "AMD": ({"world": World(2, "cuda", AMD_GPUS)}, {VISIBLE[0]: "0", VISIBLE[1]: "0,1,2,3", VISIBLE[2]: "7,6,5,4"},
+            {VISIBLE[0]: None, VISIBLE[1]: "3,GPU-1", VISIBLE[2]: "7,6,5,4"}),
+    "CPU": ({}, {}, HIDDEN),
+    "CPU hides": ({}, dict.fromkeys(VISIBLE, "0,1"), HIDDEN),
+    "threads": ({}, {}, {"OMP_NUM_THREADS": "1"}),
+    "own threads": ({}, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
+    "time limit": ({"timeout_s": 100.0}, {}, {"AORTA_COLLECTIVE_TIMEOUT_S": "80.000"}),
+    "kernels": ({}, {"MKL_CBWR": "AVX2"}, CPU_KERNELS | {"MKL_CBWR": "AVX2"}),
+    "kernels of a GPU host": ({"world": ON_GPUS}, {}, dict.fromkeys(CPU_KERNELS)),
+    # The pins cost time, and bits of such a launch are not compared.
+    "no bits compared": ({"record": StepRecording()}, {}, dict.fromkeys(CPU_KERNELS)),
+    "bits compared": ({"record": StepRecording(hash_weights=True)}, {}, CPU_KERNELS),
+    "deterministic": ({"record": StepRecording(deterministic=True)}, {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "environ", "expected"), OF_RANKS.values(), ids=OF_RANKS)
 def test_ranks_get_devices_threads_limit_and_kernels_of_the_plan(tmp_path, monkeypatch, changes, environ, expected):
     monkeypatch.setattr(command, "pinned_cpu_kernels", lambda: dict(CPU_KERNELS))
     found = launch_environment(make_plan(tmp_path, **changes), environ)
@@ -107,24 +91,6 @@ def test_kernels_are_pinned_only_on_a_cpu_that_has_them(tmp_path, cpuinfo, is_pi
     if cpuinfo is not None:
         file.write_text(cpuinfo)
     assert pinned_cpu_kernels(file) == (CPU_KERNELS if is_pinned else {})
-
-
-def test_ranks_import_the_same_code_as_pytest(tmp_path):
-    import pytest_aorta
-
-    parent = Path(pytest_aorta.__file__).parents[1]
-    path = launch_environment(make_plan(tmp_path), {"PYTHONPATH": "/mine"})["PYTHONPATH"]
-    if parent.name in ("site-packages", "dist-packages"):
-        assert path == "/mine"
-    else:
-        assert path == f"{parent}:/mine"
-
-
-def test_agent_starts_one_rank_per_device_in_its_own_folder(tmp_path):
-    command = agent_command(make_plan(tmp_path, world=World(3, "cpu")))
-    assert command[:4] == [sys.executable, "-m", "pytest_aorta.launch.process.torchrun", str(tmp_path)]
-    assert {"--nnodes=1", "--node-rank=0", "--nproc-per-node=3", f"--log-dir={tmp_path}/torchelastic"} <= set(command)
-    assert command[-3:] == ["-m", "pytest_aorta.launch.process.rank", str(tmp_path)]
 
 
 @pytest.mark.parametrize(

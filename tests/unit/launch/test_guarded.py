@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import guarded
-from pytest_aorta.launch.guarded import GuardedLaunch, _clear_scratch, guard_spec, launch, prepare_folder
+from pytest_aorta.launch.guarded import GuardedLaunch, _clear_scratch, launch, prepare_folder
 from tests.unit.builders import make_plan
 
 
@@ -20,12 +18,6 @@ def test_launch_that_can_not_begin_names_the_folder(tmp_path):
     ):
         with pytest.raises(LaunchError, match=said):
             launch(plan, {})
-
-
-def test_guard_receives_the_plans_time_limit_and_world(tmp_path):
-    spec = guard_spec(make_plan(tmp_path, timeout_s=7.0), 3, 4)
-    assert (spec["time_limit_s"], spec["num_ranks"], spec["lifeline_fd"], spec["verdict_fd"]) == (7.0, 2, 3, 4)
-    assert json.loads(json.dumps(spec)) == spec
 
 
 def test_unfinished_files_and_torchruns_folder_are_deleted_after_a_launch(tmp_path):

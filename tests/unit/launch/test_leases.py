@@ -22,14 +22,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.launch import leases
 from pytest_aorta.launch import leases as leasing
-from pytest_aorta.launch.leases import (
-    MAX_OVERTAKES,
-    Lease,
-    _default_folder,
-    holders,
-    lease,
-    record_launch,
-)
+from pytest_aorta.launch.leases import MAX_OVERTAKES, Lease, _default_folder, holders, lease, record_launch
 from pytest_aorta.launch.sweep import launch_id, pid_namespace, start_ticks
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
@@ -123,15 +116,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_resources_of_two_processes_differ(clients: Clients, ask: Callable[..., Lease]) -> None:
-    clients.holding(5)
-    with ask(3) as rest:
-        assert rest.resources == POOL[5:]
-        with pytest.raises(LeaseError):
-            ask(1)
-
-
-def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting, monkeypatch) -> None:
+def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting, monkeypatch):
     monkeypatch.setattr(leases, "SAY_S", 0.1)
     monkeypatch.setattr(leases, "LOOK_S", 0.05)
     said: list[str] = []
@@ -147,7 +132,7 @@ def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting
         assert len(said) == 1
 
 
-def test_processes_in_competition_never_overlap(clients: Clients) -> None:
+def test_processes_in_competition_never_overlap(clients):
     """Run five processes that each take 1 of 2 resources ten times."""
     streams = [clients.start(1, pool=POOL[:2], hold_s=0.004) for _ in range(5)]
     taken: list[tuple[float, float, str]] = []
@@ -163,7 +148,7 @@ def test_processes_in_competition_never_overlap(clients: Clients) -> None:
         assert all(began_s + 0.004 <= next_s for (began_s, _, _), (next_s, _, _) in pairwise(mine))
 
 
-def test_one_resource_too_few_takes_none(ask: Callable[..., Lease], folder: Path) -> None:
+def test_one_resource_too_few_takes_none(ask, folder):
     with ask(1):
         with pytest.raises(LeaseError):
             ask(8)
@@ -172,9 +157,7 @@ def test_one_resource_too_few_takes_none(ask: Callable[..., Lease], folder: Path
     assert holders(folder) == []
 
 
-def test_end_of_wait_names_holders_and_leaves_nothing(
-    clients: Clients, ask: Callable[..., Lease], folder: Path
-) -> None:
+def test_end_of_wait_names_holders_and_leaves_nothing(clients, ask, folder):
     client = clients.holding(7, owner="tests/a.py::test_big")
     began_s = time.monotonic()
     with pytest.raises(LeaseError) as caught:
@@ -187,14 +170,7 @@ def test_end_of_wait_names_holders_and_leaves_nothing(
     assert len(list(folder.glob("*.claim"))) == 1
 
 
-def test_killed_holder_frees_at_once(clients: Clients, ask: Callable[..., Lease]) -> None:
-    client = clients.holding(8)
-    client.send_signal(signal.SIGKILL)
-    client.wait()
-    ask(8).release()
-
-
-def test_killed_waiter_blocks_no_other_request(clients: Clients, ask: Callable[..., Lease], folder: Path) -> None:
+def test_killed_waiter_blocks_no_other_request(clients, ask, folder):
     with ask(1):
         client = clients.start(8)
         until(lambda: len(list(folder.glob("*.claim"))) == 2)
@@ -204,7 +180,7 @@ def test_killed_waiter_blocks_no_other_request(clients: Clients, ask: Callable[.
             ask(7).release()
 
 
-def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask: Callable[..., Lease]) -> None:
+def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask):
     got = ask(8)
     with subprocess.Popen(["sleep", "60"], pass_fds=got.fds) as child:
         got.release()
@@ -216,7 +192,7 @@ def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask: Callable[...,
     ask(8).release()
 
 
-def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask: Callable[..., Lease], folder: Path) -> None:
+def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask, folder):
     code = (
         "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.launch.leases import lease\n"
         "got = lease(['a'], 1, exclusive=False, wait_s=0, folder=Path(sys.argv[1]), owner='the dead')\n"
@@ -231,7 +207,7 @@ def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask: Callable[...
         os.kill(child, signal.SIGKILL)
 
 
-def test_second_release_closes_no_other_descriptor(ask: Callable[..., Lease]) -> None:
+def test_second_release_closes_no_other_descriptor(ask):
     got = ask(1)
     got.release()
     reader, writer = os.pipe()
@@ -241,7 +217,7 @@ def test_second_release_closes_no_other_descriptor(ask: Callable[..., Lease]) ->
     os.close(writer)
 
 
-def test_refused_request_leaves_no_open_descriptor(ask: Callable[..., Lease]) -> None:
+def test_refused_request_leaves_no_open_descriptor(ask):
     with ask(8):
         before = len(list(Path("/proc/self/fd").iterdir()))
         with pytest.raises(LeaseError):
@@ -249,21 +225,19 @@ def test_refused_request_leaves_no_open_descriptor(ask: Callable[..., Lease]) ->
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_exclusive_request_waits_for_every_other_pool(clients: Clients, ask: Callable[..., Lease]) -> None:
+def test_exclusive_request_waits_for_every_other_pool(clients, ask):
     clients.holding(1, pool=["cpu-0"], owner="a side test")
     with pytest.raises(LeaseError, match=r"1 of 8 resources and the host alone\n  cpu-0 held by a side test"):
         ask(1, exclusive=True)
 
 
-def test_no_other_request_is_served_beside_an_exclusive_lease(clients: Clients, ask: Callable[..., Lease]) -> None:
+def test_no_other_request_is_served_beside_an_exclusive_lease(clients, ask):
     clients.holding(1, pool=["cpu-0"], exclusive=True)
     with pytest.raises(LeaseError, match="with the host alone"):
         ask(1)
 
 
-def test_other_pools_do_not_wait_for_each_other(
-    ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]]
-) -> None:
+def test_other_pools_do_not_wait_for_each_other(ask, waiting):
     with ask(1):
         big = waiting(8)
         for number in range(2 * MAX_OVERTAKES):
@@ -271,9 +245,7 @@ def test_other_pools_do_not_wait_for_each_other(
     big.result().release()
 
 
-def test_waiting_requests_are_served_in_order_of_arrival(
-    ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]]
-) -> None:
+def test_waiting_requests_are_served_in_order_of_arrival(ask, waiting):
     with ask(8):
         queue = [waiting(8, owner=f"number {number}") for number in range(4)]
     for number, future in enumerate(queue):
@@ -283,9 +255,7 @@ def test_waiting_requests_are_served_in_order_of_arrival(
 
 
 @pytest.mark.parametrize("big", [{"count": 8}, {"count": 1, "exclusive": True}], ids=["all", "exclusive"])
-def test_waiting_request_is_overtaken_a_bounded_number_of_times(
-    ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]], big: dict[str, Any]
-) -> None:
+def test_waiting_request_is_overtaken_a_bounded_number_of_times(ask, waiting, big):
     held = ask(1)
     future = waiting(**big)
     for _ in range(MAX_OVERTAKES):
@@ -305,9 +275,7 @@ def test_waiting_request_is_overtaken_a_bounded_number_of_times(
     ],
     ids=["8 among 2s", "exclusive among shared", "shared among exclusive"],
 )
-def test_streams_of_other_requests_starve_no_request(
-    clients: Clients, ask: Callable[..., Lease], stream: dict[str, Any], asked: dict[str, Any]
-) -> None:
+def test_streams_of_other_requests_starve_no_request(clients, ask, stream, asked):
     """Run five streams that want more devices than there are, so all devices are never free at once by themselves."""
     for _ in range(5):
         clients.holding(**stream, hold_s=0.05)
@@ -333,9 +301,7 @@ def ends_of_waits_s(client: subprocess.Popen[str]) -> list[float]:
 HOSTILE = ("../../x", "a\0b", "n" * 4096, "/etc/passwd", "", "\n", "\udcff", "GPU\U0001f4a3", "bad.json", "gate")
 
 
-def test_any_text_can_name_a_resource_without_naming_a_file(
-    ask: Callable[..., Lease], folder: Path, tmp_path: Path
-) -> None:
+def test_any_text_can_name_a_resource_without_naming_a_file(ask, folder, tmp_path):
     with ask(len(HOSTILE), pool=HOSTILE, owner="\0../\n\udcff" * 1000) as got:
         assert got.resources == HOSTILE
         with pytest.raises(LeaseError) as caught:
@@ -357,7 +323,7 @@ def test_any_text_can_name_a_resource_without_naming_a_file(
         ("leases", "lease folder leases: the path is not absolute"),
     ],
 )
-def test_folder_that_is_not_the_users_own_is_refused(tmp_path: Path, ask: Callable[..., Lease], name, said) -> None:
+def test_folder_that_is_not_the_users_own_is_refused(tmp_path, ask, name, said):
     for mode in (0o777, 0o750, 0o500):
         (tmp_path / oct(mode)).mkdir()
         (tmp_path / oct(mode)).chmod(mode)
@@ -368,7 +334,7 @@ def test_folder_that_is_not_the_users_own_is_refused(tmp_path: Path, ask: Callab
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_folder_of_another_user_is_refused(tmp_path: Path, ask: Callable[..., Lease]) -> None:
+def test_folder_of_another_user_is_refused(tmp_path, ask):
     os.chown(tmp_path, 12345, -1)
     tmp_path.chmod(0o700)
     with pytest.raises(LeaseError, match="owned by user 12345 "):
@@ -392,9 +358,7 @@ class Clock:
         self.events.get(self.now_s, lambda: None)()
 
 
-def test_gate_held_by_a_stopped_process_ends_the_wait(
-    folder: Path, ask: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gate_held_by_a_stopped_process_ends_the_wait(folder, ask, monkeypatch):
     ask(1).release()
     monkeypatch.setattr(leases, "time", Clock({}))
     with (folder / "gate").open() as gate:
@@ -403,9 +367,7 @@ def test_gate_held_by_a_stopped_process_ends_the_wait(
             ask(1, wait_s=60)
 
 
-def test_gate_of_a_process_that_was_stalled_for_seconds_is_waited_for(
-    folder: Path, ask: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gate_of_a_process_that_was_stalled_for_seconds_is_waited_for(folder, ask, monkeypatch):
     ask(1).release()
     with (folder / "gate").open() as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
@@ -414,7 +376,7 @@ def test_gate_of_a_process_that_was_stalled_for_seconds_is_waited_for(
             assert taken.resources == POOL[:1]
 
 
-def test_waiting_does_not_keep_a_core_busy(clients: Clients, ask: Callable[..., Lease]) -> None:
+def test_waiting_does_not_keep_a_core_busy(clients, ask):
     clients.holding(8)
     began_s = time.process_time()
     with pytest.raises(LeaseError):
@@ -422,9 +384,7 @@ def test_waiting_does_not_keep_a_core_busy(clients: Clients, ask: Callable[..., 
     assert time.process_time() - began_s < 0.5
 
 
-def test_symlink_in_the_place_of_the_gate_is_not_followed(
-    folder: Path, tmp_path: Path, ask: Callable[..., Lease]
-) -> None:
+def test_symlink_in_the_place_of_the_gate_is_not_followed(folder, tmp_path, ask):
     folder.mkdir(mode=0o700)
     (folder / "gate").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LeaseError, match="symbolic link"):
@@ -432,13 +392,13 @@ def test_symlink_in_the_place_of_the_gate_is_not_followed(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_default_folder_is_the_users_own_whatever_the_session() -> None:
+def test_default_folder_is_the_users_own_whatever_the_session():
     own = Path(f"/tmp/aorta-{os.geteuid()}")
     assert _default_folder({}) == _default_folder({"XDG_RUNTIME_DIR": "/run/user/1", "TMPDIR": "/x"}) == own
     assert _default_folder({variables.LEASE_DIR: "/leases"}) == Path("/leases")
 
 
-def test_unreadable_claim_of_a_living_process_stops_all_leases(ask: Callable[..., Lease], folder: Path) -> None:
+def test_unreadable_claim_of_a_living_process_stops_all_leases(ask, folder):
     with ask(1):
         [claim] = folder.glob("*.claim")
         claim.write_text('{"version": 2}\n')

@@ -110,17 +110,6 @@ def take(folder: Path, owner: str, wait_s: float = 10.0):
     return lease(("cpu-0",), 1, exclusive=False, wait_s=wait_s, folder=folder, owner=owner)
 
 
-def test_resources_of_a_lost_launch_are_leased_when_its_processes_are_gone(tmp_path, start):
-    leases, run_dir = tmp_path / "leases", tmp_path / "run"
-    left = start(ids=launch_ids(run_dir, {}))
-    with take(leases, "first") as held:
-        record_launch(held.fds[0], run_dir)
-    assert [(claim.owner, claim.run_dirs) for claim in holders(leases)] == [("first", (str(run_dir),))]
-    with take(leases, "second"):
-        assert left.poll() == -signal.SIGKILL
-        assert [claim.owner for claim in holders(leases)] == ["second"]
-
-
 def test_device_with_a_process_that_could_not_be_ended_is_leased_when_it_has_ended(tmp_path, start, monkeypatch):
     monkeypatch.setattr("pytest_aorta.launch.leases.end_processes", lambda _launches: None)
     leases, plan = tmp_path / "leases", make_plan(tmp_path / "run")

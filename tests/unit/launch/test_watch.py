@@ -127,15 +127,6 @@ def test_failing_driver_leaves_earlier_samples_and_the_reason(tmp_path):
     assert len(line.states) >= 5
 
 
-def test_devices_without_sensors_have_a_reason_and_no_facts(tmp_path):
-    def none(devices):
-        raise SensorsUnavailable("amdsmi is not installed")
-
-    with LaunchWatch(on_gpus(tmp_path), None, none, tick_s=0.001) as watch:
-        pass
-    assert (watch.platform_facts.problem, watch.platform_facts.devices) == ("amdsmi is not installed", ())
-
-
 def test_cpu_ranks_have_no_facts_and_no_thread(tmp_path):
     # Threads of other tests may end meanwhile.
     before = set(threading.enumerate())

@@ -64,8 +64,4 @@ def test_made_up_kind_of_device_is_leased_shown_to_ranks_and_watched(tmp_path: P
         file.write_text(text.replace(line, added), encoding="utf-8")
     path = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(PACKAGE_ROOT.parent)!r}]\n"
     done = subprocess.run([sys.executable, "-c", path + USED], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.splitlines() == [
-        "toy-9000-x2-toyccl",
-        "2,1 toy; none cpu;",
-        "toyml toys have none",
-    ], done.stderr
+    assert done.stdout.splitlines() == ["toy-9000-x2-toyccl", "2,1 toy; none cpu;", "toyml toys have none"], done.stderr

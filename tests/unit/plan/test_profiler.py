@@ -9,30 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
+from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch.guarded import agent_command, launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import ProfilerSchedule, check_profiler
-from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import default_priors, make_baseline, make_facts, make_plan, make_result, stored, with_p50
+from pytest_aorta.plan.profiler import ProfilerSchedule
+from tests.unit.builders import make_plan
 
 
 @pytest.mark.parametrize(
     ("profiler", "first", "others"),
     [
-        (
-            "nsys",
-            ["nsys", "profile", "--output={}/nsys"],
-            {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"},
-        ),
+        ("nsys", ["nsys", "profile", "--output={}/nsys"],
+         {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"}),
         ("rocprofv3", ["rocprofv3"], {"-d", "{}/rocprofv3", "--"}),
         ("torch", [], set()),
     ],
-)
+)  # fmt: skip
 def test_wrapper_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path, profiler, first, others):
     bare, command = agent_command(make_plan(tmp_path)), agent_command(make_plan(tmp_path, profiler=profiler))
     before = command[: -len(bare)]
@@ -91,14 +85,6 @@ def test_wrapper_has_time_to_write_once_ranks_are_done():
     assert limits_under("nsys").straggler_s > limits_under("torch").straggler_s == limits_under(None).straggler_s
 
 
-@pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
-def test_wrapper_that_is_not_installed_is_refused(tmp_path, profiler):
-    with pytest.raises(SpecError, match=f"^--profiler={profiler}: there is no program {profiler} on PATH; it is"):
-        check_profiler(profiler, "--profiler", {"PATH": str(tmp_path)})
-    for without_program in (None, "torch"):
-        check_profiler(without_program, "--profiler", {"PATH": str(tmp_path)})
-
-
 def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
     plan = make_plan(tmp_path / "run", launcher=LauncherKind.FORKSERVER, profiler="nsys", cwd=tmp_path)
     servers = ForkServers({"PATH": str(tmp_path)})
@@ -109,30 +95,3 @@ def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
     # There is no nsys on this PATH.
     assert (outcome.reason, outcome.agent_status) == ("exit", 1)
     assert servers.pids == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "profiler"),
-    [
-        ({"profiler": "nsys"}, "nsys"),
-        ({"profiler": "torch"}, ""),
-        ({"environment": {"device": "cpu", "python_tracer": "coverage.CTracer"}}, "coverage.CTracer"),
-    ],
-)
-def test_facts_name_what_slowed_the_steps_down(changes, profiler):
-    facts = launch_facts(make_result([[1.0, 2.0]], **changes))
-    assert facts.profiler == profiler
-    assert "python_tracer" not in facts.environment
-
-
-@pytest.mark.parametrize("baseline", [None, make_baseline(launches=stored(*[make_facts()] * 5))])
-def test_times_under_a_profiler_are_not_applicable_whatever_they_are(baseline):
-    comparison = StoredComparison("case", make_baseline().config, baseline, {}, default_priors)
-    verdicts = comparison.judge([with_p50(make_facts(profiler="nsys"), 99.0)])
-    row = verdicts["step_time_p50"]
-    assert (row.outcome, row.reason) == (
-        Outcome.NOT_APPLICABLE,
-        "ranks ran under nsys, which slows them",
-    )
-    # Metrics other than times are compared as usual.
-    assert verdicts["weight_hash"].outcome is (Outcome.PASS if baseline else Outcome.MISSING)

@@ -18,7 +18,6 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.launch.guarded import agent_command, launch_environment
-from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan import reference as worktree
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference
 from pytest_aorta.plan.reference import (
@@ -400,11 +399,6 @@ def test_plan_tells_the_commit_and_starts_ranks_without_the_current_folder(opene
     command = agent_command(plan)
     assert command[:4] == [sys.executable, "-P", "-m", "pytest_aorta.launch.process.torchrun"]
     assert command[-7:-1] == ["--no-python", sys.executable, "-P", "-u", "-m", "pytest_aorta.launch.process.rank"]
-
-
-def test_reference_takes_a_fork_server_of_its_own(opener, tmp_path):
-    plan = make_plan(tmp_path, reference=opener("HEAD").open())
-    assert server_key(plan, {}) != server_key(make_plan(tmp_path), {})
 
 
 @pytest.fixture

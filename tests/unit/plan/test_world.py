@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.plan.device_kind import Device
@@ -65,26 +63,6 @@ def test_more_cpu_ranks_than_make_sense_are_refused():
     assert resolve_world(WorldSpec(limit, "cpu"), make_options(), []).size == limit
     with pytest.raises(DevicesUnavailable, match=f"needs {limit + 1} ranks; .* take at most {limit}"):
         resolve_world(WorldSpec(limit + 1, "cpu"), make_options(), [])
-
-
-@given(
-    st.sampled_from([1, 2, 3, "all"]),
-    st.sampled_from(["any", "cuda", "cpu"]),
-    st.none() | st.integers(0, 4),
-    st.sampled_from(["skip", "fail"]),
-    st.integers(0, 4),
-)
-def test_world_never_takes_a_device_that_was_not_given(size, device, given_gpus, chosen, visible):
-    budget = visible if given_gpus is None else min(given_gpus, visible)
-    options = make_options(gpus=None if given_gpus is None else budget, without_gpus=chosen)
-    try:
-        world = resolve_world(WorldSpec(size, device), options, gpus(visible))
-    except DevicesUnavailable:
-        return
-    assert len(world.devices) == (world.size if world.device == "cuda" else 0)
-    assert len(world.devices) <= budget
-    assert device in ("any", world.device)
-    assert size in ("all", world.size)
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,6 @@ def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, 
     assert markdown(records).startswith(start)
 
 
-def test_interrupted_run_is_not_a_success():
-    assert markdown([GOOD], is_cut_short=True).startswith(CROSS + "pytest-aorta: the run ended early")
-
-
 @pytest.mark.parametrize(
     "row", [make_verdict(Outcome.NOT_APPLICABLE), make_verdict(Outcome.REGRESSION, is_expected=True)], ids=str
 )

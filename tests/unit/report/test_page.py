@@ -133,15 +133,6 @@ def test_summary_is_appended_to_what_is_there(tmp_path):
         assert good  # no option asks for this file
 
 
-def test_nothing_is_written_for_a_run_without_a_launch(tmp_path):
-    file = tmp_path / "summary.md"
-    assert write_session_reports([TestRecord("a::plain")], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == (
-        [],
-        True,
-    )
-    assert not file.exists()
-
-
 def test_page_of_a_run_without_a_result_names_version_and_command(tmp_path, monkeypatch):
     monkeypatch.setattr(write, "provenance", lambda folder: make_provenance(dirty=True))
     failed = make_record("a.py::failed", outcome="failed", failure="no", launches=ran(1, failed=1))

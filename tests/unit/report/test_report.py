@@ -29,7 +29,7 @@ from pytest_aorta.report.timeline import collective_overlaps, draw_timelines, dr
 from pytest_aorta.report.write import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
-from pytest_aorta.session.record import RETRIED, Comparison, TestRecord, totals
+from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
@@ -188,18 +188,6 @@ def test_band_spans_the_stored_launches():
     assert len(band["low"]) == len(FRACTIONS)
 
 
-def test_reference_of_an_ab_and_the_stored_baseline_have_bands_of_their_own():
-    reference = as_launch(rank_step_times_ms=[[20.0] * 20])
-    case = Case("c", candidate=(as_launch(),), reference=(reference,), baseline=make_baseline())
-    plots = case_plots(case, 1000)
-    assert [(band["side"], band["name"]) for band in plots["bands"]] == [
-        ("reference", "A/B reference"),
-        ("baseline", "stored baseline\xa01"),
-    ]
-    assert [band["p50"] for band in plots["bands"]] == [[20.0] * 3, [10.0] * 3]
-    assert [launch["side"] for launch in plots["launches"]] == ["candidate", "reference"]
-
-
 def test_plots_are_strict_json_without_a_baseline_and_without_a_profiled_step():
     plots = case_plots(Case("c", candidate=(as_launch(),)), 1000)
     assert (plots["bands"], plots["timeline"]) == ([], None)
@@ -347,35 +335,3 @@ def test_expected_regression_is_counted_as_such_in_the_summary():
 def test_marks_are_the_same_on_every_scale(scale):
     marks = interval_marks(make_verdict(Outcome.PASS, delta=0.05, tolerance=Tolerance(0.05, scale)))
     assert marks.middle == marks.upper_limit
-
-
-def test_retried_attempts_are_listed_with_their_number_and_left_out_of_the_counts():
-    passed, regressed = make_verdict(Outcome.PASS), make_verdict(Outcome.REGRESSION)
-    cases = {row.outcome: Case("toy", (row,)) for row in (passed, regressed)}
-    first = make_test("a::b", RETRIED, cases[Outcome.REGRESSION])
-    report = make_report(first, make_test("a::b", "passed", cases[Outcome.PASS], attempt=2))
-    found = summary(report)
-    assert (found["tests"], found["verdicts"]) == ({"passed": 1}, {"pass": 1})
-    assert [(case["attempt"], case["outcome"]) for case in found["cases"]] == [(1, "rerun"), (2, "passed")]
-    assert schema_violation(found, SCHEMA) is None
-    assert list(report.remarks) == ["0 in total", "1 attempt retried"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"outcome": "failed", "can_launch": True}, True),
-        ({"outcome": "error", "can_launch": True}, True),
-        ({"outcome": "error", "lacked_devices": "needs 8 GPUs"}, True),
-        ({"outcome": "failed", "can_launch": True, "launches": ran(1)}, False),
-        ({"outcome": "skipped", "can_launch": True}, False),
-        ({"outcome": "passed", "can_launch": True}, False),
-        ({"outcome": "failed"}, False),
-    ],
-)
-def test_failed_tests_of_ours_without_a_launch_are_reported(changes, expected):
-    record = TestRecord("a::b", **changes)
-    assert record.failed_before_launch is expected
-    tests = session_report([record], title="").tests
-    assert [test.record.failed_before_launch for test in tests] == [True] * expected or not expected
-    assert ("1 test failed before a launch" in totals([record])) is expected

@@ -42,7 +42,6 @@ class Left:
         outcome: What the guard reported.
         exits: Rank -> exit code that torchrun's agent reported.
         running: Ranks that ran on when the agent reported.
-        size: Number of ranks.
         starts_ranks: Whether a command has started the ranks by itself.
     """
 
@@ -50,8 +49,11 @@ class Left:
     outcome: LaunchOutcome = EXITED
     exits: dict[int, int] = field(default_factory=dict)
     running: tuple[int, ...] = ()
-    size: int = 2
     starts_ranks: bool = False
+
+    @property
+    def size(self) -> int:
+        return max([1, *self.ranks, *self.exits]) + 1
 
 
 def raised(time_ns: int, message: str = "boom", kind: str = "ValueError", text: str | None = None) -> Files:
@@ -107,10 +109,7 @@ def diagnose(run_dir: Path, left: Left) -> LaunchFailure:
     """Write the files and return the failure, whose first line names its kind and its rank."""
     for rank, files in left.ranks.items():
         for name, content in files.items():
-            text = content if isinstance(content, str) else ""
-            path = write_rank_file(run_dir, rank, name, text)
-            if isinstance(content, bytes):
-                path.write_bytes(content)
+            write_rank_file(run_dir, rank, name, content)
     if left.exits:
         failures = [{"rank": rank, "pid": 9, "exit_code": code} for rank, code in left.exits.items()]
         (run_dir / "agent.json").write_text(json.dumps({"failures": failures, "running": left.running}))
@@ -147,11 +146,9 @@ ERRORS = {
         'Traceback (most recent call last):\n  File "train.py", line 3\n',
         "  then rank 0: ValueError: boom",
     ),
-    "exit code before the errors of its peers": (
-        Left({0: lost_peer(1), 1: log("first\nlast words\n")}, exits={1: 3}),
+    "exit code before the errors of its peers": (Left({0: lost_peer(1), 1: log("first\nlast words\n")}, exits={1: 3}),
         "rank 1 failed first: exit code 3",
-        "\n  | first\n  | last words\n  then rank 0: connection to a peer lost (follows from rank 1)",
-    ),
+        "\n  | first\n  | last words\n  then rank 0: connection to a peer lost (follows from rank 1)"),
     "killed while torchrun is stopped": (
         Left({0: {"pid": "7"}, 1: {"pid": "8"}}, ended(EndReason.RANK_GONE, -9), exits={1: -9}),
         "rank 1 failed first: signal SIGKILL",
@@ -176,21 +173,12 @@ ERRORS = {
         "signal SIGSEGV",
         "\n  at decode (loader.py:1)\n",
     ),
-    "out of memory": (
-        Left({1: raised(5, "CUDA out of memory", "OutOfMemoryError")}),
-        "out of memory: rank 1 failed first",
-    ),
-    "error of a rank whose peers hung": (
-        Left({1: raised(5)}, ended(EndReason.RANK_ERROR, None)),
-        "rank exception: rank 1 failed first",
-    ),
+    "out of memory": (Left({1: raised(5, "CUDA out of memory", "OutOfMemoryError")}),
+        "out of memory: rank 1 failed first"),
     "failed after its result": (Left({0: DONE, 1: DONE}, exits={1: 7}), "rank 1 failed first: exit code 7"),
-    "many failures": (
-        Left({rank: raised(rank, "abcdefgh"[rank]) for rank in range(8)}, size=8),
-        "rank 0 failed first",
+    "many failures": (Left({rank: raised(rank, "abcdefgh"[rank]) for rank in range(8)}), "rank 0 failed first",
         *(f"  then rank {rank}: ValueError: {'abcdefgh'[rank]}\n" for rank in range(1, 5)),
-        "  then ranks 5-7: other errors",
-    ),
+        "  then ranks 5-7: other errors"),
     "ranks that ended in one way": (
         Left(
             {
@@ -201,7 +189,6 @@ ERRORS = {
                 **{rank: stuck(COMPUTING, rank) for rank in (5, 6)},
             },
             exits={8: -6},
-            size=9,
         ),
         "rank 1 failed first",
         "  then rank 0: the same error\n",
@@ -214,10 +201,8 @@ ERRORS = {
         Left({0: DONE | entered(5), 1: lost_peer(1, "Connection reset by peer")}),
         "rank 0 ended without an error in step 5, and then rank 1 failed: RuntimeError: Connection reset by peer",
     ),
-    "gave up before peers that then lost their connection to it": (
-        Left({0: lost_peer(2, TIMED_OUT), 1: lost_peer(1)}),
-        f"rank 0 failed first: RuntimeError: {TIMED_OUT}",
-    ),
+    "gave up before peers that then lost their connection to it": (Left({0: lost_peer(2, TIMED_OUT), 1: lost_peer(1)}),
+        f"rank 0 failed first: RuntimeError: {TIMED_OUT}"),
     "agent was stopping the rank with an exit code": (
         Left({0: raised(1), 1: {"pid": "8"}}, exits={0: 1, 1: 5}, running=(1,)),
         "rank 0 failed first",
@@ -261,19 +246,13 @@ ERRORS = {
         "",
         f"  rank 1, step 2: {AT_COMPUTE}",
     ),
-    "empty log of a failed rank": (Left({}, exits={1: 3}), "exit code 3", "\n  ranks/1/output.log is empty\n"),
-    "result missing": (
-        Left({0: DONE}, ENDED_WELL),
-        "result missing: rank 1 exited with code 0 and left no result",
-        "\n  ranks/1/output.log is empty\n",
-    ),
-    "process left": (
-        Left({0: DONE, 1: DONE}, ended(status=0, survivors=(41, 42))),
+    "result missing": (Left({0: DONE}, ENDED_WELL), "result missing: rank 1 exited with code 0 and left no result",
+        "\n  ranks/1/output.log is empty\n"),
+    "process left": (Left({0: DONE, 1: DONE}, ended(status=0, survivors=(41, 42))),
         "process left: a process outlived the launch",
-        "processes [41, 42] could not be ended; their devices stay leased",
-    ),
+        "processes [41, 42] could not be ended; their devices stay leased"),
     **{f"error file {text!r}": (Left({1: {"error.json": text}}), "toy on 2 cpu ranks") for text in ("", "{", "[]")},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
@@ -334,11 +313,8 @@ SHOWN = {
         "KeyError: Caught KeyError in DataLoader worker process 0.",
         f'    Original Traceback (most recent call last):\n  File "data.py", line 9, in load\n    KeyError: 3\n{TRACE}',
     ),
-    "notes of an error are kept": (
-        raised(1, text=f"{TRACE}ValueError: boom\nwhile loading shard 7\n"),
-        "ValueError: boom",
-        f"{TRACE}while loading shard 7\n",
-    ),
+    "notes of an error are kept": (raised(1, text=f"{TRACE}ValueError: boom\nwhile loading shard 7\n"),
+        "ValueError: boom", f"{TRACE}while loading shard 7\n"),
     "error without frames is its message alone": (
         raised(1, "no", "AssertionError", "AssertionError: no\n") | log("many\nwords\nAssertionError: no\n"),
         "AssertionError: no",
@@ -356,12 +332,9 @@ SHOWN = {
         "AssertionError",
         "",
     ),
-    "line of a script that can not be compiled": (
-        raised(1, "invalid syntax (train.py, line 1)", "SyntaxError", SYNTAX),
-        "SyntaxError: invalid syntax (train.py, line 1)",
-        SYNTAX.removesuffix("SyntaxError: invalid syntax\n"),
-    ),
-}
+    "line of a script that can not be compiled": (raised(1, "invalid syntax (train.py, line 1)", "SyntaxError", SYNTAX),
+        "SyntaxError: invalid syntax (train.py, line 1)", SYNTAX.removesuffix("SyntaxError: invalid syntax\n")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("files", "headline", "rest"), SHOWN.values(), ids=SHOWN)
@@ -416,7 +389,7 @@ HANGS = {
     "all in collectives": (Left({0: stuck(WAITING, 5), 1: stuck(WAITING, 4)}, AT_LIMIT), (COLLECTIVE, 1), ""),
     **{
         f"ended before the others at {outcome.reason}": (
-            Left({0: DONE | entered(4), **{rank: stuck(WAITING, 5) for rank in (1, 2, 3)}}, outcome, size=4),
+            Left({0: DONE | entered(4), **{rank: stuck(WAITING, 5) for rank in (1, 2, 3)}}, outcome),
             (COLLECTIVE, 0),
             f"{limit}; ranks 1-3 wait for rank 0, which ended without an error in step 4",
         )
@@ -430,7 +403,6 @@ HANGS = {
             Left(
                 {0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | SUSPENDED, 2: stuck(WAITING, 4)},
                 ended(reason),
-                size=3,
             ),
             (COLLECTIVE, 1),
             "rank 1 suspended by a signal such as SIGSTOP in step 4\n",
@@ -455,7 +427,6 @@ HANGS = {
             {0: stuck("", 4) | timed_out_at(7), 1: stuck(COMPUTING, 5), 2: stuck(WAITING, 4), 3: stuck(COMPUTING, 5)},
             exits={0: 1},
             running=(1, 2, 3),
-            size=4,
         ),
         (COLLECTIVE, 1),
         "rank 0 gave up waiting for ranks 1, 3\n  ranks 1, 3, step 5: ",
@@ -467,27 +438,18 @@ HANGS = {
         "rank 0 waits for rank 1",
     ),
     "in different collectives": (
-        Left({rank: stuck("", 4) | timed_out_at(line) for rank, line in enumerate((7, 8, 7))}, size=3),
+        Left({rank: stuck("", 4) | timed_out_at(line) for rank, line in enumerate((7, 8, 7))}),
         ("rank exception", 0),
         "",
         '  File "train.py", line 7, in step\n    reduce()\n  rank 1, step 4: step (train.py:8)\n'
         "  then ranks 1, 2: the same error\nplan",
     ),
-    "suspended at the limit": (
-        Left({0: stuck(WAITING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
-        (COLLECTIVE, 1),
-        "rank 0 waits for rank 1\n  rank 1, step 4: suspended by a signal such as SIGSTOP\n",
-    ),
-    "suspended beside a rank that runs on": (
-        Left({0: stuck(COMPUTING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
-        (ELSEWHERE, 1),
-        "",
-    ),
-    "straggler": (
-        Left({0: DONE, 1: stuck(COMPUTING, 4)}, STRAGGLED),
-        (ELSEWHERE, 1),
-        "a rank was done for 60 s and others were not",
-    ),
+    "suspended at the limit": (Left({0: stuck(WAITING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT), (COLLECTIVE, 1),
+        "rank 0 waits for rank 1\n  rank 1, step 4: suspended by a signal such as SIGSTOP\n"),
+    "suspended beside a rank that runs on": (Left({0: stuck(COMPUTING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
+        (ELSEWHERE, 1), ""),
+    "straggler": (Left({0: DONE, 1: stuck(COMPUTING, 4)}, STRAGGLED), (ELSEWHERE, 1),
+        "a rank was done for 60 s and others were not"),
     "watchdog of NCCL": (
         Left(
             {
@@ -510,18 +472,10 @@ HANGS = {
         (COLLECTIVE, 0),
         "rank 0 timed out in ALLREDUCE number 5 and rank 1 timed out in BROADCAST number 5",
     ),
-    "without stacks and output": (
-        Left({0: {"pid": "7"}}, AT_LIMIT),
-        (ELSEWHERE, 0),
-        "",
-        "\n  ranks 0, 1, step 0: no stack, and output.log is empty\n",
-    ),
-    "without stacks": (
-        Left({0: {"pid": "7"} | log("\n".join(f"line {number}" for number in range(50)))}, AT_LIMIT),
-        (ELSEWHERE, 0),
-        "",
-        "rank 0, step 0: no stack; the log ends with: line 48 | line 49",
-    ),
+    "without stacks and output": (Left({0: {"pid": "7"}}, AT_LIMIT), (ELSEWHERE, 0), "",
+        "\n  ranks 0, 1, step 0: no stack, and output.log is empty\n"),
+    "without stacks": (Left({0: {"pid": "7"} | log("\n".join(f"line {number}" for number in range(50)))}, AT_LIMIT),
+        (ELSEWHERE, 0), "", "rank 0, step 0: no stack; the log ends with: line 48 | line 49"),
     "frames of the harness are left out": (
         Left(
             {
@@ -549,22 +503,16 @@ HANGS = {
         "\n  rank 0, step 2: call (torch/nn/m0.py:1) < call (torch/nn/m1.py:1) < ... < step (home/me/train.py:1)\n",
     ),
     "ranks at one place share a line": (
-        Left({rank: stuck(COMPUTING if rank == 3 else WAITING, 7) for rank in range(5)}, AT_LIMIT, size=5),
+        Left({rank: stuck(COMPUTING if rank == 3 else WAITING, 7) for rank in range(5)}, AT_LIMIT),
         (COLLECTIVE, 3),
         "ranks 0-2, 4 wait for rank 3\n  rank 3, step 7: tokenize ",
         "\n  ranks 0-2, 4, step 7: all_reduce ",
     ),
-    "current thread is located": (
-        Left({0: DONE, 1: stuck(OTHER_THREAD + COMPUTING, 7)}, AT_LIMIT),
-        (ELSEWHERE, 1),
-        f"time limit of 60 s reached; rank 1 in no collective\n  rank 1, step 7: {AT_COMPUTE}\n",
-    ),
-    "before the first step": (
-        Left({rank: stuck(frames(":get_code"), 0) for rank in (0, 1)}, AT_LIMIT),
-        (ELSEWHERE, 0),
+    "current thread is located": (Left({0: DONE, 1: stuck(OTHER_THREAD + COMPUTING, 7)}, AT_LIMIT), (ELSEWHERE, 1),
+        f"time limit of 60 s reached; rank 1 in no collective\n  rank 1, step 7: {AT_COMPUTE}\n"),
+    "before the first step": (Left({rank: stuck(frames(":get_code"), 0) for rank in (0, 1)}, AT_LIMIT), (ELSEWHERE, 0),
         "ranks 0, 1 in no collective, before the first measured step: a hang, or a start that takes longer",
-        "get_code (:1)",
-    ),
+        "get_code (:1)"),
     "imports torch.distributed": (
         Left(
             {
@@ -576,7 +524,7 @@ HANGS = {
         (ELSEWHERE, 0),
         "ranks 0, 1 in no collective",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", HANGS.values(), ids=HANGS)
@@ -786,17 +734,13 @@ COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the comma
         ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
         ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
         ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
-        (
-            {0: DONE, 1: STARTED},
-            ended(status=1),
-            f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}",
-            1,
-        ),
+        ({0: DONE, 1: STARTED}, ended(status=1),
+         f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}", 1),
         ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
         ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
     ],
     ids=["none", "absent", "absent at the limit", "killed", "exit code", "raised"],
-)
+)  # fmt: skip
 def test_rank_of_a_command_that_did_not_end_well_is_named(tmp_path, ranks, outcome, said, rank):
     found = diagnose(tmp_path, Left(ranks, outcome, starts_ranks=True))
     assert said in found.headline

@@ -36,21 +36,6 @@ def test_lags_are_those_of_the_definition(num_ranks, num_steps, rng):
         assert lag == pytest.approx(median(others) if more >= 2 * fewer else 0.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("steps", [2, 3, 21, 100, 101])
-def test_ranks_that_arrive_late_in_turns_lag_by_nothing(steps):
-    """Two hosts pause in turns, each for 20 ms."""
-    waits = [[20.0 * (step % 2 == rank) for step in range(steps)] for rank in range(2)]
-    expected = [0.0, 0.0] if steps != 3 else [-20.0, 20.0]
-    assert rank_lags_ms(waits) == expected
-
-
-def test_rank_that_is_late_in_two_thirds_of_the_steps_lags():
-    waits = [[20.0] * 64 + [0.0] * 36, [0.0] * 64 + [20.0] * 36]
-    assert rank_lags_ms(waits) == [0.0, 0.0]
-    waits = [[20.0] * 67 + [0.0] * 33, [0.0] * 67 + [20.0] * 33]
-    assert rank_lags_ms(waits) == [-20.0, 20.0]
-
-
 def test_ramp_is_found_at_little_less_than_its_size():
     rng = random.Random(1)
     values = [value + 0.2 * step / 200 for step, value in enumerate(autocorrelated(rng, 200))]

@@ -13,7 +13,6 @@ from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import compared, make_facts, make_options, make_verdict
 
 REGRESSED = make_verdict(Outcome.REGRESSION, metric="weight_hash")
-SLOWER = make_verdict(Outcome.REGRESSION)
 OTHERS = [outcome for outcome in Outcome if outcome is not Outcome.REGRESSION]
 
 

@@ -8,12 +8,7 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import to_json
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session import history as entries
-from pytest_aorta.session.history import (
-    MAX_COMMAND,
-    keep_history,
-    parse_entry,
-    read_history,
-)
+from pytest_aorta.session.history import MAX_COMMAND, keep_history, parse_entry, read_history
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.baseline import write_baseline
 from pytest_aorta.verdict.learning import NewLaunches
@@ -37,25 +32,6 @@ def record(facts: LaunchFacts = FACTS, **changes) -> TestRecord:
     }
     comparison = compared(CASE, facts, **(known | changes))
     return TestRecord("tests/test_a.py::test_x", outcome="passed", comparisons=(comparison,))
-
-
-def test_written_run_is_read_again(tmp_path):
-    (line,) = keep_history([record()], ["-m", "a b"], make_options(history=tmp_path / "new"))
-    (entry,), problems = read_history(tmp_path / "new")
-    assert problems == []
-    assert line == f"history: {tmp_path / 'new' / entry.run}.jsonl"
-    assert (entry.command, entry.revision, entry.outcome) == ("pytest -m 'a b'", 3, "passed")
-    (launch,) = entry.launches
-    assert launch.facts == FACTS
-    assert [(row.metric, row.outcome) for row in entry.verdicts] == [("step_time_p50", "pass")]
-
-
-def test_two_runs_at_one_moment_write_two_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("pytest_aorta.session.history._RUN_FORMAT", "20260105T030000.000000Z")
-    for _ in range(2):
-        keep_history([record()], [], make_options(history=tmp_path))
-    assert len(read_history(tmp_path)[0]) == 2
-    assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"] * 2
 
 
 def test_run_that_compared_nothing_or_keeps_no_history_writes_no_file(tmp_path):

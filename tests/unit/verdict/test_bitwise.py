@@ -36,37 +36,20 @@ def rows(candidate, reference, steps=3, metrics=tuple(STEP_METRICS)):
     return {row.metric: row for row in compare_steps("case", candidate, reference, steps, metrics)}
 
 
-def test_equal_bits_pass_every_metric():
-    assert {row.outcome for row in rows(trained(), trained()).values()} == {Outcome.PASS}
-
-
-def test_one_ulp_of_one_loss_is_a_regression_that_names_the_step():
-    row = rows(trained(loss=[3.0, 2.0000000000000004, 1.0]), trained())["loss"]
-    assert (row.outcome, row.value, row.baseline) == (Outcome.REGRESSION, 2.0000000000000004, 2.0)
-    assert row.reason == "first in step 2, in 1 of 3 steps"
-
-
 def test_sign_of_a_zero_is_a_difference():
     assert rows(trained(loss=[0.0, 2.0, 1.0]), trained(loss=[-0.0, 2.0, 1.0]))["loss"].outcome is Outcome.REGRESSION
-
-
-def test_steps_beyond_those_asked_for_do_not_count():
-    assert rows(trained(loss=[3.0, 2.0, 9.0]), trained(), steps=2)["loss"].outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize(
     ("metric", "lacking", "remedy"),
     [
-        (
-            "weight_hash",
-            {"weight_hashes": {"3": "c" * 32}},
-            "1 of steps 1 to 3, but not for step 1; *config hash_every=1",
-        ),
+        ("weight_hash", {"weight_hashes": {"3": "c" * 32}},
+         "1 of steps 1 to 3, but not for step 1; *config hash_every=1"),
         ("loss", {"loss": []}, "0 of steps 1 to 3, but not for step 1; use recorder.loss"),
         ("grad_norm", {"grad_norm": [0.3, 0.2]}, "2 of steps 1 to 3, but not for step 3; use recorder.grad_norm"),
     ],
-)
+)  # fmt: skip
 def test_what_one_side_lacks_is_lost_and_never_passes(side, metric, lacking, remedy):
     pair = [trained(), trained()]
     pair[side] = trained(**lacking)
@@ -132,13 +115,6 @@ def test_metrics_are_distinguished_by_what_they_are_about():
     assert split(["step_time_p50", "weight_hash"]) == (["weight_hash"], ["step_time_p50"])
     with pytest.raises(SpecError, match=r"metrics \['los'\] are unknown"):
         split(["los"])
-
-
-def test_comparison_of_no_metric_is_an_error_that_names_what_is_allowed():
-    with pytest.raises(
-        SpecError, match=r"compare: metrics is empty; allowed are \[.*'loss', .*'weight_hash'\], or None"
-    ):
-        split([])
 
 
 WEIGHTS = ["tok.weight", "layers.0.w.weight", "out.weight"]

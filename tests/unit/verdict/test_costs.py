@@ -49,13 +49,8 @@ REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
     [
         (MORE_GATHERS, "collectives", None, REGRESSION, "all_gather over 2 ranks, bfloat16 4 -> 5 a step, +1.05 MB"),
         (MORE_GATHERS, "collectives", "30%", PASS, "all_gather over 2 ranks, bfloat16 4 -> 5 a step, +1.05 MB"),
-        (
-            IN_FLOAT32,
-            "collective_bytes",
-            None,
-            REGRESSION,
-            "all_gather over 2 ranks, float32 +8 MB, all_gather over 2 ranks, bfloat16 -4 MB",
-        ),
+        (IN_FLOAT32, "collective_bytes", None, REGRESSION,
+         "all_gather over 2 ranks, float32 +8 MB, all_gather over 2 ranks, bfloat16 -4 MB"),
         (changed(flops={"aten::mm": 1_001_000}), "flops", None, PASS, "aten::mm +1,000"),
         (changed(flops={"aten::mm": 1_001_001}), "flops", None, REGRESSION, "aten::mm +1,001"),
         (ONE_MORE, "operators", None, PASS, "+ aten::neg x 1"),
@@ -67,7 +62,7 @@ REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
         (changed(graph_breaks=1), "graph_breaks", None, REGRESSION, "+ graph_breaks x 1"),
         (changed(kernels={"gemm": 3}), "kernels", None, Outcome.MISSING, "the baseline has no kernels"),
     ],
-)
+)  # fmt: skip
 def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, outcome, detail):
     row = judged(cost, cost, marked={metric: marker} if marker else {})[metric]
     assert (row.outcome, row.is_open) == (outcome, False)

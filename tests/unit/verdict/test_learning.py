@@ -47,17 +47,6 @@ def center_flags(baseline: Baseline) -> list[bool]:
     return [launch.center for launch in baseline.launches]
 
 
-def test_first_baseline_is_taken_as_it_is():
-    assert learn(None, baseline_of()) == baseline_of()
-
-
-@pytest.mark.parametrize("count", [5, 6, 10])
-def test_launches_like_the_stored_ones_are_appended(count):
-    old, new = baseline_of(count=5), baseline_of(count=count, seed=1)
-    assert learn(old, new).launches[:5] == old.launches
-    assert [launch.facts for launch in learn(old, new).launches[5:]] == [launch.facts for launch in new.launches]
-
-
 @pytest.mark.parametrize("count", [1, 5, 7, 10])
 def test_launches_that_are_added_never_move_the_center(count):
     appended = learn(baseline_of(count=count), baseline_of(count=5, seed=1))
@@ -82,25 +71,6 @@ def test_single_launch_that_noise_leaves_undecided_is_refused_with_the_remedy():
 def test_other_number_of_measured_steps_is_a_new_revision_unasked():
     learned = learn(baseline_of(), baseline_of(20.0, num_steps=40))
     assert (learned.revision, {launch.num_steps for launch in learned.center_launches}) == (2, {40})
-
-
-def test_center_does_not_creep_with_what_is_appended():
-    old = baseline_of()
-    for step in range(1, 4):
-        old = learn(old, baseline_of(10.0 * 1.01**step, seed=step))
-    assert old.center_launches == baseline_of().center_launches
-
-
-def test_new_revision_replaces_the_center_and_keeps_the_old_launches():
-    fresh = learn(baseline_of(), baseline_of(20.0, count=5, seed=1), fresh=True)
-    assert [launch.revision for launch in fresh.launches] == [1] * 10 + [2] * 5
-    assert center_flags(fresh) == [False] * 10 + [True] * 5
-
-
-def test_other_config_gets_a_new_revision_unasked():
-    new = replace(baseline_of(20.0), config={"steps": 99})
-    learned = learn(baseline_of(), new)
-    assert (learned.revision, learned.config, len(learned.center_launches)) == (2, {"steps": 99}, 10)
 
 
 def test_what_is_learned_can_be_written(tmp_path):
@@ -143,12 +113,6 @@ def test_reason_goes_with_the_launches_of_its_revision():
     assert learned.forced == {}
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 10, 50])
-@pytest.mark.parametrize(("p50", "outcome"), [(13.0, "regression"), (7.0, "improved")])
-def test_launches_that_got_slower_or_faster_are_refused(p50, outcome, count):
-    assert f"step_time_p50: {outcome}" in refusal(baseline_of(), baseline_of(p50, count=count, seed=1))
-
-
 PLAIN = make_facts().environment
 
 
@@ -157,22 +121,15 @@ PLAIN = make_facts().environment
     [
         ({}, {"weight_hashes": {"10": "f" * 16}}, "weight_hash: regression"),
         ({}, {"p50": 20.0, "count": 1, "weight_hashes": {"10": "f" * 16}}, "weight_hash: regression"),
-        ({}, {"weight_hashes": {}}, "the launch has no weight_hash"),
         ({"weight_hashes": {}}, {}, "the baseline has no weight_hash"),
         ({}, {"launcher": "forkserver"}, "launcher is 'forkserver', the baseline's 'torchrun'"),
         ({}, {"environment": PLAIN | {"torch": "2.12.0"}}, "torch is '2.12.0', the baseline's '2.11.0'"),
-        (
-            {"weight_hashes": {}},
-            {"weight_hashes": {}, "environment": PLAIN | {"torch": "2.12.0"}},
-            "torch is '2.12.0', the baseline's '2.11.0'",
-        ),
-        (
-            {"environment": PLAIN | {"num_threads": 1}},
-            {"environment": PLAIN | {"num_threads": 2}},
-            "num_threads 1 -> 2",
-        ),
+        ({"weight_hashes": {}}, {"weight_hashes": {}, "environment": PLAIN | {"torch": "2.12.0"}},
+         "torch is '2.12.0', the baseline's '2.11.0'"),
+        ({"environment": PLAIN | {"num_threads": 1}}, {"environment": PLAIN | {"num_threads": 2}},
+         "num_threads 1 -> 2"),
     ],
-)
+)  # fmt: skip
 def test_launches_that_differ_are_refused_and_more_of_them_are_not_proposed(old, new, problem):
     message = refusal(baseline_of(**old), baseline_of(seed=1, **new))
     assert problem in message
@@ -209,10 +166,6 @@ def test_exact_metrics_alone_take_one_launch():
     assert launches_to_learn({"step_time_p50": Tolerance(None)}, make_facts(), 10) == 1
 
 
-def test_stable_launches_meet_no_objection():
-    assert left_out(launches_near(10.0, 10), {}) == {}
-
-
 @pytest.mark.parametrize("marked", [{}, P50], ids=["default", "marked"])
 @pytest.mark.parametrize("facts", [make_facts(), on_cpu()], ids=["cuda", "cpu"])
 def test_metric_that_varies_too_much_is_left_out_with_the_remedy(facts, marked):
@@ -247,18 +200,6 @@ def test_no_tolerance_is_advised_that_a_marker_does_not_take():
     problem = left_out(launches, P50)["step_time_p50"]
     assert "set a tolerance" not in problem
     assert "compare with another version side by side (--aorta-ab)" in problem
-
-
-def test_outlier_launch_is_named():
-    launches = launches_near(10.0, 10)
-    launches[3] = with_p50(launches[3], 13.0)
-    assert left_out(launches, P50) == {"step_time_p50": "launch 4 is an outlier, +30.0% from the median"}
-
-
-def test_drift_from_launch_to_launch_is_refused():
-    launches = [with_p50(make_facts(), 10 + 0.04 * number) for number in range(10)]
-    problem = left_out(launches, {"step_time_p50": Tolerance(0.06)})["step_time_p50"]
-    assert problem.startswith("drifts over the launches by +3.5")
 
 
 def test_growth_within_launches_is_refused():

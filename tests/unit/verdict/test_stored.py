@@ -39,40 +39,11 @@ def test_same_facts_pass_every_default_metric_they_have():
     assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "peak_memory_bytes", "weight_hash"], Outcome.PASS)
 
 
-def test_slower_median_is_a_regression_of_that_metric_alone():
-    verdicts = check(*[with_p50(make_facts(), 12.0)] * 3, baseline=STABLE)
-    assert outcomes(verdicts) == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
-    row = verdicts["step_time_p50"]
-    assert (row.value, row.baseline, row.delta, row.launches) == (
-        12.0,
-        pytest.approx(10, 1e-3),
-        pytest.approx(0.2, 0.01),
-        3,
-    )
-    assert row.low < row.delta < row.high
-
-
-def test_one_slow_launch_asks_for_another_one():
-    verdicts = check(with_p50(make_facts(), 20.0), baseline=STABLE, max_launches=3)
-    assert (verdicts["step_time_p50"].outcome, verdicts.need_launches) == (Outcome.INCONCLUSIVE, True)
-
-
 def test_verdict_that_is_there_is_not_made_anew_from_more_launches():
     comparison = StoredComparison("case", CONFIG, STABLE, {}, default_priors, 3)
     first = comparison.judge([make_facts()])
     later = comparison.judge([with_p50(make_facts(), 99.0)] * 3, first.decided)
     assert later["step_time_p50"] is first["step_time_p50"]
-
-
-def test_marked_tolerance_replaces_the_default():
-    slower = [with_p50(make_facts(), 12.0)] * 3
-    verdicts = check(*slower, baseline=STABLE, marked={"step_time_p50": Tolerance(0.3)})
-    assert verdicts["step_time_p50"].outcome is Outcome.PASS
-
-
-def test_marked_metric_is_compared_that_is_not_by_default():
-    row = check(make_facts(), baseline=STABLE, marked={"step_time_mean": Tolerance(0.2)})["step_time_mean"]
-    assert (row.outcome, str(row.tolerance)) == (Outcome.PASS, "20%")
 
 
 def test_metric_where_more_is_better_regresses_downwards():
@@ -84,18 +55,6 @@ def test_metric_where_more_is_better_regresses_downwards():
         ]
         assert (row.outcome, row.delta) == (outcome, pytest.approx(value / 100 - 1))
         assert row.low < row.delta < row.high
-
-
-def test_improvement_says_that_the_baseline_is_stale():
-    row = check(*[with_p50(make_facts(), 5.0)] * 3, baseline=STABLE)["step_time_p50"]
-    assert row.outcome is Outcome.IMPROVED
-    assert row.reason == "the baseline is stale; record the better value with --update-baselines --aorta-record=replace"
-
-
-def test_absent_baseline_is_missing_and_says_how_to_record_it():
-    verdicts = check(make_facts())
-    assert set(outcomes(verdicts).values()) == {Outcome.MISSING}
-    assert {row.reason for row in verdicts.rows} == {"no baseline; record one with --update-baselines"}
 
 
 def test_undecided_verdict_of_a_small_baseline_says_to_record_more():
@@ -116,12 +75,6 @@ def test_slow_rank_is_noted_beside_the_verdicts():
     (note,) = check(*[with_p50(make_facts(**waits), 13.0)] * 3, baseline=STABLE).notes
     assert note.startswith("straggler: the other ranks wait")
     assert check(make_facts(**waits), baseline=STABLE).notes == ()  # no step is slower
-
-
-def test_estimate_of_a_metric_is_known_before_any_launch():
-    estimate = StoredComparison("case", CONFIG, STABLE, {}, default_priors).estimate(METRICS["step_time_p50"])
-    assert sum(estimate.weights.values()) == pytest.approx(1)
-    assert list(estimate.counts.values()) == [10]
 
 
 def lost_by(*losses: float, build=on_cpu) -> list[LaunchFacts]:
@@ -211,26 +164,20 @@ def test_value_beyond_the_range_of_signed_ones_asks_for_launches_until_it_can_be
     assert [row.is_open for row in seen] == [True] * 4 + [False]
 
 
-def test_signed_value_below_the_range_improves():
-    assert check_losses([-1.5, -1.6, -1.7, -1.8, -1.9], SIGNED).outcome is Outcome.IMPROVED
-
-
-def test_three_launches_beyond_a_single_one_can_be_chance():
-    assert check_losses([-0.7, -0.5, -0.6], [-1.0], max_launches=3).outcome is Outcome.INCONCLUSIVE
-
-
-def test_signed_value_that_never_varies_needs_three_launches():
-    assert check_losses([0.5] * 2, [0.0] * 3).outcome is Outcome.INCONCLUSIVE
-    assert check_losses([0.5] * 3, [0.0] * 3).outcome is Outcome.REGRESSION
-    assert check_losses([0.0], [0.0] * 3).outcome is Outcome.PASS
-
-
-def test_signed_value_within_its_tolerance_passes():
-    assert check_losses([-99.0], [-100.0] * 3).outcome is Outcome.PASS
-
-
-def test_one_outlier_among_signed_values_does_not_fail():
-    assert check_losses([0.1, 0.2, 99.0], SIGNED).outcome is Outcome.PASS
+@pytest.mark.parametrize(
+    ("here", "there", "outcome"),
+    [
+        ([-1.5, -1.6, -1.7, -1.8, -1.9], SIGNED, Outcome.IMPROVED),
+        ([0.1, 0.2, 99.0], SIGNED, Outcome.PASS),  # one outlier
+        ([-0.7, -0.5, -0.6], [-1.0], Outcome.INCONCLUSIVE),  # beyond a single launch by chance
+        ([0.5] * 2, [0.0] * 3, Outcome.INCONCLUSIVE),  # a value that never varies
+        ([0.5] * 3, [0.0] * 3, Outcome.REGRESSION),
+        ([0.0], [0.0] * 3, Outcome.PASS),
+        ([-99.0], [-100.0] * 3, Outcome.PASS),  # within its tolerance
+    ],
+)
+def test_signed_values_are_compared_by_their_ranges(here, there, outcome):
+    assert check_losses(here, there, max_launches=max(3, len(here))).outcome is outcome
 
 
 P50 = METRICS["step_time_p50"]
@@ -331,11 +278,6 @@ def test_stored_gpu_baselines_have_fine_tolerances_of_overlap_and_can_decide(pat
             assert (row.outcome, str(row.tolerance)) == (Outcome.PASS, overlap[name])
 
 
-def test_metric_that_the_launch_lost_is_missing():
-    row = check(make_facts(weight_hashes={}), baseline=make_baseline())["weight_hash"]
-    assert (row.outcome, row.reason, row.is_lost) == (Outcome.MISSING, "the launch has no weight_hash", True)
-
-
 def test_metric_that_one_of_several_launches_lost_is_missing():
     row = check(make_facts(), make_facts(weight_hashes={}), make_facts(), baseline=make_baseline())["weight_hash"]
     assert row.is_lost
@@ -347,11 +289,6 @@ def test_metric_that_the_baseline_lacks_is_missing():
     assert (
         row.reason == "the baseline has no weight_hash; record it again with --update-baselines --aorta-record=replace"
     )
-
-
-def test_marked_metric_that_neither_has_is_missing():
-    row = check(make_facts(), baseline=make_baseline(), marked={"tokens_per_s": Tolerance(0.1)})["tokens_per_s"]
-    assert (row.outcome, row.value) == (Outcome.MISSING, None)
 
 
 @pytest.mark.parametrize("lacks", ["candidate", "reference"])

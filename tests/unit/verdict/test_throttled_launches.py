@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.cli.run import write_trial
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import Capability, PlatformFacts, Reading, Sample, summarize
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
-from pytest_aorta.verdict.baseline import read_baseline, write_baseline
 from pytest_aorta.verdict.causes import notes
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import left_out
-from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
     default_priors,
@@ -27,14 +24,11 @@ from tests.unit.builders import (
     make_result,
     rank_values,
     stored,
-    with_p50,
     write_ranks,
 )
 
 HOT = "GPU 1 throttled (hw_thermal_slowdown in 40% of samples, SM clock 1,200 of 1,980 MHz)"
 STEADY = launches_near(10.0, 10)
-P50 = METRICS["step_time_p50"]
-MARKED = {"step_time_p50": P50.default}
 
 
 def hot_facts() -> PlatformFacts:
@@ -56,12 +50,6 @@ def test_result_keeps_what_devices_did_and_reads_it_again(tmp_path):
     assert read_result(tmp_path / "result.json") == result
 
 
-def test_trial_file_keeps_what_devices_did(tmp_path):
-    result = make_result([[1.0], [1.0]], platform_facts=hot_facts())
-    write_trial(tmp_path, result)
-    assert read_result(tmp_path / "trial_0.json") == result
-
-
 def test_facts_of_a_launch_name_the_throttled_device_and_the_lowest_clock():
     facts = launch_facts(make_result([[1.0], [1.0]], platform_facts=hot_facts()))
     assert (facts.throttled, facts.sm_clock_mhz) == (HOT, 1200.0)
@@ -69,20 +57,6 @@ def test_facts_of_a_launch_name_the_throttled_device_and_the_lowest_clock():
 
 def test_launch_that_nothing_is_known_of_is_stored_as_before():
     assert to_builtins(launch_facts(make_result([[1.0], [1.0]]))).keys().isdisjoint({"throttled", "sm_clock_mhz"})
-
-
-def test_baseline_keeps_throttling_and_clock(tmp_path):
-    baseline = make_baseline(launches=stored(make_facts(throttled=HOT, sm_clock_mhz=1200.0), make_facts()))
-    write_baseline(tmp_path, baseline)
-    assert read_baseline(tmp_path, baseline.platform, baseline.case) == baseline
-
-
-def test_regression_of_throttled_launches_stays_one_and_says_so():
-    slow = [launch.replace(throttled=HOT) if number else launch for number, launch in enumerate(launches_near(12, 3))]
-    verdicts = judged(*slow)
-    row = verdicts["step_time_p50"]
-    assert (row.outcome, row.reason) == (Outcome.REGRESSION, "GPUs throttled in 2 of 3 launches")
-    assert list(verdicts.notes) == [f"launch 2: {HOT}", f"launch 3: {HOT}"]
 
 
 def test_first_slow_launch_that_was_throttled_says_so_and_asks_for_another_one():
@@ -116,11 +90,6 @@ def test_clock_well_below_the_baselines_is_noted(clock, is_noted):
     expected = ["the SM clock was 9% lower than in the baseline: 1,600 against 1,755 MHz"] if is_noted else []
     assert notes(here, there, "baseline") == expected
     assert notes(here, [make_facts()], "baseline") == []
-
-
-def test_throttled_launch_is_no_part_of_a_baseline_of_times():
-    launches = [*STEADY[:4], with_p50(make_facts(throttled=HOT), 10.0)]
-    assert set(left_out(launches, MARKED).values()) == {f"launch 5: {HOT}"}
 
 
 def test_throttling_is_no_objection_where_no_times_are_compared():

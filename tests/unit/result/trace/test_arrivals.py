@@ -30,34 +30,25 @@ def rank(
     )
 
 
-def test_rank_waits_from_its_own_arrival_to_the_last_arrival():
-    assert waits_of_ranks_ms([rank(10, 110), rank(50, 105), rank(30, 180)]) == [[40, 70], [0, 75], [20, 0]]
+SHORT = {"ended_ms": (60, 160)}
+# Arrivals of each rank -> its waits in each step.
+WAITS = {
+    "to the last arrival": ([rank(10, 110), rank(50, 105), rank(30, 180)], [[40, 70], [0, 75], [20, 0]]),
+    "once for collectives in flight at once": ([rank(10, 20, 30), rank(50, 60, 40)], [[50, 0], [0, 0]]),
+    "to the end of the step": ([rank(10, 90), rank(10, 150)], [[10, 0], [0, 0]]),
+    "not outside of steps and not alone": (
+        [rank(10, own=20, before=-5, after=205), rank(10, before=-1, after=300)], [[0, 0], [0, 0]]),
+    "not in a step recorded in part": ([rank(10, 110), rank(50, 150, known_from_ms=50)], [[40], [0]]),
+    "in no step recorded in part": ([rank(10, 110), rank(50, 150, known_from_ms=120)], [[], []]),
+    # The loss is reduced for a log, weights are hashed, or rank 1 writes a checkpoint.
+    "not between steps": ([rank(10, 70, 110, **SHORT), rank(10, 95, 110, **SHORT)], [[0, 0], [0, 0]]),
+    "to the end of its own step": ([rank(50, **SHORT), rank(99, **SHORT)], [[10, 0], [0, 0]]),
+}  # fmt: skip
 
 
-def test_collectives_in_flight_at_once_are_waited_for_once():
-    assert waits_of_ranks_ms([rank(10, 20, 30), rank(50, 60, 40)]) == [[50, 0], [0, 0]]
-
-
-def test_wait_ends_with_the_step():
-    assert waits_of_ranks_ms([rank(10, 90), rank(10, 150)]) == [[10, 0], [0, 0]]
-
-
-def test_collectives_outside_of_steps_and_of_one_rank_alone_are_no_wait():
-    first, second = rank(10, own=20, before=-5, after=205), rank(10, before=-1, after=300)
-    assert waits_of_ranks_ms([first, second]) == [[0, 0], [0, 0]]
-
-
-def test_steps_that_some_rank_has_recorded_in_part_are_left_out():
-    assert waits_of_ranks_ms([rank(10, 110), rank(50, 150, known_from_ms=50)]) == [[40], [0]]
-    assert waits_of_ranks_ms([rank(10, 110), rank(50, 150, known_from_ms=120)]) == [[], []]
-
-
-def test_collectives_between_steps_are_no_wait():
-    """Reduce the loss for a log, hash weights, or wait at a barrier while rank 1 writes a checkpoint."""
-    first, second = (rank(10, arrival, 110, ended_ms=(60, 160)) for arrival in (70, 95))
-    assert waits_of_ranks_ms([first, second]) == [[0, 0], [0, 0]]
-    # A wait ends with its own step, not with the next step's beginning.
-    assert waits_of_ranks_ms([rank(50, ended_ms=(60, 160)), rank(99, ended_ms=(60, 160))]) == [[10, 0], [0, 0]]
+@pytest.mark.parametrize(("ranks", "waits"), WAITS.values(), ids=WAITS)
+def test_rank_waits_from_its_own_arrival(ranks, waits):
+    assert waits_of_ranks_ms(ranks) == waits
 
 
 @pytest.mark.parametrize(

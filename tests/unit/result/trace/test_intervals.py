@@ -65,8 +65,3 @@ def test_nanoseconds_since_1970_are_exact(scale):
     one, other = union([(scale, scale + 5)]), union([(scale + 3, scale + 9)])
     assert intersection(one, other).tolist() == [[scale + 3, scale + 5]]
     assert difference(one, other).tolist() == [[scale, scale + 3]]
-
-
-def test_touching_intervals_are_merged_and_have_no_moment_in_common():
-    assert union([(0, 3), (3, 5)]).tolist() == [[0, 5]]
-    assert len(intersection(union([(0, 3)]), union([(3, 5)]))) == 0

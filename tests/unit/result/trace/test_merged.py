@@ -68,16 +68,6 @@ def test_ranks_with_other_base_times_are_on_one_clock():
     assert first - second == pytest.approx(3000.5, abs=2e-3)
 
 
-def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
-    assert merge_run(tmp_path) == []
-    keep_traces(tmp_path, [rank_trace()] * 11)
-    [path] = merge_run(tmp_path)
-    merged = read_trace(path)
-    check_structure(merged)
-    assert list(merged["ranks"]) == [str(rank) for rank in range(11)]
-    assert path == tmp_path / "trace.json.gz"
-
-
 def test_traces_of_each_repeat_are_merged_into_a_file_of_their_own(tmp_path):
     keep_traces(tmp_path, [rank_trace()] * 2)
     for rank, repeat in ((0, 2), (1, 2), (0, 10)):

@@ -44,11 +44,7 @@ def test_file_of_another_step_and_no_file_are_none(tmp_path, path):
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [
-        ({"inputs": ["zz"]}, "inputs"),
-        ({"parameters": [[0]]}, "parameters"),
-        ({"extra": 1}, "extra"),
-    ],
+    [({"inputs": ["zz"]}, "inputs"), ({"parameters": [[0]]}, "parameters"), ({"extra": 1}, "extra")],
 )
 def test_file_of_another_shape_is_refused_with_its_name_and_key(tmp_path, path, changes, said):
     path.write_text(json.dumps({"step": 1, "calls": [to_builtins(CALL) | changes]}))

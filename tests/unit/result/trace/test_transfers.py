@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.trace.profiled_steps import (
-    MAX_CALLS,
-    CollectiveCalls,
-    collective_facts,
-    waits_ms,
-)
+from pytest_aorta.result.trace.profiled_steps import MAX_CALLS, CollectiveCalls, collective_facts, waits_ms
 
 
 def calls(*ms: float, kind="all_gather", group="0 [0, 1]", size=2, num_bytes=1 << 20):
@@ -53,12 +48,7 @@ def test_groups_are_matched_each_for_itself():
 
 
 @pytest.mark.parametrize(
-    "ranks",
-    [
-        [[calls(1.0)], [calls(1.0, 2.0)]],
-        [[calls(1.0)], []],
-        [[calls(1.0, group="", size=None)], []],
-    ],
+    "ranks", [[[calls(1.0)], [calls(1.0, 2.0)]], [[calls(1.0)], []], [[calls(1.0, group="", size=None)], []]]
 )
 def test_calls_that_do_not_match_are_left_out_and_others_stay(ranks):
     reduced = calls(1.0, kind="all_reduce")
@@ -118,10 +108,7 @@ def exchange(*ms: float, num_bytes):
 
 def test_all_to_all_calls_are_paired_by_their_order_whatever_each_rank_sends():
     ranks = [[exchange(20.0, 5.0, num_bytes=1000)], [exchange(5.0, 5.5, num_bytes=2000)]]
-    assert [waits_ms(ranks, rank) for rank in (0, 1)] == [
-        {ranks[0][0].key: [15.0, 0.0]},
-        {ranks[1][0].key: [0.0, 0.5]},
-    ]
+    assert [waits_ms(ranks, rank) for rank in (0, 1)] == [{ranks[0][0].key: [15.0, 0.0]}, {ranks[1][0].key: [0.0, 0.5]}]
     found = collective_facts(ranks, 1)["all_to_all"]
     assert (found.transfer_ms, found.wait_ms, found.straggler) == (10.0, [15.0, 0.5], 1)
     # Half of the mean size goes over the bus between two ranks.

@@ -20,8 +20,6 @@ from pytest_aorta.verdict.statistics.variance import (
 )
 from tests.unit.simulated import PRIOR, at_most
 
-# A weak prior, so that the measured variance decides.
-FAINT = VarianceComponents(Variance(1e-8, 1e-6), Variance(1e-8, 1e-6), Variance(1e-8, 1e-6))
 LOGS = st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=6)
 REVISION = st.lists(LOGS, min_size=2, max_size=4)
 
@@ -227,10 +225,3 @@ def test_mirrored_launches_swap_the_sides(revision):
     there, here = observed([revision]), observed([mirrored])
     assert here.slower.value == pytest.approx(there.faster.value, abs=1e-12)
     assert here.faster.value == pytest.approx(there.slower.value, abs=1e-12)
-
-
-@given(REVISION)
-def test_center_lies_among_the_launches(revision):
-    found = baseline_estimate(dict(enumerate(revision)), [revision], PRIOR)
-    values = [value for block in revision for value in block]
-    assert min(values) - 1e-9 <= found.center <= max(values) + 1e-9
