@@ -135,6 +135,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``."""
         known, unknown = super().parse_known_args(args, namespace)
+        # argparse takes all positional arguments at once, and those after -- are left over if options are in between.
+        if unknown[:1] == ["--"] and getattr(known, "args", None) == []:
+            known.args, unknown = unknown[1:], []
         if unknown:
             flags = dict.fromkeys(argument.partition("=")[0] for argument in unknown)
             replaced = [f"; for {flag}: {self.hints[flag]}" for flag in flags if flag in self.hints]
