@@ -107,6 +107,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``."""
         known, unknown = super().parse_known_args(args, namespace)
+        # argparse takes all positional arguments at once, and those after -- are left over if options are in between.
+        if unknown[:1] == ["--"] and getattr(known, "args", None) == []:
+            known.args, unknown = unknown[1:], []
         if unknown:
             script = "; arguments of the script follow --" if getattr(known, "script", None) else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{script}")

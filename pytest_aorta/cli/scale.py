@@ -42,7 +42,6 @@ _LEAST_GROWTH = 0.01
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand; those of ``aorta run`` have the same names."""
-    # argparse takes both positional arguments at once, so that options have to come before them.
     parser.usage = "aorta scale [options] WORKLOAD|SCRIPT|TEST [-- ARG ...]"
     parser.add_argument(
         "target", metavar="WORKLOAD|SCRIPT|TEST", help="a workload, a training script (.py), or a test's node id"

@@ -192,7 +192,7 @@ def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence
         # A rank that was alive at the limit has left its stacks, and may have failed because it was stopped.
         failures = [failure for failure in failures if not failure.evidence.frames and not failure.is_reaction]
     if failures and outcome.reason in _AFTER_FAILURES:
-        return _after_failures(failures, ranks)
+        return _after_failures(failures, ranks, _unexplained_end(plan, outcome))
     unfinished = [rank for rank in ranks if not rank.has_result]
     if outcome.reason == EndReason.OUTPUT_CAP:
         largest = max(ranks, key=lambda rank: rank.log_bytes)
@@ -209,7 +209,7 @@ def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence
     if is_limit:
         return (_not_left if all(rank.returned for rank in ranks) else _hang)(plan, outcome, ranks)
     if outcome.reason == EndReason.RANK_GONE:
-        return _ended_early(ranks)
+        return _ended_early(ranks, _unexplained_end(plan, outcome))
     if plan.starts_ranks:
         return _of_command(plan, outcome, ranks, agent_tail)
     if outcome.agent_status != 0:
@@ -221,8 +221,8 @@ def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence
     return LaunchFailure(FailureKind.RESULT_MISSING, headline, _log_lines(unfinished[0]), unfinished[0].rank)
 
 
-def _after_failures(failures: list[_RankFailure], ranks: list[RankEvidence]) -> LaunchFailure:
-    """Diagnose a launch by its ``failures``, which are in order."""
+def _after_failures(failures: list[_RankFailure], ranks: list[RankEvidence], unexplained: str) -> LaunchFailure:
+    """Diagnose a launch by its ``failures``, which are in order; ``unexplained`` is what a rank without trace did."""
     if awaited := _awaited_ranks(failures[0], ranks):
         return _gave_up(failures, ranks, awaited)
     if failures[0].is_victim and (absent := [rank for rank in ranks if not rank.left_anything]):
@@ -230,7 +230,7 @@ def _after_failures(failures: list[_RankFailure], ranks: list[RankEvidence]) -> 
         headline = f"{_names(absent)} did not start, and {_names(others)} gave up waiting"
         return LaunchFailure(FailureKind.RENDEZVOUS, headline, _others(others, absent[0].rank), absent[0].rank)
     if failures[0].is_victim and _without_trace(ranks):
-        return _ended_early(ranks)
+        return _ended_early(ranks, unexplained)
     return _first_failure(failures[0], ranks)
 
 
@@ -243,7 +243,7 @@ def _of_command(
         headline = f"{_names(absent)} never reported; {end}"
         return LaunchFailure(FailureKind.RESULT_MISSING, headline, agent_tail, absent[0].rank)
     if gone := _without_trace(ranks):
-        headline = f"{_names(gone)} ended without a result or an error, as by SIGKILL or os._exit; {end}"
+        headline = f"{_names(gone)} {_unexplained_end(plan, outcome)}"
         return LaunchFailure(FailureKind.RESULT_MISSING, headline, [*_log_lines(gone[0]), *agent_tail], gone[0].rank)
     left = [rank for rank in ranks if not rank.has_result]
     others = f"{_names(left)} left no result" if left else "every rank left its result"
@@ -413,11 +413,18 @@ def _gave_up(
     return LaunchFailure(FailureKind.HANG_IN_COLLECTIVE, headline, details, first.rank)
 
 
-def _ended_early(ranks: Sequence[RankEvidence]) -> LaunchFailure:
+def _unexplained_end(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
+    """Return how a rank ended that left neither a result nor an error; torchrun reports failing exit codes."""
+    if plan.starts_ranks:
+        return f"ended without a result or an error, as by SIGKILL or os._exit; {_agent_end(plan, outcome)}"
+    return "exited with code 0 and left no result while others ran, by os._exit(0) for example"
+
+
+def _ended_early(ranks: Sequence[RankEvidence], unexplained: str) -> LaunchFailure:
     """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
     unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
     gone = _without_trace(ranks) or unfinished
-    headline = f"{_names(gone)} exited with code 0 and left no result while others ran, by os._exit(0) for example"
+    headline = f"{_names(gone)} {unexplained}"
     origin = gone[0].rank if gone else None
     others = [rank for rank in unfinished if rank not in gone]
     details = _log_lines(gone[0]) if gone else []

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import is_reproducible, other_machine
-from pytest_aorta.verdict.metrics import Curve, Origin, Value
+from pytest_aorta.verdict.metrics import Curve, Origin
 from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, Verdict
@@ -49,10 +50,13 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
         detail = f"the {row.reference} has no {row.metric.name} of {_first(added)}; {_optimizers(row)}"
         return row.missing(Missing.BASELINE_VALUE, detail, baseline=row.metric.measure(row.others[-1]))
     num_steps = len({(point.series, point.step) for point in there[-1]})
-    known = {"value": row.value, "baseline": row.metric.measure(row.others[-1])}
+    known: dict[str, Any] = {"value": row.value, "baseline": row.metric.measure(row.others[-1])}
+    is_exact = row.tolerance.is_exact or (row.tolerance.origin is Origin.DEFAULT and _are_bits_known(row, there))
+    if is_exact:
+        known["tolerance"] = row.tolerance.replace(value=None)
     if all(points == there[-1] for points in (*here, *there)):
         return row.verdict(Outcome.PASS, detail=f"{counted(num_steps, 'step')}, bit for bit", **known)
-    if row.tolerance.value is None or (row.tolerance.origin is Origin.DEFAULT and _are_bits_known(row, there)):
+    if is_exact:
         detail = _first_other(here, there)
         return row.verdict(Outcome.REGRESSION if detail else Outcome.PASS, detail=detail, **known)
     return _judge_steps(row, here, there, known)
@@ -109,7 +113,7 @@ def _ranks(ranks: Sequence[int], points: Mapping[_Point, float]) -> str:
 
 
 def _judge_steps(
-    row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]], known: dict[str, Value]
+    row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]], known: dict[str, Any]
 ) -> Verdict:
     """Return the verdict on curves whose bits do not repeat: each step within the tolerance, but for a few."""
     tolerance = row.tolerance.value or 0.0

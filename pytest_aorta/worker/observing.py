@@ -1,7 +1,8 @@
 """Observation of an unedited training script: the steps, losses, gradient norms and weights of each optimizer.
 
-Torch has public hooks for the steps of optimizers. Two functions that have no hook are replaced:
-``torch.autograd.backward``, which ``Tensor.backward`` calls too, and ``torch.nn.utils.clip_grad_norm_``.
+Torch has public hooks for the steps of optimizers. Functions that have no hook are replaced:
+``torch.autograd.backward``, which ``Tensor.backward`` calls too, and ``clip_grad_norm_`` of ``torch.nn.utils`` and of
+FSDP1.
 
 Nothing here is collective, since ranks may not all arrive: each rank records what it has, and the records of all ranks
 are joined when they have ended. Nothing reads a number from a device before the script has ended.
@@ -32,6 +33,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series
+from pytest_aorta.result.trace.costs import Costs, joined
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.costs import StepCounter, calls_by_step
@@ -47,6 +49,8 @@ _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
 TIMED_STEPS = 20
 # The warm-up steps that costs need: one that is counted, and one that settles after it.
 STEPS_TO_COUNT = 2
+# Steps of other optimizers in one profiled step; after more, the script has left the loop of the profiled optimizer.
+_MOST_WITHIN = 64
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
 # Values on a device are joined when there are this many, since each value alone takes a block of memory.
@@ -107,6 +111,10 @@ class _Optimized:
         self.counter: StepCounter | None = None
         self.capture: ScriptCapture | None = None
         self._profiled_until = 0
+        # The optimizers that stepped in the counted step, this one too.
+        self.counted_with: set[_Optimized] = set()
+        self._is_count_due = False
+        self._num_within = 0
         self.hashes = LocalHashes(_STEPS_BY_TENSOR)
         self._named, self._warmup = named, warmup
         self._counted: ExitStack | None = None
@@ -118,6 +126,20 @@ class _Optimized:
     def is_counted(self) -> bool:
         """Whether the step that has begun is profiled."""
         return self._counted is not None or (self.capture is not None and self.capture.is_open)
+
+    def note_step(self, other: _Optimized) -> None:
+        """Note a step of any optimizer, which is a part of this one's step; end a profile that would not end."""
+        if self._counted is not None:
+            self.counted_with.add(other)
+        self._num_within = 0 if other is self else self._num_within + 1
+        if self._num_within <= _MOST_WITHIN or not self.is_counted:
+            return
+        if self._counted is not None:
+            self.counter = None
+            self.counted_with.clear()
+        self.end_capture()
+        if self.capture is not None:
+            self.capture.problem = f"in one profiled step, other optimizers made more than {_MOST_WITHIN} steps"
 
     def end_capture(self) -> None:
         """End the profile of steps, or the count of one, if it runs."""
@@ -132,7 +154,7 @@ class _Optimized:
         capture = self.capture or ScriptCapture(self.timer.device)
         capture.end()
         if capture.is_open:
-            left = capture.num_steps_left + (0 if self.capture else TIMED_STEPS - self.timer.num_steps)
+            left = capture.num_steps_left + (0 if self.capture else max(TIMED_STEPS - self.timer.num_steps, 0))
             return Profile(
                 problem=f"the script ended before steps were profiled, which follow {TIMED_STEPS} timed ones; run "
                 f"{counted(left, 'more step')}"
@@ -152,29 +174,34 @@ class _Optimized:
             self._places.append((self.num_steps, quantity))
             self._values.add(_copy(value) if isinstance(value, torch.Tensor) else value)
 
-    def begin_step(self, *, may_count: bool) -> bool:
-        """Begin the next step, and return whether it is profiled; the warm-up comes after the first step."""
+    def begin_step(self, *, may_profile: bool, is_covered: bool) -> bool:
+        """Begin the next step, and return whether it is profiled; the warm-up comes after the first step.
+
+        ``may_profile`` is whether no other optimizer's step is profiled, ``is_covered`` whether such a step was counted
+        with a step of this optimizer in it.
+        """
         left = self._warmup - self.num_steps + 1
-        was_profiled = self.capture is not None and self.num_steps == self._profiled_until
+        self._is_count_due = self._is_count_due or left == STEPS_TO_COUNT
         if self.capture is not None and self.capture.is_open:
             self._profiled_until = self.num_steps + 1
             return True
         # A step that is not timed follows, so that the timed steps begin without the profiler's end.
-        if was_profiled:
+        if self.num_steps == self._profiled_until:
             return False
-        if self.timer.num_steps >= TIMED_STEPS and self.capture is None and may_count:
+        if self.timer.num_steps >= TIMED_STEPS and self.capture is None and may_profile:
             self.capture = ScriptCapture(self.timer.device)
             self.capture.begin()
             self._profiled_until = self.num_steps + 1
             return self.capture.is_open
-        if left <= 0:
-            self.timer.open()
-        # The last warm-up step follows the counted one, so that the timed steps begin without the profiler's end.
-        elif left == STEPS_TO_COUNT and may_count:
+        if self._is_count_due and may_profile and not is_covered:
+            self._is_count_due = False
             self.counter = StepCounter(self.timer.device)
             self._counted = ExitStack()
             self._counted.enter_context(self.counter.step())
+            self._profiled_until = self.num_steps + 1
             return True
+        if left <= 0:
+            self.timer.open()
         return False
 
     def hash(self) -> None:
@@ -305,7 +332,10 @@ class Observer:
             self._is_in_backward = False
 
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        num_noted = len(self._values)
         norm = original(*args, **kwargs)
+        # FSDP1's function calls torch's, where parameters are not sharded.
+        del self._values[num_noted:]
         self._note(_NORM, norm)
         return norm
 
@@ -319,6 +349,8 @@ class Observer:
         return original(*args, **kwargs)
 
     def _made(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        if not self.has_optimizer and (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
+            self._wrap(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         self.has_optimizer = True
         original(*args, **kwargs)
 
@@ -348,8 +380,11 @@ class Observer:
                 break
         else:
             return
+        for one in self._all:
+            one.note_step(found)
         found.end_step(self._values)
         self._values = []
+        was_counting = self._is_counting
         self._is_counting = len(self._all) > 1 and any(one.is_counted for one in self._all)
         self._turn += 1
         before, found.turn = found.turn, self._turn
@@ -367,7 +402,11 @@ class Observer:
                     found.hash()
         if is_chosen and self.hash_weights and not self._is_simulated:
             found.hash_at_the_end()
-        self._is_counting = found.begin_step(may_count=not self._is_counting) or self._is_counting
+        is_covered = any(found in one.counted_with for one in self._all)
+        # Torch fails later if one profiler ends and another one begins within the same step of an optimizer.
+        may_profile = not (was_counting or self._is_counting)
+        is_profiled = found.begin_step(may_profile=may_profile, is_covered=is_covered)
+        self._is_counting = is_profiled or self._is_counting
 
     def _new(self, optimizer: Optimizer) -> _Optimized:
         if not self._all:
@@ -399,9 +438,23 @@ class Observer:
 
     @property
     def main(self) -> _Optimized | None:
-        """The optimizer with most timed steps, among those whose steps have collectives if there are any."""
+        """The optimizer with most steps, among those whose timed steps have collectives if there are any."""
         timed = [one for one in self._all if one.timer.num_steps]
-        return max(timed, key=lambda one: (bool(one.calls), one.timer.num_steps), default=None)
+        return max(timed, key=lambda one: (bool(one.calls), one.num_steps), default=None)
+
+    def costs(self) -> Costs | None:
+        """Return the costs of steps that have every optimizer's step in them, added up; None if none was counted.
+
+        The step of an optimizer that takes turns with others has their steps in it, as that of a GAN's generator.
+        """
+        parts: list[Costs] = []
+        covered: set[_Optimized] = set()
+        counted = [(one, one.counter) for one in self._all if one.counter is not None]
+        for one, counter in sorted(counted, key=lambda entry: -len(entry[0].counted_with)):
+            if one not in covered:
+                covered |= one.counted_with
+                parts.append(counter.costs())
+        return joined(parts) if parts else None
 
     def end(self) -> None:
         """Look at the parameters and hash them once more, where the optimizers still exist; after the script."""

@@ -361,7 +361,7 @@ class Recorder:
             [values[step - 1] for step in main.timed] if len(values) == main.num_steps else values
             for values in (self._loss, self._grad_norm)
         ]
-        costs = Costs(problem=_NOT_COUNTED) if main.counter is None else main.counter.costs()
+        costs = observer.costs() or Costs(problem=_NOT_COUNTED)
         result = self._result_of(main.timer, observer.began_s, {}, costs, loss=own[0], grad_norm=own[1])
         return result.replace(series=observer.series()).with_profile(Profile() if is_simulated() else main.profile())
 

@@ -55,6 +55,27 @@ for step in range(7):
     optimizer.step()
     optimizer.zero_grad()
 """
+# A GAN whose training ends while steps of its first optimizer are profiled.
+TWO_OPTIMIZERS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+nets = {name: torch.nn.Linear(8, 8) for name in ("discriminator", "generator")}
+for net in nets.values():
+    fully_shard(net)
+optimizers = {name: torch.optim.AdamW(net.parameters()) for name, net in nets.items()}
+for _ in range(27):
+    for name, net in nets.items():
+        if name == sys.argv[1]:
+            net.unshard()
+            net.reshard()
+        net(torch.ones(4, 8)).square().mean().backward()
+        optimizers[name].step()
+"""
 SIMULATED = pytest.mark.world(size=1024, simulated=True, warm=True)
 SIMPLE_FSDP = {"steps": 2, "warmup": 1, "n_layers": 2, "profile_steps": 0}
 FAULTS = [
@@ -102,6 +123,16 @@ def test_each_fault_of_a_script_is_caught_by_its_cost_in_one_launch(workload, tm
     for same, metric in (("again", "operators"), ("few rows", "collective_bytes")):
         row = judged(workload.run_script(str(tmp_path / "train.py"), [same]), reference, metric)
         assert (row.outcome, row.detail) == (Outcome.PASS, "")
+
+
+def test_all_gather_of_either_of_two_optimizers_is_caught_in_an_unedited_script(workload, tmp_path):
+    script = tmp_path / "gan.py"
+    script.write_text(TWO_OPTIMIZERS)
+    reference = workload.run_script(str(script), ["none"], record={})
+    for name in ("discriminator", "generator"):
+        row = judged(workload.run_script(str(script), [name], record={}), reference, "collectives")
+        assert row.outcome is Outcome.REGRESSION
+        assert row.detail.startswith("all_gather over 2 ranks, float32 2 -> 3 a step")
 
 
 @SIMULATED

@@ -37,6 +37,7 @@ def test_script_whose_ranks_hold_what_they_hold_is_recorded(tmp_path, loop):
     # DDP under ZeRO, whose optimizer has all parameters, has replicas; the others hold shards or their own weights.
     assert (own == other) == (loop == "zero")
     assert "replicas differ" not in shown or loop == "one_rank_leaves"
+    assert all(len(rank.get("grad_norm", {})) == 9 * (loop == "fsdp1") for rank in ranks)
 
 
 def test_stages_of_a_pipeline_have_losses_and_weights_of_their_own(tmp_path):

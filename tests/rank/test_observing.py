@@ -262,6 +262,34 @@ def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs
     del longer
 
 
+@pytest.mark.parametrize(
+    ("order", "counted", "profiled"),
+    [
+        ("ab" * 26, {"tanh": 1, "sin": 1}, 0),
+        ("abbb" * 26, {"tanh": 1, "sin": 3}, 3),
+        ("abbb" * 10 + "a" * 25, {"tanh": 1, "sin": 3}, 3),
+        ("a" * 9 + "b" * 9, {"tanh": 1, "sin": 1}, 0),
+        # The first optimizer makes no further step after its profile or its count has begun.
+        ("a" * 24 + "b" * 110, {"tanh": 1, "sin": 1}, 3),
+        ("a" + "b" * 110, {"tanh": 0, "sin": 1}, 3),
+    ],
+)
+def test_costs_are_those_of_steps_of_all_optimizers(
+    recorder: Recorder, order: str, counted: dict[str, int], profiled: int
+) -> None:
+    recorder._observer.warmup = 2  # type: ignore[union-attr]
+    nets = {"a": (Net(4, 4), torch.tanh), "b": (Net(4, 4), torch.sin)}
+    optimizers = {name: torch.optim.SGD(net.parameters()) for name, (net, _) in nets.items()}
+    for name in order:
+        net, function = nets[name]
+        function(net(torch.ones(2, 4))).sum().backward()
+        optimizers[name].step()
+    result = recorder.result()
+    assert result.costs is not None
+    assert {name: result.costs.operators.get(f"aten::{name}", 0) for name in counted} == counted
+    assert len(result.profile.steps) == profiled
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_loss_without_data_is_none_of_the_steps(recorder: Recorder, device: str) -> None:
     def attempt(step: int, *_: object) -> None:

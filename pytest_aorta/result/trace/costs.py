@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, TypeAlias
@@ -96,6 +97,25 @@ class Costs(Model, frozen=True, omit_defaults=True):
             case _:
                 found: dict[str, int] | None = getattr(self, cost)
                 return found
+
+
+def joined(parts: Sequence[Costs]) -> Costs:
+    """Return the costs of several steps of one rank, added up; compilations are those of the rank, not of a step."""
+    if problem := next((part.problem for part in parts if part.problem), ""):
+        return Costs(problem=problem)
+    rows: dict[str, CollectiveCost] = {}
+    for row in (row for part in parts for row in part.collectives):
+        if (known := rows.get(str(row))) is not None:
+            num_bytes = None if known.bytes is None or row.bytes is None else known.bytes + row.bytes
+            rows[str(row)] = known.replace(calls=known.calls + row.calls, bytes=num_bytes)
+        else:
+            rows[str(row)] = row
+    sums = {
+        name: dict(sum((Counter(getattr(part, name)) for part in parts), Counter()))
+        for name in ("flops", "operators", "kernels", "host_syncs", "host_copies", "without_flops")
+        if getattr(parts[0], name) is not None
+    }
+    return parts[0].replace(collectives=list(rows.values()), **sums)
 
 
 class CostsOfRanks(Model, frozen=True):

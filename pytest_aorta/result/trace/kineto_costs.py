@@ -30,6 +30,8 @@ from pytest_aorta.result.trace.profiled_steps import Collective
 _COLLECTIVES = "c10d::"
 # A functional collective, which requests one of a process group.
 _FUNCTIONAL = "_c10d_functional::"
+# A step of the iterator of a DataLoader that has worker processes.
+_FROM_WORKERS = "enumerate(DataLoader)#_MultiProcessing"
 # Namespaces of operators that do not compute, so that they need no formula of operations.
 _WITHOUT_COMPUTE = (
     "aten", "prim", "prims", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "fsdp",
@@ -116,6 +118,9 @@ def _operators(events: Iterable[Event]) -> list[Event]:
     # What a thread of gloo copies depends on how far it got; the request is counted on the thread that made it.
     serving = {event["tid"] for event in events if event["name"].startswith("gloo:") and is_annotation(event)}
     kept = [event for event in named if event["tid"] not in serving - requesting]
+    # The batches that a step takes from workers depend on how far these got.
+    taken = [event for event in events if event["name"].startswith(_FROM_WORKERS) and is_annotation(event)]
+    kept = [event for event in kept if not any(one["tid"] == event["tid"] and holds(one, event) for one in taken)]
     # Nodes of autograd compute by operators of their own.
     kept = [event for event in kept if not event["name"].startswith(("autograd::engine", "torch::autograd::"))]
     return sorted(kept, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))

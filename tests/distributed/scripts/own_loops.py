@@ -21,10 +21,11 @@ class Net(torch.nn.Module):
         return self.b(self.a(inputs).relu())
 
 
-def train(model, optimizer, after=lambda step: None):
+def train(model, optimizer, after=lambda step: None, before=lambda: None):
     for step in range(1, 10):
         optimizer.zero_grad()
         model(torch.full((4, 16), dist.get_rank() + step / 10)).square().mean().backward()
+        before()
         optimizer.step()
         after(step)
 
@@ -33,7 +34,7 @@ def fsdp1():
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
-    train(model, torch.optim.AdamW(model.parameters()))
+    train(model, torch.optim.AdamW(model.parameters()), before=lambda: model.clip_grad_norm_(9.0))
 
 
 def zero():

@@ -1,6 +1,6 @@
 """A training script that starts its own ranks, as ``torch.multiprocessing.spawn``, torchrun or Lightning do.
 
-Arguments: how ranks are started, and a fault of rank 1 in step 20.
+Arguments: how ranks are started, and a fault of rank 1 in step 20 or in its teardown.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.util import Finalize
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,9 @@ def train(rank: int, fault: str) -> None:
         optimizer.step()
     dist.barrier()
     dist.destroy_process_group()
+    if fault == "teardown" and rank == 1:
+        # The finalizer that runs after the result has been written.
+        Finalize(None, os._exit, (5,), exitpriority=-200)
 
 
 def fail(fault: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.cli.main import main
+from pytest_aorta.cli.main import main, parser
 from pytest_aorta.cli.scale import Point, explanations, table
 from pytest_aorta.result.trace.costs import CollectiveCost
 
@@ -57,3 +57,9 @@ def test_a_wrong_command_line_launches_nothing(arguments, shows, capsys):
         raise SystemExit(main(["scale", "llama_fsdp2", *arguments]))
     assert ended.value.code == 2
     assert shows in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--sizes", "2", "train.py"], ["train.py", "--sizes", "2"]])
+def test_options_stand_before_or_after_the_target(words):
+    arguments = parser(["scale"]).parse_args(["scale", *words, "--", "--steps", "5"])
+    assert (arguments.target, arguments.sizes, arguments.args) == ("train.py", (2,), ["--steps", "5"])

@@ -51,6 +51,7 @@ def test_first_other_bit_names_step_optimizer_and_ranks():
     assert row.outcome is Outcome.REGRESSION
     assert row.detail == f"differs first in step 3 of {NAME} on rank 1: 0.2500001, recorded 0.25"
     assert judged(there, there, there).detail == "4 steps, bit for bit"
+    assert {str(judged(side, there, there).tolerance) for side in (here, there)} == {"exact"}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_where_bits_do_not_repeat_steps_are_within_the_tolerance(change, marked,
     there = [launch(series(CURVE)), launch(series([value * 1.001 for value in CURVE]))]
     row = judged(launch(series([value * change for value in CURVE])), *there, **marked)
     assert row.outcome is outcome
+    assert str(row.tolerance) == str(marked.get("loss", "5%"))
     if marked.get("loss", Tolerance(0.05)).value is not None:
         assert "the recorded launches differ by up to 0.0005 of the value" in row.detail
 
