@@ -52,7 +52,7 @@ def test_page_opens_with_failed_tests_open_and_their_plots_drawn(page):
         "[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.failed)"
     )
     assert opened == ["yes"] * 6
-    assert "step_time_p50: regression: " in page.value("document.querySelector('#test-0 pre').textContent")
+    assert "Regression: step_time_p50 " in page.value("document.querySelector('#test-0 pre').textContent")
     painted = page.value(
         f"(() => {{ const canvas = document.querySelector('{STEPS} canvas');"
         "const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;"

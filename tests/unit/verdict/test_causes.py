@@ -42,7 +42,6 @@ def test_ranks_that_are_late_in_turns_from_launch_to_launch_are_none():
     turns = [make_facts(rank_lag_ms=[lag, -lag]) for lag in (20.0, -19.0, 21.0)]
     assert straggler(turns) is None
     assert straggler(turns, lagging(0.0, 0.0)) is None
-    assert notes(turns, lagging(0.0, 0.0), "baseline") == []
 
 
 def test_rank_that_is_late_in_all_but_one_of_ten_launches_is_the_straggler():
@@ -61,13 +60,13 @@ def idle(idle_ms: float, *lags_ms: float, extra_ms: float = 0.0):
 def test_rank_that_arrives_last_while_all_hosts_are_late_is_not_the_straggler(side):
     """On 2 H200s, both hosts slept for 36 ms in each step, and one rank waited 20 ms for the other."""
     usual = idle(0.3, 0.0, 0.0)
-    assert notes(idle(21.0, -20.0, 20.0), usual, side) == [
+    assert straggler(idle(21.0, -20.0, 20.0), usual).note(side) == (
         f"no straggler: the hosts are late, since no stream is busy for 20.7 ms/step longer than in the {side}; rank 1 "
         "arrives last, its peers wait 20 ms/step longer"
-    ]
+    )
     # Of two hosts, one is late: the other rank's device is in a collective meanwhile.
-    found = notes(idle(10.3, -20.0, 20.0), usual, side)
-    assert found == [f"straggler: the other ranks wait 20 ms/step longer for rank 1 than in the {side}"]
+    found = straggler(idle(10.3, -20.0, 20.0), usual)
+    assert found.note(side) == f"others wait 20 ms/step longer for rank 1 than in the {side}"
 
 
 def test_late_hosts_do_not_hide_a_rank_with_more_compute():
@@ -139,13 +138,13 @@ def test_nothing_odd_has_no_notes():
 
 
 def test_slow_rank_is_noted_with_what_the_others_wait():
-    assert notes(lagging(-0.5, 0.9), [], "baseline") == ["straggler: the other ranks wait 0.9 ms/step for rank 1"]
+    assert straggler(lagging(-0.5, 0.9)).note("baseline") == "others wait 0.9 ms/step for rank 1"
 
 
 @pytest.mark.parametrize("side", ["baseline", "reference"])
 def test_lag_beyond_that_of_the_other_side_is_noted_as_a_difference(side):
-    found = notes(lagging(-0.5, 0.9), lagging(0.0, 0.5), side)
-    assert found == [f"straggler: the other ranks wait 0.4 ms/step longer for rank 1 than in the {side}"]
+    found = straggler(lagging(-0.5, 0.9), lagging(0.0, 0.5))
+    assert found.note(side) == f"others wait 0.4 ms/step longer for rank 1 than in the {side}"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_memory_that_grows_is_noted_and_memory_that_shrinks_is_not():
 
 def canary_notes(launches, reference, side) -> list[str]:
     """Return the notes on the canary if a time is in question."""
-    found = notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)
+    found, _ = notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)
     return [note for note in found if "canary" in note]
 
 
