@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,10 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
         lines += [*_simulated(records), *_warnings(records)]
     hidden = sum(len(_new(record, record.notes)) for record in records if not _has_finding(record))
     hint = f" [-v for {counted(hidden, 'note')}]" if hidden and not verbosity else ""
-    return [*lines, f"aorta: {brief(totals(records), MAX_LINE - len(hint))}{hint}"]
+    line, most = totals(records), MAX_LINE - len(hint)
+    if len(line) > most:  # the reasons of what was not compared are in the rows
+        line = brief(re.sub(r" \(.*?\)", "", line), most)
+    return [*lines, f"aorta: {line}{hint}"]
 
 
 def _has_finding(record: TestRecord) -> bool:

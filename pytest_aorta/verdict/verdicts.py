@@ -63,7 +63,7 @@ class NotApplicable(StrEnum):
 
     PROFILER = "profiler"
     HEAD_START = "no head start"
-    TRACE = "trace too large"
+    TRACE = "no profile"
     LAUNCHER = "other launcher"
     UNMARKED_CPU_TIMES = "CPU timing"
     OLD_CPU_TIMES = "CPU timing of another hour or machine"

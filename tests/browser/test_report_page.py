@@ -94,7 +94,7 @@ def test_titles_and_columns_are_plain(page):
         "Breakdown of a step",
     ]
     assert texts(page, "#test-0 .verdicts thead th") == [
-        "metric", "verdict", "candidate", "compared with", "change [95% interval]", "change vs. allowed", "allowed",
+        "metric", "verdict", "candidate", "compared with", "change [95% interval]", "change vs. limit", "limit",
         "launches",
     ]  # fmt: skip
 

@@ -79,7 +79,7 @@ LOCATED = [
             "--aorta-locate",
             "",
             {"raises": 1},
-            ["E  *weight_hash: regression*", "E  *not located further, because a launch failed: *ValueError: boom*"],
+            ["E  *Regression: weight_hash *", "E  *not located further, because a launch failed: *ValueError: boom*"],
         ),
     ],
     ids=["by option", "by argument", "turned off", "does not come back", "failed launch"],
@@ -94,7 +94,7 @@ def test_steps_that_are_not_there_fail_and_name_the_key(paired):
     project = paired("workload.compare(*pair, steps=4, metrics=['weight_hash'])")
     project.plant(weight_hashes={"4": "0" * 16}, losses=LOSSES)
     project.run("--aorta-fail-on=none", failed=1).stdout.fnmatch_lines(
-        ["E  *weight_hash: missing: *the candidate has values for 1 of steps 1 to 4, but not for step 1; *hash_every*"]
+        ["E  *Missing: weight_hash, the candidate has values for 1 of steps 1 to 4, but not for step 1; *hash_every*"]
     )
 
 

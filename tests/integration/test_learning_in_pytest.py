@@ -36,7 +36,7 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
 def test_chosen_number_of_launches_is_recorded_for_each_label_with_what_it_detects(gpu):
     gpu.one_test("result = workload.run('toy'); [workload.check(result, label=label) for label in 'ab']")
     text = gpu.run("--update-baselines", "--aorta-launches=3", "--aorta-max-launches=2").stdout.str()
-    assert "; 2 baselines measured" in text
+    assert "aorta: 1 test OK, 2 baselines measured, " in text
     assert text.count("fewer than 3 launches never fail a test for a metric with noise") == 2
     assert [len(json.loads(path.read_text())["launches"]) for path in gpu.baseline_files()] == [3, 3]
 
@@ -68,10 +68,10 @@ def test_few_launches_that_are_ten_times_slower_are_not_added(gpu, first):
     ("plant", "line"),
     [
         ({"slowdown": 1.2}, "Regression: step_time_p50 +20.0% (10 -> 12 ms, limit *"),
-        ({"slowdown": 0.8}, "step_time_p50: improved: 8 ms, baseline 10 ms, change -20.0% *"),
+        ({"slowdown": 0.8}, "Improved: step_time_p50 -20.0% (10 -> 8 ms, *"),
         ({"weight_hash": "f" * 16}, "Regression: weight_hash (000000000000 -> ffffffffffff, *"),
-        ({"weight_hash": None}, "weight_hash: missing: *(the launch has no weight_hash)"),
-        ({"metrics": {"num_parameters": 7}}, "num_parameters: missing: *"),
+        ({"weight_hash": None}, "Missing: weight_hash, the launch has no weight_hash"),
+        ({"metrics": {"num_parameters": 7}}, "Missing: num_parameters, *"),
         ({"torch": "2.12.0"}, "torch is '2.12.0', the baseline's '2.11.0'"),
     ],
     ids=["regression", "improved", "hash", "lost", "new", "torch"],
@@ -119,9 +119,7 @@ def test_baseline_of_another_workload_is_missing_and_recording_starts_a_new_revi
         if name == "toy2":
             result = gpu.run()
             result.assert_outcomes(failed=1)
-            result.stdout.fnmatch_lines(
-                ["E *the baseline was recorded with the workload 'toy', the test has 'toy2'*; record it again with: *"]
-            )
+            result.stdout.fnmatch_lines(["E *the baseline was recorded with the workload 'toy', the test has 'toy2'*"])
         gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
     [file] = gpu.baseline_files()
     stored = read_baseline_file(file)

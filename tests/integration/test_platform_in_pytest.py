@@ -35,9 +35,9 @@ def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learn
     hot = "GPU 1 throttled (hw_thermal_slowdown in 100% of samples, SM clock 1,200 of 1,980 MHz)"
     text = result.stdout.str()
     assert "regression" in text
-    assert "(GPUs throttled in 3 of 3 launches)" in text
+    assert "  cause     GPUs throttled in 3 of 3 launches" in text
     for number in (1, 2, 3):
-        assert f"  launch {number}: {hot}" in text
+        assert f"  cause     launch {number}: {hot}" in text
         assert f"note: launch {number}: {hot}" in text
     kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
     assert (kept["source"], kept["problem"]) == ("NVML", None)

@@ -104,7 +104,7 @@ def test_broken_result_is_a_warning_in_terminal_and_page(learned):
 )
 def test_file_that_can_not_be_written_fails_the_run_and_leaves_the_summary(learned, option, line):
     learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
-    result = learned.run(option, shows=["aorta: 1 test, *", line], passed=1)
+    result = learned.run(option, shows=["aorta: 1 test OK, *", line], passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -130,7 +130,7 @@ def test_step_summary_has_what_failed_and_why(learned, monkeypatch):
     learned.plant(step_ms=13.0)
     learned.run()
     text = (learned.path / "step.md").read_text()
-    assert r"| test\_toy.py::test\_one | step\_time\_p50 | 13 ms | 10 ms |" in text
+    assert r"| test\_toy.py::test\_one | regression | step\_time\_p50 | 10 \-&gt; 13 ms |" in text
     assert "<details><summary><code>test_toy.py::test_one</code></summary>" in text
 
 

@@ -78,7 +78,7 @@ def test_test_that_passes_in_its_second_attempt_counts_once_and_both_are_labelle
     assert page(compared).count("(attempt 1)") == page(compared).count("(attempt 2)") > 0
     text = step_summary(compared)
     assert text.partition("\n")[0].endswith("pytest-aorta: 2 of 2 tests passed, 1 retried")
-    assert r"test\_toy.py::test\_speed \(attempt 1\) | weight\_hash" in text
+    assert r"test\_toy.py::test\_speed \(attempt 1\) | regression | weight\_hash" in text
     assert "attempt 2" not in text  # it has no finding
     assert attempts(compared, "test_speed") == ["1", "2"]
     assert attempts(compared, "test_weights") == ["1"]
@@ -237,7 +237,7 @@ def test_tests_that_failed_before_a_launch_are_counted(reported):
     result = reported.run()
     assert result.parseoutcomes() == {"passed": 1, "failed": 4, "errors": 1, "skipped": 1}
     totals = "1 test, 1 test without a comparison, 4 tests failed before a launch, 1 test skipped for lack of devices"
-    result.stdout.fnmatch_lines([f"aorta: {totals}"])
+    result.stdout.fnmatch_lines([f"aorta: {totals}, 1 launch*"])
     assert reported.summary()["tests"] == {"failed": 3, "error": 1, "skipped": 1, "passed": 1}
     text, html = step_summary(reported), page(reported)
     assert text.startswith(

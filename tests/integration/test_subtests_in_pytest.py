@@ -90,7 +90,7 @@ def test_regressions_in_subtests_fail_their_test_once(project, workers, source):
     assert found["tests"] == {"failed": 1}
     assert found["verdicts"]["regression"] == 2
     comment = (project.path / "aorta.md").read_text()
-    assert [comment.count(f"baseline: {file}") for file in project.baseline_files()] == [1, 1]
+    assert [comment.count(f"baseline  {file}") for file in project.baseline_files()] == [1, 1]
     cases = list(ElementTree.parse(project.path / "junit.xml").iter("testcase"))
     names = [entry.get("name") for case in cases for entry in case.iter("property")]
     assert names.count("aorta.a.weight_hash.verdict") == 1
