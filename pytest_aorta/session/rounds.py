@@ -141,21 +141,16 @@ class Repeated:
         """Return the command that runs the test again, with further options."""
         return shlex.join(["pytest", self.test, *self.options, *words])
 
-    def bisect(self, good: str) -> str:
-        """Return the command that searches for the commit after ``good`` that changed a metric."""
-        return shlex.join(["aorta", "bisect", good, "HEAD", "--", self.test, *self.options])
-
 
 # The reason why a metric was not compared -> what makes it comparable, the surest first: a label, a text before the
 # command, and the words of the command.
 _RECORD_AGAIN = ("--update-baselines", "--aorta-record=replace")
 _IN_PAIRS = ("--aorta-ab=HEAD",)
 _REMEDIES: dict[NotApplicable, tuple[str, str, tuple[str, ...]]] = {
-    NotApplicable.ENVIRONMENT: ("accept", "", _RECORD_AGAIN),
-    NotApplicable.VERSIONS: ("accept", "", _RECORD_AGAIN),
-    NotApplicable.LAUNCHER: ("accept", "", _RECORD_AGAIN),
-    NotApplicable.NOISY: ("confirm", "", _IN_PAIRS),
-    NotApplicable.OLD_CPU_TIMES: ("confirm", "", _IN_PAIRS),
+    **dict.fromkeys(
+        (NotApplicable.ENVIRONMENT, NotApplicable.VERSIONS, NotApplicable.LAUNCHER), ("accept", "", _RECORD_AGAIN)
+    ),
+    **dict.fromkeys((NotApplicable.NOISY, NotApplicable.OLD_CPU_TIMES), ("confirm", "", _IN_PAIRS)),
     NotApplicable.NOT_REPRODUCIBLE: (
         "next",
         "call torch.manual_seed(0) and torch.use_deterministic_algorithms(True) before the model is built, then ",
@@ -177,13 +172,19 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     rows = sorted(failing, key=_severity) or comparison.rows
     unrecorded = [row for row in failing if row.remedy]
     others = [row for row in rows if not row.remedy]
-    lines = [row.headline for row in others] if failing else [_nothing(rows)]
+    lines = [row.headline for row in others]
+    if not failing:
+        none = "no metric has a tolerance, and the launch has no weight hash; name one in a marker"
+        lines = [f"Nothing compared: {', '.join(row.metric for row in rows) or none}"]
     if others and failing and comparison.suspect is not None and metric_of(others[0].metric).kind is MetricKind.TIMING:
         lines[0] += f", suspect rank {comparison.suspect}"
     if unrecorded:
         lines.append(f"Missing: {unrecorded[0].detail}")
     facts = [("measured", _measured(comparison, rows)), *_causes(others, comparison.notes, is_any=bool(failing))]
-    facts += _baseline(comparison, rows, again)
+    if version := next((row.reference.name for row in rows if row.is_by_ab and row.reference.name), ""):
+        facts.append(("baseline", f"{version}, launched in turn with this code"))
+    elif comparison.baseline:
+        facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
     if again is not None:
         facts += _commands(comparison, rows, again)
     return "\n".join([*lines, *(f"  {label:<8}  {text}" for label, text in facts)])
@@ -193,12 +194,6 @@ def _severity(row: Verdict) -> tuple[int, float]:
     """Return a key that sorts the worst verdict first: other bits, then the largest change."""
     order = FINDINGS.index(row.outcome) if row.outcome in FINDINGS else len(FINDINGS)
     return order, -math.inf if row.delta is None else -abs(row.delta)
-
-
-def _nothing(rows: Sequence[Verdict]) -> str:
-    if not rows:
-        return "Nothing compared: no metric has a tolerance, and the launch has no weight hash; name one in a marker"
-    return f"Nothing compared: {', '.join(row.metric for row in rows)}"
 
 
 def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
@@ -215,18 +210,10 @@ def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
 
 def _causes(rows: Sequence[Verdict], notes: Sequence[str], *, is_any: bool) -> Iterator[tuple[str, str]]:
     """Yield the explanations that the verdicts' own lines do not contain; of several metrics, each names its metric."""
-    explained = [row for row in rows if row.detail and not (is_any and row.headline.endswith(row.reason))]
-    for row in explained:
-        yield "cause", row.detail if len(rows) == 1 else f"{row.metric}: {row.detail}"
-    for note in notes:
-        yield "cause", note
-
-
-def _baseline(comparison: Comparison, rows: Sequence[Verdict], again: Repeated | None) -> Iterator[tuple[str, str]]:
-    if version := next((row.reference.name for row in rows if row.is_by_ab and row.reference.name), ""):
-        yield "baseline", f"{version}, launched in turn with this code"
-    elif comparison.baseline:
-        yield "baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])
+    for row in rows:
+        if row.detail and not (is_any and row.headline.endswith(row.reason)):
+            yield "cause", row.detail if len(rows) == 1 else f"{row.metric}: {row.detail}"
+    yield from (("cause", note) for note in notes)
 
 
 def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) -> Iterator[tuple[str, str]]:
@@ -242,7 +229,7 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     good = version or (again.commit[0] if again.commit else "")
     is_bisectable = again.has_later if version is None else version != "HEAD" and not version.startswith(PYTHON_PREFIX)
     if Outcome.REGRESSION in outcomes and is_stored and good and is_bisectable:
-        yield "find", again.bisect(good)
+        yield "find", shlex.join(["aorta", "bisect", good, "HEAD", "--", again.test, *again.options])
     if is_stored and (outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}):
         yield "accept", again.command(*_RECORD_AGAIN)
     elif any(row.remedy for row in rows):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_aorta.common.text import brief
 from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_values
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
@@ -28,6 +29,8 @@ SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.PASS, Outcome.NOT_APPLICABLE
 UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3
+# Characters of a finding at the top of the page.
+MAX_FINDING = 300
 _SIDES = ("candidate", "reference")
 
 
@@ -101,8 +104,8 @@ def findings(tests: Sequence[Test]) -> Iterator[Finding]:
         record = test.record
         groups = sorted(finding_groups(record), key=lambda group: _severity(group[0]))
         failure = test.failure.splitlines() if record.has_failed else []
-        if failure or groups:
-            text = failure[0] if failure else finding_text(groups[0])
+        if (failure or groups) and not record.is_retried:
+            text = brief(failure[0] if failure else finding_text(groups[0]), MAX_FINDING)
             pairs = zip(record.comparisons, test.cases, strict=False)
             late = next(((one.suspect, case.candidate) for one, case in pairs if one.suspect is not None), (None, ()))
             lags = [launch.facts.rank_lag_ms for launch in late[1]]
