@@ -71,8 +71,8 @@ LOST = [
     r"E +cause +.*exposed [\d.]+ ms/step, .*rank \d worst.*",
 ]
 BLOCKED = (
-    r"E +Missing: overlap_ratio, a step waits for the device in cudaStreamSynchronize in aten::item, so the host cannot "
-    r"run ahead; as run 0\.\d+"
+    r"E +Missing: overlap_ratio, a step waits for the device in cudaStreamSynchronize in aten::item, so the host "
+    r"cannot run ahead; as run 0\.\d+"
 )
 
 
