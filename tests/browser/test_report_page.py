@@ -67,7 +67,7 @@ def test_verdicts_are_grouped_by_test_under_a_heading(page):
     compared = texts(page, f"{entry('comm_stream')} .verdicts .metric")
     assert len(compared) == len(set(compared)) == 6
     assert texts(page, f"{entry('comm_stream')} .verdicts:not(.skipped *) .badge")[:3] == ["regression"] * 3
-    assert texts(page, f"{entry('comm_stream')} .found > span")[0].startswith("regression step_time_p50 +8.48%, ")
+    assert texts(page, f"{entry('comm_stream')} .found > span")[0].startswith("regression step_time_p50 +8.5%, ")
 
 
 def test_metrics_that_are_not_applicable_are_gray_and_collapsed_until_asked_for(page):
