@@ -66,7 +66,7 @@ class Fault:
     passes: bool = False
 
 
-_NUMBERS = r"regression|replica"
+_NUMBERS = r"[Rr]egression|replica"
 FAULTS = {
     fault.name: fault
     for fault in (
@@ -78,7 +78,7 @@ FAULTS = {
         Fault("lost", _NUMBERS, step=str(IN_STEP)),
         Fault("last step", _NUMBERS, step="last"),
         Fault("second", _NUMBERS),
-        Fault("all-gather", r"collectives: regression|all_gather"),
+        Fault("all-gather", r"Regression: collectives|all_gather"),
         Fault("NaN", r"NaN or infinite|is nan", step=str(IN_STEP)),
         Fault("raise", "planted by a test", rank="1"),
         Fault("hang", r"hang in|hang elsewhere|time limit", rank="1"),
@@ -144,7 +144,7 @@ def tried(folder: Path, script: Script, fault: Fault) -> Cell:
 def absent(script: Script, fault: Fault, code: int, output: str) -> Sequence[str]:
     """Return what the output lacks of what was expected."""
     if fault.passes:
-        compared = re.search(r"[1-9]\d* metrics? match", output)
+        compared = re.search(r"[1-9]\d* metrics? unchanged", output)
         return [name for name, is_there in {"pass": code == 0, "comparison": compared}.items() if not is_there]
     step = str(script.steps) if fault.step == "last" else fault.step
     wanted = {

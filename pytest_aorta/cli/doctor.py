@@ -22,15 +22,17 @@ from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
+    parser.add_argument("-v", "--verbose", action="store_true", help="print every check, also of what is well")
     parser.set_defaults(run=run)
 
 
-def run(_arguments: argparse.Namespace) -> int:
-    """Print the findings."""
+def run(arguments: argparse.Namespace) -> int:
+    """Print the problems, or every finding, and one line on what this machine can run."""
     found = findings()
-    problems = sum(finding.state == PROBLEM for finding in found)
-    emit(_lines(found))
-    emit([f"{counted(problems, 'problem')} would break a run" if problems else "nothing here would break a run"])
+    problems = [finding for finding in found if finding.state == PROBLEM]
+    emit(_lines(found if arguments.verbose else problems))
+    torch = next((f"torch {one.text}; " for one in found if (one.topic, one.state) == ("torch", OK)), "")
+    emit([f"{counted(len(problems), 'problem') if problems else 'no problem'}; {torch}{found[0].text}"])
     return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
@@ -50,7 +52,7 @@ def findings() -> list[Finding]:
 
 
 def _lines(found: list[Finding]) -> list[str]:
-    width, topics = output_width(), max(len(finding.topic) for finding in found)
+    width, topics = output_width(), max((len(finding.topic) for finding in found), default=0)
     lines = []
     for finding in found:
         mark = finding.state if finding.state == OK else finding.state.upper()
@@ -82,7 +84,7 @@ def device_findings(devices: Sequence[Device]) -> Iterator[Finding]:
     if not devices:
         cores = os.cpu_count() or 1
         text = f"no GPU is visible; runs take CPU ranks, at most {MAX_CPU_RANKS_PER_CORE * cores} on {cores} cores"
-        yield Finding("devices", NOTE, text, "none, unless this machine has GPUs: then check their driver")
+        yield Finding("devices", NOTE, text, "if this machine has GPUs, check their driver")
         return
     models = sorted({device.model for device in devices})
     yield Finding("devices", OK, f"{counted(len(devices), 'GPU')}: {' + '.join(models)}")

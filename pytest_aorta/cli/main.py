@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ class Command:
 
     Attributes:
         name: Word after ``aorta``.
+        group: What the subcommand is for; the help lists subcommands by group.
         help: One line for the help.
         add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code. If
             None, the module of the same name has this function. Only the module of a given subcommand is imported:
@@ -32,6 +34,7 @@ class Command:
     """
 
     name: str
+    group: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 
@@ -52,18 +55,18 @@ def _add_agent(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = (
-    Command("init", "write a first test, settings of pytest and .gitignore"),
-    Command("run", "launch a workload or a training script and keep each trial's result"),
-    Command("scale", "show how the costs of a step grow with the number of ranks, without devices"),
-    Command("bisect", "find the commit that changed a metric of a test"),
-    Command("selftest", "plant faults into the launches of tests, and show which are found"),
-    Command("workloads", "list workloads, or the config keys of one workload"),
-    Command("agent", "run this node's part of launches over several nodes", _add_agent),
-    Command("baselines", "list and move stored baselines"),
-    Command("history", "find changes in what --aorta-history has kept over commits, and draw it"),
-    Command("devices", "list devices and leases of this host"),
-    Command("report", "write a page that compares two sets of kept results"),
-    Command("doctor", "look for problems that would break a run"),
+    Command("doctor", "start", "look for problems that would break a run"),
+    Command("init", "start", "write a first test, settings of pytest and .gitignore"),
+    Command("workloads", "start", "list workloads, or the config keys of one workload"),
+    Command("run", "test", "launch a workload or a training script and keep each trial's result"),
+    Command("selftest", "test", "plant faults into the launches of tests, and show which are found"),
+    Command("scale", "test", "show how the costs of a step grow with the number of ranks, without devices"),
+    Command("baselines", "baselines", "list and move stored baselines"),
+    Command("report", "reports", "write a page that compares two sets of kept results"),
+    Command("history", "reports", "find changes in what --aorta-history has kept over commits, and draw it"),
+    Command("bisect", "CI", "find the commit that changed a metric of a test"),
+    Command("devices", "cluster", "list devices and leases of this host"),
+    Command("agent", "cluster", "run this node's part of launches over several nodes", _add_agent),
 )
 
 
@@ -120,6 +123,13 @@ class Parser(argparse.ArgumentParser):
         self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}; `{self.prog} --help` names what is allowed\n")
 
 
+def _groups() -> Iterator[str]:
+    """Yield the lines of the help on subcommands, by group."""
+    for group, commands in itertools.groupby(COMMANDS, key=lambda command: command.group):
+        yield f"{group}:"
+        yield from (f"  {command.name:<10} {command.help}" for command in commands)
+
+
 def parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser of the whole command.
 
@@ -127,12 +137,16 @@ def parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
         words: The words of a command line. Only the subcommands among them get their arguments; None: all get them.
     """
     parser = Parser(
-        prog="aorta", description="Run training workloads as pytest-aorta does, and manage its baselines and results."
+        prog="aorta",
+        usage="aorta [--help] [--version] COMMAND ...",
+        description="Run training workloads as pytest-aorta does, and manage its baselines and results.",
+        epilog="\n".join(_groups()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version of pytest-aorta and exit")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="aorta")
     for command in COMMANDS:
-        subparser = commands.add_parser(command.name, help=command.help, description=command.help)
+        subparser = commands.add_parser(command.name, description=command.help)
         if words is None or command.name in words:
             declare = command.add_arguments or importlib.import_module(f"{__package__}.{command.name}").add_arguments
             declare(subparser)

@@ -79,6 +79,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{ending}"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration as text, such as ``9.4s`` or ``3m10s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{seconds:.1f}s"
+
+
 def did_you_mean(unknown: Iterable[object], known: Iterable[str]) -> str:
     """Return " (did you mean 'steps'?)" with the known names that resemble unknown ones; empty if none does."""
     names = list(known)

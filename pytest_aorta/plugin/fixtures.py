@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.common.errors import AortaError, DevicesUnavailable, hide_frames
+from pytest_aorta.common.errors import AortaError, ComparisonFailed, DevicesUnavailable, hide_frames
 from pytest_aorta.common.files import slug
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
@@ -151,8 +151,11 @@ class LaunchingTests:
 
         A subtest's report carries the record so far, which nobody reads: see :func:`record_of`.
         """
-        if call.excinfo is not None and isinstance(call.excinfo.value, AortaError):
-            hide_frames(call.excinfo.value)
+        if call.excinfo is not None and isinstance(error := call.excinfo.value, AortaError):
+            hide_frames(error)
+            if isinstance(error, ComparisonFailed):
+                # The text that pytest strips from the start of the message: the first line shall be the verdict.
+                call.excinfo._striptext = f"{type(error).__module__}.{type(error).__qualname__}: "
         report = yield
         if NODE_ID in item.stash:
             vars(report)["aorta_nodeid"] = item.stash[NODE_ID]

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.outcome import PHASES
-from pytest_aorta.session.record import TestRecord, finding_cells, finding_groups, totals
+from pytest_aorta.session.record import TestRecord, finding_groups, finding_text, totals
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
 
-_COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
-# A row: its cells, and the text after them.
-_Row: TypeAlias = tuple[tuple[str, ...], str]
-# Characters of the list of undecided metrics.
-_MAX_UNDECIDED = 400
+# Characters of the last line.
+MAX_LINE = 112
 _DURATIONS = ("wall", *PHASES)
 _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 
@@ -27,83 +23,61 @@ _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str]:
     """Return the lines of a run, the last of which counts its verdicts.
 
-    Verbosity 0 shows one row per finding, 1 one row per metric with its reason, and -1 the last line alone.
+    Verbosity 0 shows one line per finding that no failure contains, 1 one row per metric with its reason, and -1 the
+    last line alone.
     """
-    if verbosity < 0:
-        return [f"aorta: {totals(records)}"]
-    is_verbose = verbosity > 0
-    rows = [row for record in records for row in (_all_rows(record) if is_verbose else _finding_rows(record))]
-    table = aligned([_COLUMNS, *(cells for cells, _ in rows)], ["", *(reason for _, reason in rows)]) if rows else []
-    notes = [
-        f"note: {short_nodeid(record.nodeid)}{record.attempt_label}: {note}"
-        for record in records
-        for note in (*record.traces, *(record.notes if is_verbose else _needed_notes(record)))
-    ]
-    hint = "" if is_verbose else _hint(records)
-    return [*table, *notes, *_simulated(records), *_warnings(records), f"aorta: {totals(records)}{hint}"]
+    lines: list[str] = []
+    if verbosity >= 0:
+        lines += [line for record in records for line in (_all_lines(record) if verbosity else _finding_lines(record))]
+        lines += [*_simulated(records), *_warnings(records)]
+    hidden = sum(len(_new(record, record.notes)) for record in records if not _has_finding(record))
+    hint = f" [-v for {counted(hidden, 'note')}]" if hidden and not verbosity else ""
+    line, most = totals(records), MAX_LINE - len(hint)
+    if len(line) > most:  # the reasons of what was not compared are in the rows
+        line = brief(re.sub(r" \(.*?\)", "", line), most)
+    return [*lines, f"aorta: {line}{hint}"]
 
 
-def _hint(records: Sequence[TestRecord]) -> str:
-    """Return a hint that names the output that ``-v`` adds, or an empty text."""
-    if not any(record.verdicts for record in records):
-        return ""
-    hidden = sum(len(_new(record, record.notes)) - len(_needed_notes(record)) for record in records)
-    added = ["the table", counted(hidden, "note")] if hidden else ["the table"]
-    return f" [-v for {' and '.join(added)}]"
+def _has_finding(record: TestRecord) -> bool:
+    return any(verdict.is_finding for verdict in record.verdicts)
 
 
-def _all_rows(record: TestRecord) -> list[_Row]:
-    """Return a row for each metric that was compared or measured."""
-    return [*(_row(record, verdict, verdict.reason) for verdict in record.verdicts), *_measured_rows(record)]
+def _name(record: TestRecord, case: str = "") -> str:
+    """Return the name of a test, or that of one of its comparisons if it has several."""
+    return short_nodeid(case if len(record.comparisons) > 1 and case else record.nodeid) + record.attempt_label
 
 
-def _finding_rows(record: TestRecord) -> list[_Row]:
-    """Return a row for each finding, with the reason that the test's failure does not contain.
+def _all_lines(record: TestRecord) -> Iterator[str]:
+    """Yield the name of each comparison, a row for each metric that was compared or measured, and the notes."""
+    for one in record.comparisons:
+        rows = [((*row.cells()[:-1], f"limit {row.tolerance}"), row.reason) for row in one.rows]
+        compared = {row.metric for row in one.rows}
+        rows += [
+            (("measured", name, format_value(value, METRICS[name].unit), "-", ""), "")
+            for name, value in one.measured.items()
+            if name not in compared
+        ]
+        lines = aligned([cells for cells, _ in rows], [reason for _, reason in rows]) if rows else []
+        yield from (
+            _name(record, one.case),
+            *(f"  {line}" for line in lines),
+            *(f"  note: {note}" for note in one.notes),
+        )
+    yield from (f"{_name(record)}: {trace}" for trace in record.traces)
 
-    Metrics without a baseline share a row.
-    """
-    groups = sorted(finding_groups(record), key=lambda rows: bool(rows[0].remedy))
-    return [_finding_row(record, rows) for rows in groups]
 
-
-def _finding_row(record: TestRecord, rows: Sequence[Verdict]) -> _Row:
-    first = rows[0]
-    reason = first.reason if first.remedy else "".join(_new(record, [first.reason]))
-    return (short_nodeid(first.case) + record.attempt_label, *finding_cells(rows)), reason
-
-
-def _row(record: TestRecord, verdict: Verdict, reason: str) -> _Row:
-    return (short_nodeid(verdict.case) + record.attempt_label, *verdict.cells()), reason
-
-
-def _needed_notes(record: TestRecord) -> list[str]:
-    """Return the notes on findings that the test's failure does not contain."""
-    return _new(record, record.notes) if any(verdict.is_finding for verdict in record.verdicts) else []
+def _finding_lines(record: TestRecord) -> Iterator[str]:
+    """Yield a line for each finding and note that the failure does not contain."""
+    for rows in finding_groups(record):
+        if _new(record, [rows[0].detail if rows[0].remedy else rows[0].headline]):
+            yield f"{_name(record, rows[0].case)}: {finding_text(rows)}"
+    notes = _new(record, record.notes) if _has_finding(record) else []
+    yield from (f"{_name(record)}: {note}" for note in (*notes, *record.traces))
 
 
 def _new(record: TestRecord, texts: Sequence[str]) -> list[str]:
     """Return the texts that the failure does not contain; pytest prints no failure of a retried attempt."""
     return [text for text in texts if not (record.has_failed and text in record.failure)]
-
-
-def _measured_rows(record: TestRecord) -> list[_Row]:
-    """Return a row for each metric that was measured and not compared."""
-    compared = {(row.case, row.metric) for row in record.verdicts}
-    return [
-        (
-            (
-                short_nodeid(one.case) + record.attempt_label,
-                name,
-                format_value(value, METRICS[name].unit),
-                *("-",) * 4,
-                "measured",
-            ),
-            "",
-        )
-        for one in record.comparisons
-        for name, value in one.measured.items()
-        if (one.case, name) not in compared
-    ]
 
 
 def _simulated(records: Sequence[TestRecord]) -> list[str]:
@@ -130,13 +104,13 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     ]
     if not undecided:
         return []
-    is_speed = any(metric_of(row.metric).kind is MetricKind.TIMING for row in undecided)
-    names = [f"{row.metric}{', which a marker names,' if row.is_marked else ''} in {row.case}" for row in undecided]
-    return [
-        f"WARNING: {'speed' if is_speed else 'a metric'} was not decided: {brief('; '.join(names), _MAX_UNDECIDED)}; "
-        f"--aorta-ab=REF or more launches (--aorta-max-launches) can decide, and "
-        f"--aorta-fail-on=marked-inconclusive,missing fails a test whose marker names the metric"
-    ]
+    what = "speed" if any(metric_of(row.metric).kind is MetricKind.TIMING for row in undecided) else "a metric"
+    strict = (
+        "; --aorta-fail-on=marked-inconclusive,missing fails such a test"
+        if any(row.is_marked for row in undecided)
+        else ""
+    )
+    return [f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{strict}"]
 
 
 def durations_lines(records: Sequence[TestRecord], most: int = 0, at_least_s: float = 0.0) -> list[str]:

@@ -365,6 +365,7 @@ def _test(name: str, case: str, sides: Mapping[str, Sequence[Launch]]) -> Test:
         ReferenceKind.RESULTS,
         rows=verdicts.rows,
         notes=(*filter(None, [difference]), *verdicts.notes),
+        suspect=verdicts.suspect,
     )
     record = TestRecord(
         name,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.data import provenance_values
-from pytest_aorta.session.record import Side, TestRecord, finding_cells, finding_groups, totals
+from pytest_aorta.session.record import Side, TestRecord, finding_groups, totals
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
@@ -24,7 +24,7 @@ MAX_COMMENT_BYTES = 60_000
 _MAX_EVIDENCE = 8_000
 _MAX_FAILURES = 20
 _MAX_VALUE = 2_000
-_HEAD = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
+_HEAD = ("test", "verdict", "metric", "baseline -> value", "change [95%]", "limit", "reason")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 # What GitHub and GitLab make links of: users, issues, labels, milestones and addresses. They look for them in the
 # rendered text, so a backslash does not prevent a link.
@@ -121,8 +121,8 @@ def _cells(record: TestRecord, rows: Sequence[Verdict]) -> list[str]:
     first = rows[0]
     is_one_of_several = len({row.case for row in record.verdicts}) > 1
     name = (first.case if is_one_of_several else record.nodeid) + record.attempt_label
-    verdict = f"{first.outcome.value}: {first.reason}" if first.reason else first.outcome.value
-    return [name, *finding_cells(rows)[:-1], verdict]
+    cells = first.cells() if len(rows) == 1 else (first.label, f"{len(rows)} metrics", "-", "-", "-")
+    return [name, *cells, first.reason or "-"]
 
 
 def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -7,6 +7,7 @@ page and the history are functions of records.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
@@ -17,7 +18,7 @@ import pytest
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.model import Model
-from pytest_aorta.common.text import brief, counted
+from pytest_aorta.common.text import counted, duration
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewLaunches
@@ -61,6 +62,7 @@ class Comparison(Model, frozen=True):
         launches: The launches of both sides, in order.
         rows: One verdict per compared metric; empty if a baseline was recorded, or a launch failed.
         notes: Explanations of the verdicts.
+        suspect: The rank that explains a slower step; None if no rank does.
         baseline: File of the stored baseline, which may not exist; empty for a comparison of two variants.
         new: The launches to store as a baseline if the test passes.
         detection: Lines on the changes that the new baseline detects.
@@ -74,6 +76,7 @@ class Comparison(Model, frozen=True):
     launches: tuple[ComparedLaunch, ...] = ()
     rows: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
+    suspect: int | None = None
     baseline: str = ""
     new: NewLaunches | None = None
     detection: tuple[str, ...] = ()
@@ -317,46 +320,36 @@ def finding_groups(record: TestRecord) -> list[list[Verdict]]:
     return list(groups.values())
 
 
-def finding_cells(rows: Sequence[Verdict]) -> tuple[str, ...]:
-    """Return the cells of one group of findings, which are those of :meth:`Verdict.cells`."""
-    if len(rows) == 1:
-        return rows[0].cells()
-    return f"{len(rows)} metrics", *("-",) * 4, str(rows[0].launches), rows[0].label
+def finding_text(rows: Sequence[Verdict]) -> str:
+    """Return one line on a group of findings."""
+    first = rows[0]
+    return str(first) if len(rows) == 1 else f"{first.label.capitalize()}: {len(rows)} metrics, {first.reason}"
 
 
 def totals(records: Sequence[TestRecord]) -> str:
-    """Return one line on a run: tests that launched, findings, matching metrics, and whatever was not compared.
+    """Return one line on a run: tests that launched, findings, unchanged metrics, what was not compared, launches.
 
-    The line contains the number of launches unless it equals the number of tests, the matching metrics if any metric
-    was compared, and every other count that is not 0. For a retried attempt, only the attempt and its launches count.
+    Counts that are 0 are left out. For a retried attempt, only the attempt and its launches count.
     """
     final = [record for record in records if not record.is_retried]
     rows = [row for record in final for row in record.verdicts]
     found = Counter(row.outcome for row in rows if row.is_finding)
-    findings = [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
-    tests, launches = sum(bool(record.launches) for record in final), sum(len(record.launches) for record in records)
-    counts = [counted(tests, "test")] + [counted(launches, "launch")] * (launches != tests)
-    head = [*(counts if launches else ["no test launched"]), *findings, *([_matches(rows)] if rows else [])]
-    return "; ".join([", ".join(head), *_not_compared(rows), *_others(final, records)])
-
-
-def _matches(rows: Sequence[Verdict]) -> str:
-    passed = [row for row in rows if row.outcome is Outcome.PASS]
-    exact = sum(row.tolerance.is_exact for row in passed)
-    kinds = {"exact": exact, "within tolerance": len(passed) - exact}
-    text = "1 metric matches" if len(passed) == 1 else f"{len(passed)} metrics match"
-    return f"{text} ({', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)})" if passed else text
-
-
-def _not_compared(rows: Sequence[Verdict]) -> list[str]:
-    """Return the number and the names of metrics that could not be compared, with each reason once."""
-    names: dict[str, dict[str, None]] = {}
-    for row in rows:
-        if row.outcome is Outcome.NOT_APPLICABLE:
-            names.setdefault(str(row.not_applicable), {})[row.metric] = None
-    found = [f"{brief(', '.join(metrics))} ({reason})" for reason, metrics in names.items()]
-    count = sum(row.outcome is Outcome.NOT_APPLICABLE for row in rows)
-    return [f"{count} not compared: {', '.join(found)}"] if found else []
+    launches = [launch for record in records for launch in record.launches]
+    launched = [record for record in final if record.launches]
+    failed = sum(record.has_failed for record in launched)
+    is_ok = not found and not any(record.hides_failure or record.compared_nothing for record in launched)
+    tests = counted(len(launched), "test")
+    parts = [f"{failed} of {tests} failed" if failed else f"{tests} OK" if is_ok else tests]
+    parts += [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
+    if rows:
+        parts.append(f"{counted(sum(row.outcome is Outcome.PASS for row in rows), 'metric')} unchanged")
+    if reasons := Counter(str(row.not_applicable) for row in rows if row.outcome is Outcome.NOT_APPLICABLE):
+        parts.append(f"{reasons.total()} not compared ({', '.join(reasons)})")
+    parts += _others(final, records)
+    if not launches:
+        return ", ".join(["no test launched", *parts[1:]])
+    seconds = math.fsum(launch.times_s.get("wall", 0.0) for launch in launches)
+    return ", ".join([*parts, f"{counted(len(launches), 'launch')} in {duration(seconds)}"])
 
 
 def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Callable, Generator, Iterable, Sequence
-from statistics import median
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import NotApplicable, Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import FINDINGS, NotApplicable, Verdict, Verdicts, format_change
 
 N = TypeVar("N")
 R = TypeVar("R")
@@ -100,10 +102,10 @@ def _is_for_pairs(row: Verdict, comparison: StoredComparison) -> bool:
 
 
 def joined(stored: Verdicts, paired: Verdicts) -> Verdicts:
-    """Return the stored verdicts, but the A/B's verdicts for the metrics that the A/B compared."""
+    """Return the stored verdicts, but the A/B's verdicts for the metrics that the A/B compared, and its notes."""
     by_metric = {row.metric: row for row in paired.rows}
     rows = tuple(by_metric.get(row.metric, row) for row in stored.rows)
-    return Verdicts(stored.case, rows, tuple(dict.fromkeys([*stored.notes, *paired.notes])))
+    return Verdicts(stored.case, rows, paired.notes or stored.notes, paired.suspect)
 
 
 _MAX_DETAILS = 8
@@ -119,82 +121,119 @@ def failed_checks_text(result: WorkloadResult) -> str:
     return "\n".join(lines)
 
 
-def comparison_text(comparison: Comparison, failing: Sequence[Verdict], test: str = "") -> str:
-    """Return the failing verdicts, the notes on the launches, the baseline's file, and what to do next.
+@dataclass(frozen=True)
+class Repeated:
+    """The commands that repeat a test.
 
-    The range of the ranks' step times is shown if a time fails.
-
-    Metrics without a baseline share one line, which names the command that records it for ``test``, a node id.
+    Attributes:
+        test: Its node id.
+        options: Words that repeat the options of this run.
+        commit: The commit that last changed the baseline, shortened, and how long ago; empty without one.
+        has_later: Whether other commits followed.
     """
-    where = f"{comparison.workload} on {comparison.platform}"
-    unrecorded = [_unrecorded_line(verdict, test) for verdict in failing if verdict.remedy][:1]
-    failing = [verdict for verdict in failing if not verdict.remedy]
-    if not failing:
-        return f"{where}: {unrecorded[0]}"
-    launches = comparison.facts(Side.CANDIDATE)
-    lines = [f"{where}, {launches[-1].num_steps} steps:"]
-    lines += [f"  {line}" for line in (*failing, *unrecorded, *comparison.notes)]
-    if any(metric_of(verdict.metric).kind is MetricKind.TIMING for verdict in failing):
-        ranks = (
-            median(launch.fastest_rank_p50_ms for launch in launches),
-            median(launch.slowest_rank_p50_ms for launch in launches),
-        )
-        lines.append(f"  median step time by rank: {ranks[0]:.4g} to {ranks[1]:.4g} ms")
-    if comparison.baseline and not unrecorded:
-        lines.append(f"  baseline: {comparison.baseline}")
-    return "\n".join([*lines, *(f"  next: {step}" for step in _next_steps(failing, comparison.baseline, test))])
+
+    test: str
+    options: Sequence[str] = ()
+    commit: tuple[str, ...] = ()
+    has_later: bool = False
+
+    def command(self, *words: str) -> str:
+        """Return the command that runs the test again, with further options."""
+        return shlex.join(["pytest", self.test, *self.options, *words])
 
 
-_RECORD_AGAIN = "pytest {test} --update-baselines --aorta-record=replace"
-_SIDE_BY_SIDE = "compare side by side: pytest {test} --aorta-ab=HEAD"
-# The reason why a metric was not compared -> what makes it comparable, the surest first. A test's node id is inserted.
-_REMEDIES = {
-    NotApplicable.ENVIRONMENT: f"record again here: {_RECORD_AGAIN}",
-    NotApplicable.VERSIONS: f"record again here: {_RECORD_AGAIN}",
-    NotApplicable.LAUNCHER: f"record again with this launcher: {_RECORD_AGAIN}",
-    NotApplicable.NOISY: _SIDE_BY_SIDE,
-    NotApplicable.OLD_CPU_TIMES: _SIDE_BY_SIDE,
-    NotApplicable.NOT_REPRODUCIBLE: "call torch.manual_seed(0) and torch.use_deterministic_algorithms(True) before the "
-    f"model is built, then record again: {_RECORD_AGAIN}",
-    NotApplicable.UNMARKED_CPU_TIMES: f"add @pytest.mark.tolerance(step_time_p50='10%') and {_SIDE_BY_SIDE}",
-    NotApplicable.HEAD_START: "add @pytest.mark.tolerance(step_time_mean='5%')",
-    NotApplicable.TRACE: "profile fewer steps",
+# The reason why a metric was not compared -> what makes it comparable, the surest first: a label, a text before the
+# command, and the words of the command.
+_RECORD_AGAIN = ("--update-baselines", "--aorta-record=replace")
+_IN_PAIRS = ("--aorta-ab=HEAD",)
+_REMEDIES: dict[NotApplicable, tuple[str, str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        (NotApplicable.ENVIRONMENT, NotApplicable.VERSIONS, NotApplicable.LAUNCHER), ("accept", "", _RECORD_AGAIN)
+    ),
+    **dict.fromkeys((NotApplicable.NOISY, NotApplicable.OLD_CPU_TIMES), ("confirm", "", _IN_PAIRS)),
+    NotApplicable.NOT_REPRODUCIBLE: (
+        "next",
+        "call torch.manual_seed(0) and torch.use_deterministic_algorithms(True) before the model is built, then ",
+        _RECORD_AGAIN,
+    ),
+    NotApplicable.UNMARKED_CPU_TIMES: ("next", "add @pytest.mark.tolerance(step_time_p50='10%'), then ", _IN_PAIRS),
+    NotApplicable.HEAD_START: ("next", "add @pytest.mark.tolerance(step_time_mean='5%')", ()),
+    NotApplicable.TRACE: ("next", "profile fewer steps", ()),
 }
 
 
-def nothing_text(comparison: Comparison, test: str) -> str:
-    """Return why a comparison compared nothing, and the one step that makes it compare."""
-    head = f"{comparison.workload} on {comparison.platform}: nothing compared"
-    rows = comparison.rows
-    if not rows:
-        return f"{head}: no metric has a tolerance, and the launch has no weight hash; name one in a marker tolerance"
-    lines = [f"{head}:", *(f"  {row.metric}: {row.detail}" for row in rows)]
-    steps = _to_compare(rows, test) if comparison.baseline else []
-    return "\n".join([*lines, *(f"  next: {step}" for step in steps)])
+def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: Repeated | None = None) -> str:
+    """Return the text of a failed comparison.
+
+    The first line is the worst verdict with its change. The other verdicts follow, one line each, then labelled lines:
+    what was measured, the causes, the baseline, and commands that confirm the change, find its commit and accept it.
+    Without ``failing`` verdicts, nothing was compared. Without ``again``, no commands are given.
+    """
+    rows = sorted(failing, key=_severity) or comparison.rows
+    unrecorded = [row for row in failing if row.remedy]
+    others = [row for row in rows if not row.remedy]
+    lines = [row.headline for row in others]
+    if not failing:
+        none = "no metric has a tolerance, and the launch has no weight hash; name one in a marker"
+        lines = [f"Nothing compared: {', '.join(row.metric for row in rows) or none}"]
+    if others and failing and comparison.suspect is not None and metric_of(others[0].metric).kind is MetricKind.TIMING:
+        lines[0] += f", suspect rank {comparison.suspect}"
+    if unrecorded:
+        lines.append(f"Missing: {unrecorded[0].detail}")
+    facts = [("measured", _measured(comparison, rows)), *_causes(others, comparison.notes, is_any=bool(failing))]
+    if version := next((row.reference.name for row in rows if row.is_by_ab and row.reference.name), ""):
+        facts.append(("baseline", f"{version}, launched in turn with this code"))
+    elif comparison.baseline:
+        facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
+    if again is not None:
+        facts += _commands(comparison, rows, again)
+    return "\n".join([*lines, *(f"  {label:<8}  {text}" for label, text in facts)])
 
 
-def _to_compare(rows: Sequence[Verdict], test: str) -> list[str]:
-    """Return the surest step that makes a metric comparable; empty if each metric was compared."""
-    reasons = {row.not_applicable for row in rows}
-    steps = [text.format(test=shlex.quote(test)) for reason, text in _REMEDIES.items() if reason in reasons]
-    return steps[:1]
+def _severity(row: Verdict) -> tuple[int, float]:
+    """Return a key that sorts the worst verdict first: other bits, then the largest change."""
+    order = FINDINGS.index(row.outcome) if row.outcome in FINDINGS else len(FINDINGS)
+    return order, -math.inf if row.delta is None else -abs(row.delta)
 
 
-def _unrecorded_line(verdict: Verdict, test: str) -> str:
-    where = f" in {verdict.reference.name}" if verdict.reference.revision is None else ""
-    return f"{verdict.detail}{where}; {verdict.remedy} with: pytest {shlex.quote(test)} --update-baselines"
+def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
+    parts = [f"{comparison.workload} on {comparison.platform}"]
+    if launches := comparison.facts(Side.CANDIDATE):
+        parts.append(f"{launches[-1].num_steps} steps")
+    if rows and rows[0].launches > 1:
+        parts.append(f"{rows[0].launches} launches")
+    if rows and rows[0].low is not None and rows[0].high is not None:
+        scale = metric_of(rows[0].metric).scale
+        parts.append(f"95% {format_change(rows[0].low, scale)} to {format_change(rows[0].high, scale)}")
+    return ", ".join(parts)
 
 
-def _next_steps(failing: Sequence[Verdict], baseline: str, test: str) -> list[str]:
-    present = [verdict for verdict in failing if not verdict.is_lost]
-    outcomes = {verdict.outcome for verdict in present}
-    paired = not baseline or any(verdict.is_by_ab for verdict in present)
-    steps = _to_compare(present, test) if baseline else []
-    if baseline and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}:
-        steps.append("if it is intended, run --update-baselines --aorta-record=replace and say why in the commit")
-    if Outcome.INCONCLUSIVE in outcomes:
-        steps.append("allow more launches (--aorta-max-launches=12), measure more steps, or widen the tolerance")
-    # An A/B in one session block adds nothing for metrics without noise, which have no delta.
-    if not paired and any(verdict.delta is not None for verdict in present):
-        steps.append("if in doubt, compare with another version side by side: --aorta-ab=main (any git ref)")
-    return steps
+def _causes(rows: Sequence[Verdict], notes: Sequence[str], *, is_any: bool) -> Iterator[tuple[str, str]]:
+    """Yield the explanations that the verdicts' own lines do not contain; of several metrics, each names its metric."""
+    for row in rows:
+        if row.detail and not (is_any and row.headline.endswith(row.reason)):
+            yield "cause", row.detail if len(rows) == 1 else f"{row.metric}: {row.detail}"
+    yield from (("cause", note) for note in notes)
+
+
+def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) -> Iterator[tuple[str, str]]:
+    """Yield the commands that confirm a change, find its commit, and accept it."""
+    present = [row for row in rows if not row.is_lost]
+    outcomes, reasons = {row.outcome for row in present}, {row.not_applicable for row in present}
+    version = next((row.reference.name for row in present if row.is_by_ab), None)
+    is_noisy, is_stored = any(row.low is not None for row in present), bool(comparison.baseline)
+    if is_noisy and is_stored and version is None:
+        yield "confirm", again.command(f"--aorta-ab={again.commit[0] if again.commit else 'HEAD'}")
+    elif Outcome.INCONCLUSIVE in outcomes:
+        yield "confirm", again.command("--aorta-max-launches=12")
+    good = version or (again.commit[0] if again.commit else "")
+    is_bisectable = again.has_later if version is None else version != "HEAD" and not version.startswith(PYTHON_PREFIX)
+    if Outcome.REGRESSION in outcomes and is_stored and good and is_bisectable:
+        yield "find", shlex.join(["aorta", "bisect", good, "HEAD", "--", again.test, *again.options])
+    if is_stored and (outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}):
+        yield "accept", again.command(*_RECORD_AGAIN)
+    elif any(row.remedy for row in rows):
+        yield "accept", again.command("--update-baselines")
+    elif is_stored and (remedy := next((how for reason, how in _REMEDIES.items() if reason in reasons), None)):
+        label, text, words = remedy
+        yield label, text + (again.command(*words) if words else "")

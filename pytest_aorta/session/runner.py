@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.options import FailOn
+from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
@@ -20,10 +21,10 @@ from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import (
+    Repeated,
     comparison_text,
     failed_checks_text,
     in_pairs,
-    nothing_text,
     settle,
     with_baseline,
     with_both,
@@ -34,11 +35,11 @@ from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path,
 from pytest_aorta.verdict.bitwise import (
     STEP_METRICS,
     compare_steps,
-    difference_text,
     first_difference,
     from_first_step,
     joined,
     locate_first,
+    other_keys,
     split,
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
@@ -159,7 +160,7 @@ class WorkloadRunner:
         comparing = with_baseline(stored, facts) if is_alone else with_both(stored, facts, str(version))
         again = {Side.CANDIDATE: (result, False), Side.REFERENCE: (result, True)}
         verdicts, comparison = self._settled(comparison, comparing, again)
-        return self._concluded(comparison, verdicts, self._test.nodeid)
+        return self._concluded(comparison, verdicts)
 
     def compare(
         self,
@@ -463,27 +464,23 @@ class WorkloadRunner:
         self,
         comparison: Comparison,
         verdicts: Verdicts,
-        test: str = "",
         located: tuple[WorkloadResult, WorkloadResult, int, bool] | None = None,
     ) -> Verdicts:
         """Add a comparison with its verdicts to the test, and fail the test on a failing verdict."""
         # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
         fail_on = self._fail_on | {Outcome.MISSING} if comparison.kind is ReferenceKind.AB else self._fail_on
-        test = test or self._test.nodeid
         failing, rows = verdicts.failing(fail_on, self._of_marked), verdicts.rows
         if failing and self._are_expected(rows):
             rows = tuple(row.replace(is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
-        comparison = comparison.replace(rows=(*comparison.rows, *rows), notes=verdicts.notes)
+        comparison = comparison.replace(rows=(*comparison.rows, *rows), notes=verdicts.notes, suspect=verdicts.suspect)
         is_nothing = bool(self._options.fail_on) and comparison.compared_nothing
         is_expected = any(row.is_expected for row in rows)
         comparison = comparison.replace(has_failed=(bool(failing) or is_nothing) and not is_expected)
         self._test.compared(comparison)
         if failing and located:
-            raise ComparisonFailed(self._located_text(failing, *located))
-        if failing:
-            raise ComparisonFailed(comparison_text(comparison, failing, test))
-        if is_nothing:
-            raise ComparisonFailed(nothing_text(comparison, test))
+            comparison = self._located(comparison, failing, *located)
+        if failing or is_nothing:
+            raise ComparisonFailed(comparison_text(comparison, failing, self._repeated(comparison.baseline)))
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
 
     def _are_expected(self, rows: Sequence[Verdict]) -> bool:
@@ -497,17 +494,36 @@ class WorkloadRunner:
         failing = {row.outcome for row in others if row.is_one_of({Outcome.MISSING, *self._fail_on})}
         return regressed == self._expected[0] and failing <= {Outcome.REGRESSION}
 
-    def _located_text(
-        self, failing: Sequence[Verdict], here: WorkloadResult, there: WorkloadResult, steps: int, with_launches: bool
-    ) -> str:
+    def _repeated(self, baseline: str) -> Repeated:
+        """Return how this test is repeated; git is asked for the commit that last changed the baseline."""
         found: list[str] = []
+        if baseline:
+            file = Path(baseline)
+            with suppress(SpecError, OSError):
+                found = git(file.parent, "log", "-1", "--format=%h%n%cr%n%D", "--", file.name).splitlines()
+        has_later = bool(found) and not found[-1].startswith("HEAD")
+        options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
+        return Repeated(self._test.nodeid, options, tuple(found[:2]), has_later)
+
+    def _located(
+        self,
+        comparison: Comparison,
+        failing: Sequence[Verdict],
+        here: WorkloadResult,
+        there: WorkloadResult,
+        steps: int,
+        with_launches: bool,
+    ) -> Comparison:
+        """Return a comparison step by step whose notes locate the first difference."""
+        found = [f"config: {keys}"] if (keys := other_keys(here, there)) else []
         different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
         if difference := first_difference(here, there, steps, different):
             launches = [launch for launch in map(self._launcher.find, (here, there)) if launch]
-            keys = launches[0].keys & launches[1].keys if len(launches) == 2 else set()
+            shared = launches[0].keys & launches[1].keys if len(launches) == 2 else set()
             again = (lambda result, config: self._world.again(result, **config)) if with_launches else None
-            found = locate_first(here, there, difference, keys, again, self._folder)
-        return difference_text(failing, here, there, found)
+            found += locate_first(here, there, difference, shared, again, self._folder)
+        names = dict.fromkeys([here.workload, there.workload])
+        return comparison.replace(workload=" against ".join(names), notes=tuple(found))
 
     def _folder(self, result: WorkloadResult) -> Path | None:
         launch = self._launcher.find(result)

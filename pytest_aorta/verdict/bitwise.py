@@ -168,18 +168,6 @@ def _is_same(one: str | float, other: str | float) -> bool:
     return one.hex() == other.hex() if isinstance(one, float) and isinstance(other, float) else one == other
 
 
-def difference_text(
-    failing: Sequence[Verdict], candidate: WorkloadResult, reference: WorkloadResult, located: Sequence[str]
-) -> str:
-    """Return the text of a failed comparison step by step: failing verdicts, differences in config, and location."""
-    names = dict.fromkeys([candidate.workload, reference.workload])
-    lines = [f"{' against '.join(names)} on {candidate.platform}, step by step:"]
-    lines += [f"  {verdict}" for verdict in failing]
-    if keys := _other_keys(candidate, reference):
-        lines.append(f"  config: {keys}")
-    return "\n".join([*lines, *(f"  {line}" for line in located)])
-
-
 def locate_first(
     candidate: WorkloadResult,
     reference: WorkloadResult,
@@ -201,7 +189,7 @@ def locate_first(
     if again is None or not can_hash or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
         if not found and can_hash:
-            found = [f"next: --aorta-locate launches both again to find the parameter and the module in step {step}"]
+            found = [f"--aorta-locate launches both once more to find the parameter and the module in step {step}"]
         return lines + found
     changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step}
     if can_capture:
@@ -250,7 +238,7 @@ def _operators(run_dir: Path | None, num_ranks: int, step: int) -> dict[int, lis
     return {rank: found for rank, found in calls.items() if found is not None}
 
 
-def _other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
+def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
     """Return the config keys with different values as text; empty if there are none."""
     here, there = candidate.config, reference.config
     return ", ".join(

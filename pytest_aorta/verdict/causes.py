@@ -70,9 +70,8 @@ class Straggler:
             last = f"rank {self.rank} arrives last, its peers wait {self.increase_ms:.3g} ms/step longer"
             return f"no straggler: {late}; {last}"
         if self.increase_ms is None:
-            return f"straggler: the other ranks wait {self.lag_ms:.3g} ms/step for rank {self.rank}"
-        more = f"{self.increase_ms:.3g} ms/step longer"
-        return f"straggler: the other ranks wait {more} for rank {self.rank} than in the {side}"
+            return f"others wait {self.lag_ms:.3g} ms/step for rank {self.rank}"
+        return f"others wait {self.increase_ms:.3g} ms/step longer for rank {self.rank} than in the {side}"
 
 
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
@@ -132,26 +131,24 @@ def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFa
 
 def notes_on(
     rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str
-) -> tuple[str, ...]:
-    """Return the notes on a comparison. A straggler explains slower steps; a slow machine, times that differ alone."""
+) -> tuple[tuple[str, ...], int | None]:
+    """Return the notes on a comparison, and the suspect rank.
+
+    A straggler explains slower steps; a slow machine, times that differ alone.
+    """
     failed = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.REGRESSION}
     open_kinds = {metric_of(row.metric).kind for row in rows if row.outcome is Outcome.INCONCLUSIVE}
-    found = _split_note(rows, launches, others)
-    found += notes(launches, others, side, is_slower=MetricKind.TIMING in failed)
+    # In every launch on a busy machine, one rank waits for another.
+    slow = straggler(launches, others) if MetricKind.TIMING in failed else None
+    found = [*([slow.note(side)] if slow else []), *_split_note(rows, launches, others), *notes(launches, others, side)]
     is_time_alone = failed <= {MetricKind.TIMING} and MetricKind.TIMING in failed | open_kinds
-    return tuple(found + (_canary_notes(launches, others, side) if is_time_alone else []))
+    found += _canary_notes(launches, others, side) if is_time_alone else []
+    return tuple(found), slow.rank if slow and slow.idle_ms is None else None
 
 
-def notes(
-    launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str, *, is_slower: bool = True
-) -> list[str]:
-    """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference.
-
-    Ranks are named only if ``is_slower``, since one of them waits for another in every launch on a busy machine.
-    """
+def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+    """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
     found, device = [], launches[0].device
-    if is_slower and (slow := straggler(launches, reference)):
-        found.append(slow.note(side))
     steps = median(launch.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
         found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")

@@ -73,8 +73,10 @@ class _Comparison(ABC):
             )
             for name, tolerance in tolerances.items()
         ]
-        notes = notes_on(rows, launches, others, str(reference)) + costs_notes(launches, others, str(reference))
-        return Verdicts(self.case, tuple(rows), (*notes, *series_notes(launches)))
+        side = str(reference)
+        notes, suspect = notes_on(rows, launches, others, side)
+        notes += (*costs_notes(launches, others, side), *series_notes(launches))
+        return Verdicts(self.case, tuple(rows), notes, suspect)
 
     def _judge_measured(
         self, row: Row, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], max_launches: int

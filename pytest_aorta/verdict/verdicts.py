@@ -61,17 +61,17 @@ class Missing(StrEnum):
 class NotApplicable(StrEnum):
     """The general reason why a metric can't be compared; the verdict's detail contains the values of a launch."""
 
-    PROFILER = "a profiler or tracer slows the ranks down"
-    HEAD_START = "the host can't run ahead of the device"
-    TRACE = "the trace of the profiled steps is too large"
-    LAUNCHER = "the baseline's ranks were started by another launcher"
-    UNMARKED_CPU_TIMES = "times of CPU ranks need a tolerance marker"
-    OLD_CPU_TIMES = "times of CPU ranks need a baseline of this hour and machine"
-    VERSIONS = "operators and kernels need a baseline of the same torch"
-    NOT_REPRODUCIBLE = "bitwise comparison needs deterministic mode"
-    ENVIRONMENT = "bitwise comparison needs the same versions and device"
-    NOISY = "the baseline's launches were too noisy"
-    UNDECLARED = "present; a tolerance marker with a sign compares it"
+    PROFILER = "profiler"
+    HEAD_START = "no head start"
+    TRACE = "no profile"
+    LAUNCHER = "other launcher"
+    UNMARKED_CPU_TIMES = "CPU timing"
+    OLD_CPU_TIMES = "CPU timing of another hour or machine"
+    VERSIONS = "other torch"
+    NOT_REPRODUCIBLE = "not deterministic"
+    ENVIRONMENT = "other versions or device"
+    NOISY = "noisy baseline"
+    UNDECLARED = "no tolerance"
 
 
 # Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
@@ -186,10 +186,20 @@ class Verdict(Model, frozen=True):
         return "record one" if self.reference.revision is None else "record it again"
 
     def cells(self) -> tuple[str, ...]:
-        """Return a row of the summary: metric, value, baseline, change, tolerance, launches, outcome."""
-        unit = metric_of(self.metric).unit
-        values = (format_value(shown, unit, exact=self.tolerance.is_exact) for shown in (self.value, self.baseline))
-        return self.metric, *values, self.change, str(self.tolerance), str(self.launches), self.label
+        """Return a row of a table: verdict, metric, both values, change, limit."""
+        return self.label, self.metric, self.both, self.change, str(self.tolerance)
+
+    def values(self) -> tuple[str, str]:
+        """Return the value of the other side and that of the launches under test, as text with the unit."""
+        unit, is_exact = metric_of(self.metric).unit, self.tolerance.is_exact
+        return format_value(self.baseline, unit, exact=is_exact), format_value(self.value, unit, exact=is_exact)
+
+    @property
+    def both(self) -> str:
+        """Return both values as text, with one unit."""
+        there, here = self.values()
+        number, _, unit = there.rpartition(" ")
+        return f"{number if number and here.endswith(f' {unit}') else there} -> {here}"
 
     @property
     def change(self) -> str:
@@ -202,13 +212,19 @@ class Verdict(Model, frozen=True):
             return text
         return f"{text} [{format_change(self.low, scale)}, {format_change(self.high, scale)}]"
 
+    @property
+    def headline(self) -> str:
+        """Return the verdict, the metric and its change in one line, or why there is no change to show."""
+        start = f"{self.label.capitalize()}: {self.metric}"
+        if self.outcome in (Outcome.MISSING, Outcome.NOT_APPLICABLE):
+            return f"{start}, {self.reason}" if self.reason else start
+        change = "" if self.delta is None else f" {format_change(self.delta, metric_of(self.metric).scale)}"
+        return f"{start}{change} ({self.both}, limit {self.tolerance})"
+
     def __str__(self) -> str:
-        """Return one line for the text of a failure."""
-        metric, value, baseline, change, tolerance, launches, outcome = self.cells()
-        used = f", {launches} launches" if self.launches > 1 else ""
-        change_text = "" if self.delta is None else f", change {change}"
-        text = f"{metric}: {outcome}: {value}, {self.reference} {baseline}{change_text}, tolerance {tolerance}{used}"
-        return f"{text} ({self.reason})" if self.reason else text
+        """Return the headline and the reason in one line."""
+        line = self.headline
+        return line if not self.reason or line.endswith(self.reason) else f"{line}; {self.reason}"
 
 
 class Verdicts(Model, frozen=True):
@@ -218,11 +234,13 @@ class Verdicts(Model, frozen=True):
         case: The test's node id and the comparison's label.
         rows: One verdict per metric.
         notes: Lines that explain the verdicts, such as the straggler.
+        suspect: The rank that explains a slower step; None if no rank does.
     """
 
     case: str
     rows: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
+    suspect: int | None = None
 
     def __getitem__(self, metric: str) -> Verdict:
         """Return the verdict of one metric.
@@ -265,5 +283,5 @@ class Verdicts(Model, frozen=True):
 def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:
     """Return a change as text in the unit of its scale. Smaller changes have more decimals."""
     percent = 100 * change
-    digits = 2 if abs(percent) < 9.995 else 1 if abs(percent) < 999.5 else 0
+    digits = 2 if abs(percent) < 0.995 else 1 if abs(percent) < 99.95 else 0
     return f"{percent:+.{digits}f}{scale.unit}"

@@ -72,11 +72,11 @@ def test_opened_page_is_not_wider_than_the_window(page, report_file, width, dark
 
 
 def test_columns_become_labelled_lines_in_a_narrow_window(page):
-    cell = "#test-0 .verdicts tbody td[data-label=allowed]"
+    cell = "#test-0 .verdicts tbody td[data-label=limit]"
     label = f"getComputedStyle(document.querySelector('{cell}'), '::before').content"
     assert page.value(label) == "none"
     page.size(400, 900)
-    page.wait_for(f"{label} === '\"allowed\"'")
+    page.wait_for(f"{label} === '\"limit\"'")
 
 
 def test_headings_do_not_skip_a_level(page):

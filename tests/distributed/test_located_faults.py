@@ -29,7 +29,7 @@ FAULTS = [
         "drop_gradient",
         ALL,
         [
-            "grad_norm: regression: ",
+            "Regression: grad_norm ",
             "step 2, forward: all 32 inputs and outputs of modules are the same on all 2 ranks",
             "differ on rank 1, first the gradient of the output of the model [2, 32, 256]: it comes from the loss",
             "(some differ on 1 of 2 ranks)",

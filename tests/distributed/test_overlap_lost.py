@@ -34,8 +34,7 @@ def test_overlap_that_is_lost_is_caught_with_the_reason_on_cpu_ranks(inner, on_c
     result.assert_outcomes(failed=1, deselected=1)
     result.stdout.re_match_lines_random(
         [
-            rf"E +overlap_ratio: regression: {ratio}, reference 0\.\d+, change -\d\d\.\d points \[.*\], "
-            r"tolerance 10 points, \d launches "
-            r"\((all_gather|reduce_scatter) exposed [\d.]+ ms/step, was [\d.]+; rank [01] worst[;)]"
+            rf"E +Regression: overlap_ratio -\d\d\.\d points \(0\.\d+ -> {ratio}, limit 10 points\)",
+            r"E +cause +.*(all_gather|reduce_scatter) exposed [\d.]+ ms/step, was [\d.]+; rank [01] worst",
         ]
     )

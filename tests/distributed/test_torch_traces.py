@@ -22,7 +22,7 @@ def test_launch_that_profiles_nothing_by_itself_leaves_traces_and_no_overlap(pyt
     result = inner(INNER, "--aorta-profiler=torch", "--aorta-results=results")
     result.assert_outcomes(passed=1)
     [folder] = (path.parent for path in pytester.path.glob("results/*/*/plan.json"))
-    result.stdout.fnmatch_lines(["note: test_inner::test_traced: all ranks' traces on one clock: */trace.json.gz"])
+    result.stdout.fnmatch_lines(["test_inner::test_traced: all ranks' traces on one clock: */trace.json.gz"])
     for rank in ("0", "1"):
         assert any("allgather" in event.get("name", "") for event in events(folder / "ranks" / rank / "trace.json.gz"))
     processes = {event["args"]["name"] for event in events(folder / "trace.json.gz") if event["name"] == "process_name"}
@@ -51,7 +51,7 @@ def test_schedule_keeps_a_trace_of_each_repeat(pytester, inner):
         assert sorted(trace.name for trace in path.glob("trace*")) == ["trace-2.json.gz", "trace.json.gz"]
     kept = events(folder / "ranks/1/trace-2.json.gz")
     assert len([event for event in kept if "allgather" in event["name"] and "Input Dims" in event["args"]]) >= 2
-    result.stdout.fnmatch_lines(["note: *: all ranks' traces on one clock: */trace.json.gz, */trace-2.json.gz"])
+    result.stdout.fnmatch_lines(["test_inner::*: all ranks' traces on one clock: */trace.json.gz, */trace-2.json.gz"])
 
 
 def events(path):

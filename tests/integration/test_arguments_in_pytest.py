@@ -84,6 +84,6 @@ def test_argument_that_is_not_allowed_is_an_error_that_names_it(project):
 
 
 def test_what_cannot_be_launched_or_compared_is_an_error_before_any_launch(project):
-    total = "aorta: no test launched; {} tests failed before a launch"
+    total = "aorta: no test launched, {} tests failed before a launch"
     run_calls(project, BEFORE_A_LAUNCH, "pair = {'workload': 'toy'}, {'workload': 'toy'}", total)
     assert not (project.path / "kept").exists()

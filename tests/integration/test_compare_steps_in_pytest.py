@@ -24,7 +24,7 @@ def paired(project):
 def test_mappings_are_launched_and_equal_bits_pass(paired):
     project = paired("assert len(workload.compare(*pair, steps=4).rows) == 3")
     project.run("-v", "--aorta-results=kept", passed=1).stdout.fnmatch_lines(
-        ["*::A/B*weight_hash *444444444444 *pass: all 4 steps", "aorta: 1 test, 2 launches, 3 metrics match (3 exact)"]
+        ["  pass *weight_hash *444444444444 *: all 4 steps", "aorta: 1 test OK, 3 metrics unchanged, 2 launches*"]
     )
 
 
@@ -35,12 +35,14 @@ def test_first_difference_fails_with_step_metric_and_config(paired):
     project.plant(by_launch={"1": {"weight_hashes": HASHES, "losses": LOSSES}})
     project.run(failed=1).stdout.fnmatch_lines(
         [
-            "E  *ComparisonFailed: toy on cpu-x2-gloo, step by step:",
-            "E  *loss: regression: 0.25, reference 0.5, tolerance exact (first in step 4, in 1 of 4 steps)",
-            "E  *weight_hash: regression: ffffffffffff, reference 333333333333, *(first in step 3, in 2 of 4 steps)",
-            "E  *config: fault is *, the reference's {}",
-            "E  *first difference: step 3, weight_hash",
-            "E  *next: --aorta-locate launches both again *",
+            "E  *Regression: loss (0.5 -> 0.25, limit exact)",
+            "E  *Regression: weight_hash (333333333333 -> ffffffffffff, limit exact)",
+            "E  *measured  toy on cpu-x2-gloo, 4 steps",
+            "E  *cause     loss: first in step 4, in 1 of 4 steps",
+            "E  *cause     weight_hash: first in step 3, in 2 of 4 steps",
+            "E  *cause     config: fault is *, the reference's {}",
+            "E  *cause     first difference: step 3, weight_hash",
+            "E  *cause     --aorta-locate launches both once more *",
         ]
     )
 
@@ -57,7 +59,7 @@ LOCATED = [
     "E  *first difference: step 2, weight_hash",
     "E  *step 2, gradients: 1 of 2 gradients differ, first w [[]2, 3]",
     "E  *step 2, weights: 1 of 2 parameters differ, first w [[]2, 3]",
-    "aorta: 1 test, 4 launches, *",
+    "aorta: 1 of 1 test failed, *, 4 launches*",
 ]
 
 
@@ -66,7 +68,7 @@ LOCATED = [
     [
         ("--aorta-locate", "", LOCATING["4"], LOCATED),
         ("-q", ", locate=True", LOCATING["4"], LOCATED),
-        ("--aorta-locate", ", locate=False", LOCATING["4"], ["aorta: 1 test, 2 launches, *"]),
+        ("--aorta-locate", ", locate=False", LOCATING["4"], ["aorta: 1 of 1 test failed, *, 2 launches*"]),
         (
             "--aorta-locate",
             "",
@@ -77,7 +79,7 @@ LOCATED = [
             "--aorta-locate",
             "",
             {"raises": 1},
-            ["E  *weight_hash: regression*", "E  *not located further, because a launch failed: *ValueError: boom*"],
+            ["E  *Regression: weight_hash *", "E  *not located further, because a launch failed: *ValueError: boom*"],
         ),
     ],
     ids=["by option", "by argument", "turned off", "does not come back", "failed launch"],
@@ -92,7 +94,7 @@ def test_steps_that_are_not_there_fail_and_name_the_key(paired):
     project = paired("workload.compare(*pair, steps=4, metrics=['weight_hash'])")
     project.plant(weight_hashes={"4": "0" * 16}, losses=LOSSES)
     project.run("--aorta-fail-on=none", failed=1).stdout.fnmatch_lines(
-        ["E  *weight_hash: missing: *the candidate has values for 1 of steps 1 to 4, but not for step 1; *hash_every*"]
+        ["E  *Missing: weight_hash, the candidate has values for 1 of steps 1 to 4, but not for step 1; *hash_every*"]
     )
 
 

@@ -183,7 +183,7 @@ GPU_TEST = "@pytest.mark.world(size=4, device='cuda')"
 def test_gpu_test_is_skipped_with_needed_and_given_and_counted(project):
     project.one_test("workload.run('toy')", GPU_TEST)
     project.run("-rs", skipped=1).stdout.fnmatch_lines(
-        ["aorta: no test launched; 1 test skipped for lack of devices", "SKIPPED * needs 4 GPUs, 0 given"]
+        ["aorta: no test launched, 1 test skipped for lack of devices", "SKIPPED * needs 4 GPUs, 0 given"]
     )
 
 
@@ -200,7 +200,7 @@ def test_workload_that_needs_more_than_all_gpus_of_the_run_lacks_devices(project
     project.one_test("workload.check(workload.run('toy'))", ALL_GPUS)
     result = project.run("-rs", *options, shows="*workload 'toy' needs at least 2 GPUs, 1 given*", **{outcome: 1})
     result.stdout.fnmatch_lines(
-        ["aorta: no test launched; 1 test " + ("skipped for lack of devices" if outcome == "skipped" else "failed*")]
+        ["aorta: no test launched, 1 test " + ("skipped for lack of devices" if outcome == "skipped" else "failed*")]
     )
 
 

@@ -35,10 +35,10 @@ def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learn
     hot = "GPU 1 throttled (hw_thermal_slowdown in 100% of samples, SM clock 1,200 of 1,980 MHz)"
     text = result.stdout.str()
     assert "regression" in text
-    assert "(GPUs throttled in 3 of 3 launches)" in text
+    assert "  cause     GPUs throttled in 3 of 3 launches" in text
     for number in (1, 2, 3):
-        assert f"  launch {number}: {hot}" in text
-        assert f"note: test_toy::test_one: launch {number}: {hot}" in text
+        assert f"  cause     launch {number}: {hot}" in text
+        assert f"note: launch {number}: {hot}" in text
     kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
     assert (kept["source"], kept["problem"]) == ("NVML", None)
     assert [device["device"] for device in kept["devices"]] == ["0", "1"]
@@ -70,12 +70,12 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
     learned.plant(slowdown=1.3)
     learned.run("--aorta-profiler=nsys", passed=1).stdout.fnmatch_lines(
         [
-            "note: test_toy::test_one: traces of nsys in *",
-            "aorta: 1 test, 1 metric matches (1 exact); 1 not compared: step_time_p50 (a profiler *",
+            "test_toy::test_one: traces of nsys in *",
+            "aorta: 1 test OK, 1 metric unchanged, 1 not compared (profiler), *",
         ]
     )
     result = learned.run("-v", "--aorta-profiler=nsys")
-    result.stdout.fnmatch_lines(["*step_time_p50*not applicable: ranks ran under nsys, which slows them"])
+    result.stdout.fnmatch_lines(["  not applicable *step_time_p50 *: ranks ran under nsys, which slows them"])
     before = [path.read_bytes() for path in learned.baseline_files()]
     contradiction = "*--update-baselines and --aorta-profiler=nsys contradict each other*"
     learned.refused("--aorta-profiler=nsys", "--update-baselines", shows=contradiction)

@@ -75,7 +75,10 @@ def test_workload_that_the_commit_lacks_is_reported_and_not_launched(versioned):
     versioned.write("workloads/young/default.yaml", (versioned.path / "workloads/toy/default.yaml").read_text())
     versioned.one_test("distributed_world.again(workload.run('young'), reference=True)")
     versioned.run("--aorta-ab=HEAD").stdout.fnmatch_lines(
-        ["E  *SpecError: workload 'young' does not exist at HEAD: *", "aorta: 1 test; 1 test failed without a verdict"]
+        [
+            "E  *SpecError: workload 'young' does not exist at HEAD: *",
+            "aorta: 1 of 1 test failed, 1 test failed without a verdict*",
+        ]
     )
 
 

@@ -18,7 +18,7 @@ def test_report_shows_the_verdicts_of_a_session_beside_its_baseline(learned):
     plots = in_page(learned)["plots"]["0-0"]
     assert [launch["side"] for launch in plots["launches"]] == ["candidate"] * 3
     assert [(band["name"], band["launches"]) for band in plots["bands"]] == [("stored baseline\xa01", 10)]
-    assert "step_time_p50: regression" in (learned.path / "out/report.html").read_text()
+    assert "Regression: step_time_p50 " in (learned.path / "out/report.html").read_text()
     (case,) = json.loads((learned.path / "out/summary.json").read_text())["cases"]
     assert case["metrics"]["step_time_p50"]["ratio"] == pytest.approx(1.3, rel=0.01)
     assert case["num_launches"] == {"candidate": 3, "reference": 10}
@@ -104,7 +104,7 @@ def test_broken_result_is_a_warning_in_terminal_and_page(learned):
 )
 def test_file_that_can_not_be_written_fails_the_run_and_leaves_the_summary(learned, option, line):
     learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
-    result = learned.run(option, shows=["aorta: 1 test, *", line], passed=1)
+    result = learned.run(option, shows=["aorta: 1 test OK, *", line], passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 

@@ -39,10 +39,10 @@ def test_comparison_in_the_teardown_of_a_fixture_is_recorded_and_counted(reporte
     reported.test_file(CHECKS_IN_TEARDOWN)
     result = reported.run(*UPDATE, *workers)
     assert result.parseoutcomes() == {"passed": 1}
-    result.stdout.fnmatch_lines(["aorta: 1 test, 2 launches; 1 baseline measured"])
+    result.stdout.fnmatch_lines(["aorta: 1 test OK, 1 baseline measured, 2 launches*"])
     [file] = reported.baseline_files()
     assert len(read_baseline_file(file).launches) == 2
-    reported.run(*workers, shows="aorta: 1 test, 2 metrics match *")
+    reported.run(*workers, shows="aorta: 1 test OK, 2 metrics unchanged*")
     assert (reported.summary()["tests"], reported.summary()["verdicts"]) == ({"passed": 1}, {"pass": 2})
     assert 'name="aorta.weight_hash.verdict" value="pass"' in (reported.path / "junit.xml").read_text()
 
@@ -51,7 +51,7 @@ def test_regression_in_the_teardown_of_a_fixture_fails_the_test_once(reported):
     reported.test_file(CHECKS_IN_TEARDOWN)
     assert reported.run(*UPDATE).ret == pytest.ExitCode.OK
     reported.plant(weight_hash="1" * 16)
-    reported.run(shows="aorta: 1 test, 1 regression, 1 metric matches *", passed=1, errors=1)
+    reported.run(shows="aorta: 1 of 1 test failed, 1 regression, 1 metric unchanged*", passed=1, errors=1)
     assert (reported.summary()["tests"], reported.summary()["verdicts"]) == ({"error": 1}, {"regression": 1, "pass": 1})
 
 

@@ -14,7 +14,7 @@ from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.overlap import overlap_of, union
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
-from pytest_aorta.session.rounds import comparison_text, in_pairs, joined, settle, with_baseline
+from pytest_aorta.session.rounds import Repeated, comparison_text, in_pairs, joined, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, write_baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance
@@ -171,12 +171,13 @@ class _Test:
             launches=tuple(self.launches),
             rows=verdicts.rows,
             notes=verdicts.notes,
+            suspect=verdicts.suspect,
             baseline=comparison.file,
         )
         found = TestRecord(self.nodeid, outcome="passed", comparisons=(ended,), launches=ran(len(self.launches)))
         if failing := verdicts.failing({Outcome.MISSING}):
             shown = replace(ended, baseline=str(baseline_path(Path("baselines"), platform, ended.case)))
-            return replace(found, outcome="failed", failure=comparison_text(shown, failing, self.nodeid))
+            return replace(found, outcome="failed", failure=comparison_text(shown, failing, Repeated(self.nodeid)))
         return found
 
 

@@ -8,14 +8,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pytest_aorta.common.text import brief
 from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_values
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.session.record import finding_groups, finding_text
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.metrics import middle_of
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -26,6 +29,8 @@ SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.PASS, Outcome.NOT_APPLICABLE
 UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3
+# Characters of a finding at the top of the page.
+MAX_FINDING = 300
 _SIDES = ("candidate", "reference")
 
 
@@ -70,6 +75,42 @@ def compared(case: Case) -> list[Verdict]:
 def not_applicable(case: Case) -> list[Verdict]:
     """Return the verdicts of the metrics that were measured and not compared."""
     return [row for row in case.verdicts if row.outcome is Outcome.NOT_APPLICABLE]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the page begins with: a finding, its causes, and the wait for each rank where one is late.
+
+    Attributes:
+        index: The place of the test on the page.
+        name: The test's node id.
+        text: The first line of the failure, or the worst verdict.
+        causes: The explanations of the verdicts.
+        suspect: The rank that the others wait for; None if no rank explains a slower step.
+        waits_ms: The time per step that the others wait for each rank, in order of the ranks.
+    """
+
+    index: int
+    name: str
+    text: str
+    causes: Sequence[str]
+    suspect: int | None
+    waits_ms: Sequence[float]
+
+
+def findings(tests: Sequence[Test]) -> Iterator[Finding]:
+    """Yield what failed or was found in each test, in the order of ``tests``."""
+    for index, test in enumerate(tests):
+        record = test.record
+        groups = sorted(finding_groups(record), key=lambda group: _severity(group[0]))
+        failure = test.failure.splitlines() if record.has_failed else []
+        if (failure or groups) and not record.is_retried:
+            text = brief(failure[0] if failure else finding_text(groups[0]), MAX_FINDING)
+            pairs = zip(record.comparisons, test.cases, strict=False)
+            late = next(((one.suspect, case.candidate) for one, case in pairs if one.suspect is not None), (None, ()))
+            lags = [launch.facts.rank_lag_ms for launch in late[1]]
+            waits = [max(0.0, median(rank)) for rank in zip(*lags, strict=True)]
+            yield Finding(index, record.nodeid + record.attempt_label, text, record.notes, late[0], waits)
 
 
 def notable(test: Test) -> list[tuple[Outcome, list[str]]]:

@@ -10,14 +10,14 @@ FAILED = "E  ValueError: planted by a test\nrank 1 failed first, step 10"
 @pytest.mark.parametrize(
     ("fault", "code", "output", "lacks"),
     [
-        ("clean", 0, "aorta: 1 test, 6 metrics match (4 exact)", []),
-        ("clean", 0, "aorta: 1 test, 0 metrics match", ["comparison"]),
-        ("clean", 1, "6 metrics match", ["pass"]),
+        ("clean", 0, "aorta: 1 test OK, 6 metrics unchanged", []),
+        ("clean", 0, "aorta: 1 test OK, 0 metrics unchanged", ["comparison"]),
+        ("clean", 1, "6 metrics unchanged", ["pass"]),
         ("raise", 1, FAILED, []),
         ("raise", 1, FAILED.replace("rank 1", "rank 11"), ["rank"]),
         ("raise", 0, "", ["failure", "cause", "rank"]),
-        ("last step", 1, "weight_hash: regression: after step 30", []),
-        ("lost", 1, "weight_hash: regression: after step 16", ["step"]),
+        ("last step", 1, "Regression: weight_hash; after step 30", []),
+        ("lost", 1, "Regression: weight_hash; after step 16", ["step"]),
     ],
 )
 def test_cell_names_what_was_expected_and_did_not_come(fault, code, output, lacks):

@@ -169,6 +169,16 @@ def test_unknown_word_is_wrong_usage(capsys, arguments):
     assert "--help` names what is allowed" in capsys.readouterr().err
 
 
+def test_help_lists_every_command_once_by_group(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith(":")][-6:] == [
+        f"{name}:" for name in ("start", "test", "baselines", "reports", "CI", "cluster")
+    ]
+    assert sum(line.startswith(f"  {command.name} ") for line in lines for command in cli.COMMANDS) == len(cli.COMMANDS)
+
+
 def test_unknown_option_is_reported_by_the_word_it_was_typed_after(capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", "--workload", "fsdp", "--seps", "3"])

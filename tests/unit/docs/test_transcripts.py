@@ -10,7 +10,7 @@ collected 1 item
 
 test  metric         value
 one   num_parameters 131,392 131,392  -  exact  1  pass
-aorta: 1 test, 2 metrics match (2 exact)
+aorta: 1 test OK, 2 metrics unchanged
 ===== 1 passed in 29.13s =====
 """
 
@@ -20,10 +20,10 @@ aorta: 1 test, 2 metrics match (2 exact)
     [
         PRINTED,
         "...",
-        "...\naorta: 1 test, 2 metrics match (2 exact)\n...",
+        "...\naorta: 1 test OK, 2 metrics unchanged\n...",
         "===== test session starts =====\n...\none num_parameters 131,392 131,392 - exact 1 pass\n...",
         "...\ncollected 1 item\n...\n===== 1 passed in 3.20s =====",
-        "...\none num_...meters 131,392 131,392 - exact 1 pass\naorta: 1 test, 2 metrics match (2 exact)\n...",
+        "...\none num_...meters 131,392 131,392 - exact 1 pass\naorta: 1 test OK, 2 metrics unchanged\n...",
     ],
 )
 def test_transcript_of_what_was_printed_has_no_difference(shown):
@@ -33,10 +33,10 @@ def test_transcript_of_what_was_printed_has_no_difference(shown):
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        ("aorta: 1 test, 2 metrics match (2 exact)", "not printed there: aorta: 1 test, 2 metrics match (2 exact)"),
-        ("...\naorta: 1 test, 3 metrics match (2 exact)\n...", "not printed there: aorta: 1 test, 3 metrics match"),
+        ("aorta: 1 test OK, 2 metrics unchanged", "not printed there: aorta: 1 test OK, 2 metrics unchanged"),
+        ("...\naorta: 1 test OK, 3 metrics unchanged\n...", "not printed there: aorta: 1 test OK, 3 metrics unchanged"),
         # In another order, and with a gap that the transcript does not show.
-        ("...\naorta: 1 test, 2 metrics match (2 exact)\n...\ncollected 1 item\n...", "not printed there: collected"),
+        ("...\naorta: 1 test OK, 2 metrics unchanged\n...\ncollected 1 item\n...", "not printed there: collected"),
         ("...\ncollected 1 item\none num_parameters ...\n...", "not printed there: collected 1 item | one num_param"),
         ("", "printed, but not in the transcript: ===== test session starts ====="),
     ],

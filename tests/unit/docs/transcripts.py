@@ -17,7 +17,7 @@ PATTERNS = {
     rf"([+-]){_NUMBER}%": r"\1CHANGE",
     # A noisy launch is repeated.
     r"\b(?:[2-9]|\d\d+) launches\b": "N launches",
-    r"\b\d+\.\d+s\b": "SECONDS",
+    r"\b(?:\d+m\d\d|\d+\.\d+)s\b": "SECONDS",
 }
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from pytest_aorta.report.data import Case, Launch
 from pytest_aorta.report.page.rows import (
+    Finding,
     compared_with,
+    findings,
     largest_change,
     notable,
     provenance_of_case,
@@ -14,9 +16,19 @@ from pytest_aorta.report.page.rows import (
     unremarkable,
 )
 from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.session.record import Comparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
-from tests.unit.builders import make_baseline, make_provenance, make_report, make_result, make_test, make_verdict
+from tests.unit.builders import (
+    make_baseline,
+    make_facts,
+    make_provenance,
+    make_report,
+    make_result,
+    make_test,
+    make_verdict,
+    replace,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,23 +45,38 @@ def test_other_side_of_a_verdict_is_named(reference, baseline, text):
     assert compared_with(make_verdict(Outcome.PASS, reference=reference, baseline=baseline)) == text
 
 
+FAILED = make_verdict(Outcome.REGRESSION, delta=0.0831, low=0.06, high=0.1)
+
+
 def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
     verdicts = (
         make_verdict(Outcome.NOT_APPLICABLE, metric="overlap_ratio"),
         make_verdict(Outcome.PASS, metric="num_parameters"),
         make_verdict(Outcome.REGRESSION, metric="weight_hash", is_expected=True),
         make_verdict(Outcome.MISSING, metric="peak_memory_bytes"),
-        make_verdict(Outcome.REGRESSION, delta=0.0831, low=0.06, high=0.1),
+        FAILED,
         make_verdict(Outcome.REGRESSION, metric="step_time_p99", delta=-0.5),
     )
     test = make_test("a::b", "failed", Case("c", verdicts))
     assert notable(test) == [
-        (Outcome.REGRESSION, ["step_time_p50 +8.31%", "step_time_p99 -50.0%"]),
+        (Outcome.REGRESSION, ["step_time_p50 +8.3%", "step_time_p99 -50.0%"]),
         (Outcome.MISSING, ["peak_memory_bytes"]),
     ]
     assert unremarkable(test) == "1 expected regression, 1 pass, 1 not applicable"
     assert largest_change(test) == 10.0
     assert largest_change(make_test("a::c", "failed")) == 0.0
+
+
+def test_page_begins_with_the_failure_its_causes_and_the_wait_for_each_rank():
+    facts = [make_facts(rank_lag_ms=[-1.0, lag_ms]) for lag_ms in (1.0, 2.0, 9.0)]
+    case = Case("c", (FAILED,), tuple(Launch(1, make_result([[1.0]]), launch) for launch in facts))
+    comparison = Comparison("a::b::c", rows=(FAILED,), notes=("others wait",), suspect=1)
+    test = make_test("a::b", "failed", case, failure="Regression: step_time_p50\n  measured  toy")
+    late = replace(test, record=test.record.replace(comparisons=(comparison,)))
+    retried, passed = make_test("a::c", "rerun", Case("c", (FAILED,))), make_test("a::d", "passed")
+    assert list(findings([late, retried, passed])) == [
+        Finding(0, "a::b", "Regression: step_time_p50", ["others wait"], 1, [0.0, 2.0])
+    ]
 
 
 def measured(**changes) -> Launch:

@@ -127,5 +127,5 @@ def test_verdicts_of_an_a_b_take_the_places_of_the_stored_ones():
     paired = make_verdict(Outcome.REGRESSION, detail="why", reference=reference)
     verdicts = joined(Verdicts("case", (open_row, stays), ("a", "b")), Verdicts("A/B", (paired,), ("b", "c")))
     assert [row.outcome for row in verdicts.rows] == [Outcome.REGRESSION, Outcome.PASS]
-    assert (verdicts.case, verdicts.notes) == ("case", ("a", "b", "c"))
+    assert (verdicts.case, verdicts.notes) == ("case", ("b", "c"))
     assert verdicts["step_time_p50"].reason == "A/B with main, why"

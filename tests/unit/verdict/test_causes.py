@@ -95,17 +95,17 @@ def test_ranks_that_are_late_in_turns_are_not_noted():
 @pytest.mark.parametrize("side", ["baseline", "reference"])
 def test_rank_that_arrives_last_while_all_hosts_are_late_is_not_the_straggler(side):
     """On 2 H200s, both hosts slept for 36 ms in each step, and one rank waited 20 ms for the other."""
-    assert notes(idle(21.0, -20.0, 20.0), USUALLY_BUSY, side) == [
+    assert straggler(idle(21.0, -20.0, 20.0), USUALLY_BUSY).note(side) == (
         f"no straggler: the hosts are late, since no stream is busy for 20.7 ms/step longer than in the {side}; rank 1 "
         "arrives last, its peers wait 20 ms/step longer"
-    ]
+    )
     # Of two hosts, one is late: the other rank's device is in a collective meanwhile.
-    found = notes(idle(10.3, -20.0, 20.0), USUALLY_BUSY, side)
-    assert found == [f"straggler: the other ranks wait 20 ms/step longer for rank 1 than in the {side}"]
+    found = straggler(idle(10.3, -20.0, 20.0), USUALLY_BUSY)
+    assert found.note(side) == f"others wait 20 ms/step longer for rank 1 than in the {side}"
 
 
 def test_slow_rank_is_noted_with_what_the_others_wait():
-    assert notes(lagging(-0.5, 0.9), [], "baseline") == ["straggler: the other ranks wait 0.9 ms/step for rank 1"]
+    assert straggler(lagging(-0.5, 0.9)).note("baseline") == "others wait 0.9 ms/step for rank 1"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_memory_that_shrinks_is_not_noted():
 
 def canary_notes(launches, reference, side) -> list[str]:
     """Return the notes on the canary if a time is in question."""
-    found = notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)
+    found, _ = notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)
     return [note for note in found if "canary" in note]
 
 

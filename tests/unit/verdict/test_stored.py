@@ -72,8 +72,8 @@ def test_center_is_the_median_of_the_center_launches_alone():
 
 def test_slow_rank_is_noted_beside_the_verdicts():
     waits = {"rank_lag_ms": [-3.0, 3.0]}
-    (note,) = check(*[with_p50(make_facts(**waits), 13.0)] * 3, baseline=STABLE).notes
-    assert note.startswith("straggler: the other ranks wait")
+    slower = check(*[with_p50(make_facts(**waits), 13.0)] * 3, baseline=STABLE)
+    assert (slower.notes[0].partition(" ms")[0], slower.suspect) == ("others wait 3", 1)
     assert check(make_facts(**waits), baseline=STABLE).notes == ()  # no step is slower
 
 
