@@ -23,7 +23,8 @@ def total_norm(model: nn.Module) -> torch.Tensor:
     norms = [torch.nn.utils.get_total_norm(gradients) for gradients in groups]
     if len(norms) == 1:
         return norms[0]
-    return torch.linalg.vector_norm(torch.stack([whole_norm(norm) for norm in norms]))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([whole_norm(norm) for norm in norms]))
+    return norm
 
 
 def clip_gradients(model: nn.Module, max_norm: float, norm: torch.Tensor) -> None:

@@ -47,7 +47,8 @@ def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..
     """Compile a traced graph with inductor, whose import takes a second."""
     import torch._inductor
 
-    return torch._inductor.compile(graph, list(examples))
+    compiled: Callable[..., Any] = torch._inductor.compile(graph, list(examples))
+    return compiled
 
 
 def fsdp_common() -> Any:

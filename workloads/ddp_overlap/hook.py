@@ -57,7 +57,8 @@ class BucketReduction:
             self._stress.start(buffer)
         if self._stream is None:
             future = dist.all_reduce(buffer, async_op=True).get_future()
-            return future.then(lambda ended: ended.value()[0])
+            reduced: torch.futures.Future[torch.Tensor] = future.then(lambda ended: ended.value()[0])
+            return reduced
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             dist.all_reduce(buffer)

@@ -86,7 +86,8 @@ def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch
         return block(*args)
     # The model has no dropout, so there is no random state to keep.
     options = {"use_reentrant": False, "preserve_rng_state": False, **_CONTEXTS[kind]}
-    return checkpoint(block, *args, **options)
+    out: torch.Tensor = checkpoint(block, *args, **options)
+    return out
 
 
 # From the least recomputation to the most.

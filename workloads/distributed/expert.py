@@ -91,12 +91,14 @@ class AllToAllDispatcher(TokenDispatcher):
         return num_sent, num_received
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        return functional_collectives.all_to_all_single(counts, None, None, self._group)
+        received: torch.Tensor = functional_collectives.all_to_all_single(counts, None, None, self._group)
+        return received
 
     def _exchange(self, rows: torch.Tensor, num_sent: Sequence[int], num_received: Sequence[int]) -> torch.Tensor:
         """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
         exchange = functional_collectives.all_to_all_single_autograd
-        return exchange(rows, list(num_received), list(num_sent), self._group)
+        out: torch.Tensor = exchange(rows, list(num_received), list(num_sent), self._group)
+        return out
 
 
 class EvenDispatcher(AllToAllDispatcher):

@@ -124,7 +124,8 @@ class Stages:
         whole = whole_norm(own)
         norms = whole.new_empty(self._pipeline.size())
         dist.all_gather_into_tensor(norms, whole.reshape(1), group=self._pipeline.get_group())
-        return torch.linalg.vector_norm(norms)
+        norm: torch.Tensor = torch.linalg.vector_norm(norms)
+        return norm
 
 
 class _ReducedAtOnce(nn.Module):
@@ -136,7 +137,8 @@ class _ReducedAtOnce(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Run the model."""
-        return self._model(inputs)
+        out: torch.Tensor = self._model(inputs)
+        return out
 
 
 class Pipeline:

@@ -56,7 +56,8 @@ def uniform(key: int, numbers: torch.Tensor) -> torch.Tensor:
     mixed = (numbers + key) * _GOLDEN
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         mixed = (mixed ^ _shifted(mixed, shift)) * factor
-    return _shifted(mixed ^ _shifted(mixed, 31), 64 - _BITS).double() * 2.0**-_BITS
+    drawn: torch.Tensor = _shifted(mixed ^ _shifted(mixed, 31), 64 - _BITS).double() * 2.0**-_BITS
+    return drawn
 
 
 def make_batch(settings: TrainingSettings, number: int, rank: int, world_size: int) -> Batch:
@@ -67,7 +68,8 @@ def make_batch(settings: TrainingSettings, number: int, rank: int, world_size: i
     def draw(what: str, *shape: int) -> torch.Tensor:
         count = torch.Size(shape).numel()
         numbers = samples[..., None] * count + torch.arange(count)
-        return uniform(seed_of(what, settings.seed, number), numbers).unflatten(-1, shape)
+        drawn: torch.Tensor = uniform(seed_of(what, settings.seed, number), numbers).unflatten(-1, shape)
+        return drawn
 
     dense = (2 * draw("dense", model.num_dense) - 1).float()
     skewed = draw("rows", model.num_tables, settings.bag_size)

@@ -62,7 +62,8 @@ class EncoderBlock(nn.Module):
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.n_heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
-        return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
+        out: torch.Tensor = x + self.down(F.gelu(self.up(self.ffn_norm(x))))
+        return out
 
 
 class ClickHead(nn.Module):
@@ -102,7 +103,8 @@ class RankingModel(nn.Module):
         x = torch.cat([self.dense_tower(dense).to(sparse.dtype).unsqueeze(1), sparse], dim=1)
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
 
 
 @torch.no_grad()

@@ -51,7 +51,8 @@ class SDPA:
     ) -> torch.Tensor:
         """Return the output, of the shape of ``q``; ``mask`` is the result of :meth:`mask` for these lengths."""
         if self.kernel == FLEX:
-            return flex_attention(q, k, v)[0]
+            out: torch.Tensor = flex_attention(q, k, v)[0]
+            return out
         with sdpa_kernel(_TORCH_KERNELS[self.kernel]):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 

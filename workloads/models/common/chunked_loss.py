@@ -57,7 +57,7 @@ class Output(nn.Linear):
         # llama_simple_fsdp gathers the weight each time that it is read.
         weight = self.weight
         weight = weight.to_local() if isinstance(weight, DTensor) else weight
-        return linear_cross_entropy(
+        loss: torch.Tensor = linear_cross_entropy(
             x.flatten(0, 1),
             weight,
             labels.flatten(),
@@ -67,6 +67,7 @@ class Output(nn.Linear):
             self.vocabulary.first,
             self.vocabulary.group,
         )[0]
+        return loss
 
 
 def in_chunks(
@@ -168,4 +169,5 @@ def _over_ranks(values: torch.Tensor, group: str) -> tuple[torch.Tensor, torch.T
 
 @cache
 def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, fullgraph=True, dynamic=False)
+    fused: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
+    return fused

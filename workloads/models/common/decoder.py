@@ -117,6 +117,7 @@ class Decoder(nn.Module, ABC):
             x = layer(x, freqs_cis)
         x = self.norm(x)
         if labels is not None and self.output.num_chunks:
-            return self.output(x, labels, num_tokens)
+            loss: torch.Tensor = self.output(x, labels, num_tokens)
+            return loss
         logits: torch.Tensor = self.output(x)
         return logits if labels is None else summed_cross_entropy(logits, labels) / num_tokens

@@ -25,7 +25,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``w2(silu(w1(x)) * w3(x))``, of the shape of ``x``."""
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        out: torch.Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
 
     def tensor_plan(self) -> dict[str, ParallelStyle]:
         """Return how tensor parallelism splits the modules, by name, from activations split along the sequence."""

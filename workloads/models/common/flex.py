@@ -113,7 +113,8 @@ def _remember(ctx: Any, inputs: Results, output: tuple[torch.Tensor, torch.Tenso
 
 
 def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Results:
-    return flex_attention_backward(grad, *ctx.saved_tensors)
+    gradients: Results = flex_attention_backward(grad, *ctx.saved_tensors)
+    return gradients
 
 
 flex_attention.register_autograd(_gradients, setup_context=_remember)

@@ -25,4 +25,5 @@ def make_loss(compiled: bool) -> Loss:
     """
     if not compiled:
         return summed_cross_entropy
-    return torch.compile(summed_cross_entropy, fullgraph=True, dynamic=False)
+    fused: Loss = torch.compile(summed_cross_entropy, fullgraph=True, dynamic=False)
+    return fused

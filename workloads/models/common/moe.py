@@ -99,7 +99,8 @@ def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
 # A trace needs a meta function, and the meta function of torch's own operator accepts only bfloat16.
 @torch.library.custom_op("aorta::grouped_mm", mutates_args=())
 def _traceable_grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    return F.grouped_mm(left, right, offs=ends)
+    out: torch.Tensor = F.grouped_mm(left, right, offs=ends)
+    return out
 
 
 @_traceable_grouped_mm.register_fake
@@ -173,7 +174,8 @@ class Experts(nn.Module):
         """Evaluate ``rows`` ``[n, dim]``, in the order of experts; ``counts`` holds the rows of each expert."""
         # Not a forward method, in which hooks would gather matrices: a recomputation of this region must call the same
         # operators (pytorch/pytorch#196862), and the hooks call others in backward.
-        return self.swiglu(rows, counts, *map(local_experts, (self.w1, self.w2, self.w3)))
+        out: torch.Tensor = self.swiglu(rows, counts, *map(local_experts, (self.w1, self.w2, self.w3)))
+        return out
 
     def surround(self, run: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
         """Call ``run``, which evaluates rows; under torch 2.11, FSDP2 gathers the matrices around this call."""

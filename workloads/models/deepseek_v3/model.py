@@ -48,7 +48,8 @@ class LatentAttention(Attention):
         # Not every kernel takes values that are narrower than keys, so values are filled up with zeros.
         v = F.pad(v, (0, self.latent.qk_rope_head_dim))
         attended = self.attend(*(tensor.transpose(1, 2) for tensor in (q, k, v))).transpose(1, 2)
-        return self.wo(attended[..., : self.head_dim].flatten(-2))
+        out: torch.Tensor = self.wo(attended[..., : self.head_dim].flatten(-2))
+        return out
 
     def _queries(self, x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor:
         """Return ``[batch, seq_len, heads, head_dim + qk_rope_head_dim]``."""

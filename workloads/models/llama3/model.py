@@ -33,7 +33,8 @@ class GroupedQueryAttention(Attention):
         # order of its inputs, so new tensors in attention's order would need a copy before wo.
         q, k = apply_rope(q, freqs_cis), apply_rope(k, freqs_cis)
         q, k, v = (projected.transpose(1, 2) for projected in (q, k, v))
-        return self.wo(self.attend(q, k, v).transpose(1, 2).flatten(-2))
+        out: torch.Tensor = self.wo(self.attend(q, k, v).transpose(1, 2).flatten(-2))
+        return out
 
     def tensor_plan(self) -> dict[str, ParallelStyle]:
         """Split heads."""
