@@ -70,7 +70,7 @@ def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner,
     result = inner(RESTARTS, "--aorta-launcher=forkserver", "-s")
     result.assert_outcomes(passed=5, failed=1)
     text = result.stdout.str()
-    assert "weight_hash: regression" in text
+    assert "Regression: weight_hash" in text
     assert "first in step 3, in 2 of 4 steps" in text
     for part in ("after is 4", "lr_schedule.steps is null", "no config key load_checkpoint", "at the key 'workload'"):
         assert f"{part}" in text

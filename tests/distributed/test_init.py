@@ -80,7 +80,7 @@ def test_ddp_script_is_under_test_after_two_commands_and_a_change_fails(stranger
     (stranger / "train.py").write_text(STRANGER.replace("LEARNING_RATE", "1.1e-2"))
     failed = run(stranger, "pytest")
     assert failed.returncode == 1
-    assert "weight_hash: regression" in failed.stdout
+    assert "Regression: weight_hash" in failed.stdout
 
 
 # As in the tutorial on fault tolerance: the script goes on with what the last run has left, and draws without a seed.
@@ -116,4 +116,4 @@ def test_script_that_resumes_and_draws_without_a_seed_is_compared_from_its_start
     (stranger / "train.py").write_text(RESUMED.replace("LEARNING_RATE", "1.1e-2"))
     failed = run(stranger, "pytest")
     assert failed.returncode == 1
-    assert "weight_hash: regression" in failed.stdout
+    assert "Regression: weight_hash" in failed.stdout

@@ -78,7 +78,7 @@ def run_calls(project, table: list[tuple[str, str]], before: str, total: str) ->
 
 
 def test_argument_that_is_not_allowed_is_an_error_that_names_it(project):
-    total = "aorta: {0} tests; {0} tests failed without a verdict"
+    total = "aorta: {0} of {0} tests failed, {0} tests failed without a verdict*"
     ran = run_calls(project, AFTER_A_LAUNCH, "result = workload.run('toy')", total)
     ran.stdout.no_fnmatch_line("*contextlib*")
 

@@ -100,16 +100,17 @@ def repository(versioned: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytes
 def test_commit_that_changes_bits_is_found_with_one_launch_per_step_and_confirmed(repository):
     repository.change_hash(at=21, of=33)
     output = repository.finds(21)
-    assert f"weight_hash: regression: b{'b' * 11}" in output
-    assert f"(A/B with {repository.commits[20][:12]}" in output
+    assert "Regression: weight_hash (" in output
+    assert f" -> b{'b' * 11}, " in output
+    assert f"; A/B with {repository.commits[20][:12]}" in output
     assert len(re.findall(r"change \d+: ", output)) <= 6
 
 
 def test_slower_commit_is_found_in_noise_and_confirmed_against_the_one_before(repository):
     repository.change_time(at=6, of=17, noise=0.05)
     output = repository.finds(6)
-    assert re.search(r"found: \w+ change 6\nE? +step_time_p50: regression: 4\d", output)
-    assert f"(A/B with {repository.commits[5][:12]})" in output
+    assert re.search(r"found: \w+ change 6\nE? +Regression: step_time_p50 \+", output)
+    assert f"; A/B with {repository.commits[5][:12]}" in output
 
 
 def test_ends_that_do_not_differ_are_reported_and_no_other_commit_is_launched(repository):

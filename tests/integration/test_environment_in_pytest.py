@@ -27,7 +27,7 @@ def test_case_with_another_environment_has_its_own_name_and_baseline(gpu):
     gpu.run().assert_outcomes(passed=1)
     # The baseline of another value is not used.
     gpu.test_file(RUNS_TWICE.replace('"1"', '"8"'))
-    gpu.run(shows="*CUDA_DEVICE_MAX_CONNECTIONS=8*", failed=1)
+    gpu.run(shows="*test-one-toy-cuda-device-max-connections-8-*", failed=1)
 
 
 def test_baseline_without_the_key_belongs_to_no_variables(gpu):

@@ -27,7 +27,7 @@ def is_accepted(*rows, fail_on: frozenset[Outcome]) -> bool:
     except ComparisonFailed:
         assert not any(row.is_expected for row in test.record().verdicts)
         return False
-    assert "weight_hash: regression" in found.text
+    assert "Regression: weight_hash" in found.text
     expected = [row.outcome is Outcome.REGRESSION for row in rows]
     assert [row.is_expected for row in test.record().verdicts] == expected
     return True

@@ -49,7 +49,7 @@ def timed(ms: float, deviation: float = 0.001) -> LaunchFacts:
 def test_commit_is_named_whichever_way_the_metric_changed(after_ms):
     text, commits = search("step_time_p50", lambda number: timed(after_ms if number >= 6 else 10.0))
     assert text.startswith("case: found: c6\n")
-    assert "(A/B with c5" in text
+    assert "; A/B with c5" in text
     assert commits.has_found
 
 
