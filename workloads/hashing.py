@@ -135,14 +135,16 @@ class StepHashes:
         return [step for step in range(1, self._num_steps + 1) if self._is_hashed(step)]
 
     def _check(self) -> None:
+        if not (steps := self._tensor_steps()):
+            return
         num_parameters = len(self._stages.merged({name: None for name, _ in self._model.named_parameters()}))
         num_boundaries = 2 * sum(1 for _ in self._model.modules()) * self._num_micro_batches
         # Adam keeps the step and two moments.
         most = {"optimizer": 3 * num_parameters, FORWARD: num_boundaries, BACKWARD: num_boundaries}
-        num_hashes = len(self._tensor_steps()) * sum(most.get(kind, num_parameters) for kind in self._kinds)
+        num_hashes = len(steps) * sum(most.get(kind, num_parameters) for kind in self._kinds)
         if num_hashes > MAX_HASHES:
             raise ValueError(
-                f"hash_tensors is {list(self._kinds)}: up to {num_hashes} hashes of {len(self._tensor_steps())} steps, "
+                f"hash_tensors is {list(self._kinds)}: up to {num_hashes} hashes of {len(steps)} steps, "
                 f"at most {MAX_HASHES} are kept; name fewer kinds, a larger hash_every, or one step in "
                 f"hash_tensors_step"
             )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
+from pathlib import Path
+
 import pytest
 
 from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.launch.guarded import launch
+from pytest_aorta.plan.workloads import find_workload, resolve_config
+from pytest_aorta.result.reading import collect_result
+from tests.unit.builders import make_plan
 
 STEPS = {"steps": 1, "warmup": 1, "profile_steps": 0}
 NAMES = ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)]
-_real: dict[str, object] = {}
 
 
 def compared(result):
@@ -19,20 +26,30 @@ def compared(result):
     ]
 
 
-@pytest.mark.world(size=2, device="cpu", warm=True)
-@pytest.mark.parametrize("name", NAMES)
-def test_real_ranks_of_the_llama_have_costs(workload, name):
-    real = compared(workload.run(name, **STEPS))
-    assert len(real) == 2
-    assert all(collectives and flops for collectives, flops in real)
-    _real[name] = real
+@cache
+def real_ranks(name):
+    """Launch two real ranks, once in each worker of xdist, and return what they have in common with simulated ones."""
+    spec = find_workload(name, [])
+    with tempfile.TemporaryDirectory() as folder:
+        plan = make_plan(
+            Path(folder) / "run",
+            name=name,
+            spec=spec,
+            config=resolve_config(spec, STEPS),
+            script=None,
+            cwd=Path(folder),
+        )
+        found = compared(collect_result(plan, launch(plan)))
+    assert len(found) == 2
+    assert all(collectives and flops for collectives, flops in found)
+    return found
 
 
 @pytest.mark.world(size=2, simulated=(0, 1), warm=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_simulated_ranks_have_the_collectives_bytes_and_operations_of_real_ones(workload, name):
     simulated = workload.run(name, **STEPS)
-    assert compared(simulated) == _real[name]
+    assert compared(simulated) == real_ranks(name)
     assert (simulated.platform, simulated.loss, simulated.weight_hashes) == ("simulated-x2", [], {})
     assert simulated.metrics["peak_memory_bytes"] > 0
 
@@ -42,7 +59,7 @@ def test_parameters_with_fewer_rows_than_ranks_are_padded_at_1024_ranks(workload
     result = workload.run("llama_fsdp2", **STEPS)
     first, other = result.costs
     assert first.collectives == other.collectives
-    two = {(kind, dtype): num_bytes for kind, _, _, dtype, num_bytes in _real["llama_fsdp2"][0][0]}
+    two = {(kind, dtype): num_bytes for kind, _, _, dtype, num_bytes in real_ranks("llama_fsdp2")[0][0]}
     for row in first.collectives:
         assert row.group_size == 1024
         if row.kind != "all_reduce":  # of the gradients' norm

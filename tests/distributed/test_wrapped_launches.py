@@ -48,7 +48,7 @@ def wrapped(tmp_path: Path, kind: str) -> LaunchPlan:
 def test_wrapped_launch_has_a_result_and_a_trace(tmp_path, environ):
     plan = wrapped(tmp_path, "none")
     outcome = launch(plan, environ)
-    assert (outcome.reason, outcome.agent_status, outcome.survivors) == ("exit", 0, ())
+    assert (outcome.reason, outcome.agent_status, outcome.survivors) == ("exit", 0, ()), launch_failure(plan, outcome)
     result = collect_result(plan, outcome)
     assert (result.profiler, result.launcher) == ("nsys", "torchrun")
     # Ranks have exited normally, so a real profiler would have written its data.

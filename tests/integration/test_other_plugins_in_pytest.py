@@ -292,7 +292,9 @@ def test_two_runs_in_one_process_are_independent(many):
         "print('codes', int(first), int(second))\n",
     )
     result = many.pytester.runpython(many.path / "twice.py")
-    result.stdout.fnmatch_lines(["aorta: 4 tests OK*", "4 passed in *", "aorta: 4 of 4 tests failed*", "4 failed in *", "codes 0 1"])
+    result.stdout.fnmatch_lines(
+        ["aorta: 4 tests OK*", "4 passed in *", "aorta: 4 of 4 tests failed*", "4 failed in *", "codes 0 1"]
+    )
 
 
 def test_stepwise_continues_at_the_test_that_failed(many):

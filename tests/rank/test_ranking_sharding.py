@@ -37,7 +37,7 @@ def events(monkeypatch):
     """Return the log of events: "gather" or "wait", and the name of each unit whose forward ends."""
     found = []
 
-    def gather(output, own, _group, *, async_op):
+    def gather(output, own, *, group, async_op):
         # FSDP2 waits at once for a gather that is not asynchronous.
         found.append("gather" if async_op else "wait")
         # Both ranks hold equal shards.
@@ -97,11 +97,11 @@ def test_in_one_stream_cpu_ranks_run_fsdp2s_own_gathers_which_are_not_logged(eve
 def test_parameters_are_gathered_and_gradients_reduced_in_their_dtypes(monkeypatch, gathered, reduced):
     dtypes = {"gathered": set(), "reduced": set()}
 
-    def gather(output, own, _group, *, async_op):
+    def gather(output, own, *, group, async_op):
         dtypes["gathered"].add(str(own.dtype))
         output.view(2, -1).copy_(own.clone())
 
-    def scatter(output, gradients, _op, _group, *, async_op):
+    def scatter(output, gradients, *, op, group, async_op):
         dtypes["reduced"].add(str(gradients.dtype))
         output.copy_(gradients.view(2, -1)[0])
 

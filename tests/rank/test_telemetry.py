@@ -160,9 +160,9 @@ def test_profiled_steps_follow_the_measured_ones_where_a_workload_captures_none(
     ("values", "said"),
     [
         ([0.1], "1 values for 2 steps"),
-        ([0.5, float("nan")], "the value of step 1 is nan; record a finite number"),
-        ([0.5, float("inf")], "the value of step 1 is inf; record a finite number"),
-        ([0.5, torch.tensor(float("nan"))], "the value of step 1 is nan; record a finite number"),
+        ([0.5, float("nan")], "the value of step 1 is nan; record finite numbers"),
+        ([0.5, float("inf")], "the value of step 1 is inf; record finite numbers"),
+        ([0.5, torch.tensor(float("nan"))], "the value of step 1 is nan; record finite numbers"),
     ],
 )
 def test_series_of_another_length_or_not_finite_is_refused_and_leaves_no_file(tmp_path, values, said):
