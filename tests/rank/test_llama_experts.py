@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from aorta_workloads.distributed.activation_checkpoint import checkpointed
+from aorta_workloads.distributed.activation_checkpoint import run_checkpointed
 from aorta_workloads.distributed.expert import AllToAllDispatcher, balance_experts
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.models import build_model
@@ -113,7 +114,7 @@ def test_tokens_of_experts_count_once_however_often_a_block_runs(kind, is_compil
     model = build_model(ModelConfig(32, 1, 2, 2, 32, 64, 1e4, 1e-5, num_experts=4, mixture=mixture))
     initialize(model, 1, 0)
     (block,) = model.layers
-    block.checkpoint = checkpointed(kind)
+    block.checkpoint = partial(run_checkpointed, kind)
     if is_compiled:
         block.compile(backend="aot_eager", fullgraph=True)
     freqs_cis = model.config.freqs_cis(torch.arange(8))

@@ -36,30 +36,29 @@ class Coordinates:
         return self.place[axis]
 
 
-def test_shards_are_over_what_the_degrees_leave_of_the_world():
-    given = AxisDegrees(data_parallel_replicate_degree=2, context_parallel_degree=2, tensor_parallel_degree=3)
+@pytest.mark.parametrize(
+    ("given", "world_size", "degrees"),
+    [
+        (AxisDegrees(2, context_parallel_degree=2, tensor_parallel_degree=3), 36, (3, 6, 6)),
+        # Stages share the work of a sequence.
+        (AxisDegrees(pipeline_parallel_degree=2, tensor_parallel_degree=3), 24, (4, 4, 6)),
+    ],
+)
+def test_shards_are_over_what_the_degrees_leave_of_the_world(given, world_size, degrees):
+    dims = ParallelDims.of_world(given, world_size)
+    assert (dims.data_parallel_shard, dims.data_parallel, dims.ranks_per_sequence) == degrees
 
-    degrees = ParallelDims.of_world(given, 36)
 
-    assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (3, 6, 6)
-
-
-def test_stages_share_the_work_of_a_sequence():
-    degrees = ParallelDims.of_world(AxisDegrees(pipeline_parallel_degree=2, tensor_parallel_degree=3), 24)
-
-    assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (4, 4, 6)
-
-
-def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them():
-    given = AxisDegrees(data_parallel_replicate_degree=2, tensor_parallel_degree=3)
-    message = r"8 ranks, not a multiple of data_parallel_replicate_degree 2 x .* x tensor_parallel_degree 3 = 6"
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (AxisDegrees(2, tensor_parallel_degree=3), "8 ranks, not a multiple of .* x tensor_parallel_degree 3 = 6"),
+        (AxisDegrees(expert_parallel_degree=3), "expert_parallel_degree is 3, and parameters are sharded over 8 ranks"),
+    ],
+)
+def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them(given, message):
     with pytest.raises(ValueError, match=message):
         ParallelDims.of_world(given, 8)
-
-
-def test_experts_are_distributed_over_ranks_that_share_parameters():
-    with pytest.raises(ValueError, match="expert_parallel_degree is 3, and parameters are sharded over 8 ranks"):
-        ParallelDims.of_world(AxisDegrees(expert_parallel_degree=3), 8)
 
 
 def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
