@@ -87,10 +87,11 @@ def main(run_dir: Path) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
             stream.flush()
-    if os.environ.get(variables.PROFILER) in WRAPPERS:
-        sys.exit(code)  # these profilers write their traces when the process exits normally
     # Freeing objects would destroy process groups: gloo's destructor can deadlock, and threads of NCCL and gloo have
     # aborted processes that had succeeded.
+    if os.environ.get(variables.PROFILER) in WRAPPERS:
+        # These profilers write their traces in handlers of C's exit(), which frees no objects of Python.
+        ctypes.CDLL(None).exit(code)
     os._exit(code)
 
 
