@@ -38,7 +38,7 @@ def test_tokens_of_a_sequence_are_divided_among_the_ranks_that_share_it(degrees,
         default_config("llama_fsdp2", steps=5, gradient_accumulation=3, batch_size=2, seq_len=32)
     )
     workload._settings, workload._device, workload._degrees = workload.read_settings(), CPU, degrees
-    workload._num_parameters = 7
+    workload._num_parameters, workload._decision = 7, None
     assert workload._metrics(step_time_s=2.0, grad_norms=[0.25, 0.5]) == {
         "tokens_per_s": tokens_per_s,
         "num_parameters": 7,
