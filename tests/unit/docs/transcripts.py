@@ -11,13 +11,15 @@ OMITTED = "..."
 _NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?"
 PATTERNS = {
     r"\b(?=[0-9a-f]*\d)[0-9a-f]{12}\b": "HASH",
-    rf"{_NUMBER} to {_NUMBER} ms\b": "TIMES",
+    rf"{_NUMBER} (?:to|->) {_NUMBER} ms\b": "TIMES",
     rf"{_NUMBER} ms\b": "TIME",
     rf"{_NUMBER} ms/step\b": "TIME/step",
     rf"([+-]){_NUMBER}%": r"\1CHANGE",
     # A noisy launch is repeated.
     r"\b(?:[2-9]|\d\d+) launches\b": "N launches",
     r"\b(?:\d+m\d\d|\d+\.\d+)s\b": "SECONDS",
+    # The length of pytest's rules depends on the seconds between them.
+    r"={20,}": "====",
 }
 
 
