@@ -24,7 +24,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import FINDINGS, NotApplicable, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS, ReferenceKind, Verdict
 
 # pytest-rerunfailures' word for the outcome of an attempt that is followed by another attempt.
 RETRIED = "rerun"
@@ -93,7 +93,7 @@ class Comparison(Model, frozen=True):
     @property
     def compared_nothing(self) -> bool:
         """Return True if no metric was compared, and not because of a profiler, which the user asked for."""
-        return all(row.not_applicable not in (None, NotApplicable.PROFILER) for row in self.rows)
+        return all(row.is_left_out for row in self.rows)
 
     @property
     def measured(self) -> dict[str, float | str]:

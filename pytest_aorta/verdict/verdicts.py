@@ -143,13 +143,14 @@ class Verdict(Model, frozen=True):
         return self.tolerance.origin is Origin.MARKER
 
     @property
-    def is_refused(self) -> bool:
-        """Return True if a marker names the metric and it can't be compared. This always fails the test.
+    def is_left_out(self) -> bool:
+        """Return True if the metric was not compared, and not because of a profiler, which the user asked for."""
+        return self.not_applicable not in (None, NotApplicable.PROFILER)
 
-        Under a profiler, which the user asked for, times are not compared.
-        """
-        is_compared = self.outcome is not Outcome.NOT_APPLICABLE or self.not_applicable is NotApplicable.PROFILER
-        return self.is_marked and not is_compared
+    @property
+    def is_refused(self) -> bool:
+        """Return True if a marker names the metric and it can't be compared. This always fails the test."""
+        return self.is_marked and self.is_left_out
 
     @property
     def is_unrequested(self) -> bool:
