@@ -240,7 +240,9 @@ def _moment_of(histories: Sequence[_CaseHistory], commit: str) -> str:
         if len(commit) >= _MIN_COMMIT and row.commit is not None and row.commit.startswith(commit.lower())
     ]
     if not moments:
-        raise UsageError(f"--since: got {commit!r}, allowed are {_MIN_COMMIT} or more digits of a commit in it")
+        raise UsageError(
+            f"--since: got {commit!r}, allowed are {_MIN_COMMIT} or more digits of a commit of the history"
+        )
     return max(moments)
 
 

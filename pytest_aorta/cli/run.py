@@ -191,7 +191,9 @@ def summary_lines(result: WorkloadResult) -> list[str]:
         lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
     for series in facts.series:
         if curve := [*series.loss[0].values()] if series.loss else []:
-            lines.append(f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} at last")
+            lines.append(
+                f"loss of {series.name} on rank 0: {curve[0]:.6g} in the first step, {curve[-1]:.6g} in the last"
+            )
     return lines + _failure_lines(result)
 
 

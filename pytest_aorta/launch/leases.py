@@ -397,7 +397,9 @@ class _ClaimFolder:
             os.utime(fd)
             while not _takes_lock(fd, fcntl.LOCK_EX):
                 if time.monotonic() >= deadline_s:
-                    raise _unusable(self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, e.g. by a stopped one")
+                    raise _unusable(
+                        self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, perhaps by a stopped process"
+                    )
                 time.sleep(GATE_POLL_S)
             yield
         finally:
@@ -493,7 +495,9 @@ def _open_folder(path: Path) -> int:
 
 
 def _unusable(path: Path, why: str) -> LeaseError:
-    return LeaseError(f"lease folder {path}: {why}; {variables.LEASE_DIR} can name another one on this host")
+    return LeaseError(
+        f"lease folder {path}: {why}; {variables.LEASE_DIR} can name another folder, on a disk of this host"
+    )
 
 
 def _parse(data: bytes, name: str) -> _Claim | None:

@@ -151,7 +151,9 @@ def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: 
         return verdict(Outcome.NOT_APPLICABLE, other, different[0], not_applicable=NotApplicable.ENVIRONMENT)
     details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other_settings(facts, others)]
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
-        details.append("not bitwise reproducible here, so it may be chance: run both in their deterministic mode")
+        details.append(
+            "not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"
+        )
     return verdict(Outcome.REGRESSION, "; ".join(filter(None, details)), different[0])
 
 

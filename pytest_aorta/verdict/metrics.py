@@ -331,7 +331,9 @@ def metric_of(name: str, direction: Direction | None = None) -> Metric:
 @cache
 def _own_metric(name: str, direction: Direction) -> Metric:
     kind = MetricKind.TIMING if name.endswith(_TIME_UNITS) else MetricKind.OWN
-    return Metric(name, "", kind, direction, None, lambda facts: facts.metrics.get(name), "recorded by the script")
+    return Metric(
+        name, "", kind, direction, None, lambda facts: facts.metrics.get(name), "recorded by the workload or script"
+    )
 
 
 def own_metrics(facts: LaunchFacts) -> list[str]:
