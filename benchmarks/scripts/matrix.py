@@ -1,4 +1,4 @@
-"""Which faults the three commands of ``aorta init`` find in ordinary training scripts that nobody edited.
+"""Faults that the three commands of ``aorta init`` find in ordinary training scripts that nobody edited.
 
 Run: python -m benchmarks.scripts.matrix --out matrix.json [--scripts ddp,gan] [--faults raise,lost]
     [--markdown FILE.md]
@@ -90,7 +90,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of a script with a fault; ``absent`` are expectations that did not come true."""
+    """Result of a script with a fault; ``absent`` are expectations that did not come true."""
 
     script: str
     fault: str

@@ -103,7 +103,7 @@ class _NewFile:
 
 @dataclass(frozen=True)
 class _Target:
-    """What a test launches.
+    """Launch of a test.
 
     Attributes:
         script: The script, a module, or empty for a command that starts its own ranks.
@@ -136,7 +136,7 @@ class _Target:
 
 @dataclass(frozen=True)
 class _Findings:
-    """What two launches have shown.
+    """Findings of two launches.
 
     Attributes:
         settings: Arguments of the test's launches.

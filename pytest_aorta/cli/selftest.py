@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Finding:
-    """What a test made of a fault; ``not_covered`` is why the test can't find it, or empty."""
+    """Result of a test under a fault; ``not_covered`` is why the test can't find it, or empty."""
 
     plant: Plant
     evidence: str = ""

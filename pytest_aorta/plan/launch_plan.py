@@ -61,7 +61,7 @@ class StepRecording(Model, frozen=True, omit_defaults=True):
 
 
 class ScriptSettings(Model, frozen=True, kw_only=True, omit_defaults=True):
-    """What a test can say about the launches of a script, besides its arguments.
+    """Settings of the launches of a script, besides its arguments.
 
     Attributes:
         record: How the steps of a script are recorded; None if the script uses the recorder, and for a workload.
@@ -168,7 +168,7 @@ class LaunchPlan(LaunchRequest, frozen=True):
 
     @property
     def compares_bits(self) -> bool:
-        """Whether bits of the launch may be compared, for which the kernels of CPU ranks are pinned.
+        """Return whether bits of the launch may be compared, for which the kernels of CPU ranks are pinned.
 
         The pins make the steps of some scripts half as long again.
         """

@@ -31,7 +31,7 @@ class LauncherKind(StrEnum):
 
 
 class WithoutGpus(StrEnum):
-    """What becomes of a test that lacks GPUs."""
+    """The ways to treat a test that lacks GPUs."""
 
     SKIP = "skip"
     FAIL = "fail"

@@ -62,7 +62,7 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
 
 
 class Series(Model, frozen=True, omit_defaults=True):
-    """What was recorded of one optimizer of an unedited script on one rank; steps are counted from its first one.
+    """Record of one optimizer of an unedited script on one rank; steps are counted from its first one.
 
     Attributes:
         optimizer: the class of the optimizer.

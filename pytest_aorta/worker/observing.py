@@ -124,7 +124,7 @@ class _Optimized:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the step that has begun is profiled."""
+        """Return whether the step that has begun is profiled."""
         return self._counted is not None or (self.capture is not None and self.capture.is_open)
 
     def note_step(self, other: _Optimized) -> None:
@@ -473,7 +473,7 @@ class Observer:
 
     @property
     def is_without_training(self) -> bool:
-        """Whether the script is none that trains: it made no optimizer, loaded nothing, and left the work to nobody."""
+        """Return whether the script does not train: it made no optimizer, loaded nothing, and delegated to nobody."""
         return not (self.has_optimizer or self.has_loaded or self._child_s() > _CHILD_S or self._lacks_devices())
 
     def absence(self) -> str:
@@ -523,7 +523,7 @@ class Observer:
 
 
 def _is_empty(value: torch.Tensor) -> bool:
-    """Whether a tensor has no data, as where a program tries a kernel or estimates memory before it trains."""
+    """Return whether a tensor has no data, as where a program tries a kernel or estimates memory before it trains."""
     return value.is_meta or isinstance(local_part(value), FakeTensor)
 
 

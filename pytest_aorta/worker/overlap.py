@@ -276,7 +276,7 @@ class ScriptCapture:
 
     @property
     def is_open(self) -> bool:
-        """Whether further steps have to be profiled."""
+        """Return whether further steps have to be profiled."""
         return not self.problem and self._number < len(self._windows)
 
     @property

@@ -312,7 +312,7 @@ class Recorder:
 
     @property
     def is_observing(self) -> bool:
-        """Whether the steps are those of an unedited script, whose ranks may not all arrive at its end."""
+        """Return whether the steps are those of an unedited script, whose ranks may not all arrive at its end."""
         return self._observer is not None
 
     @property

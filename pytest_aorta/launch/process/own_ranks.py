@@ -42,7 +42,7 @@ class _Rank:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process is a rank."""
+        """Return whether this process is a rank."""
         return self.pid == os.getpid()
 
     def become(self, number: int) -> None:

@@ -79,7 +79,7 @@ def not_applicable(case: Case) -> list[Verdict]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the page begins with: a finding, its causes, and the wait for each rank where one is late.
+    """An entry at the top of the page: a finding, its causes, and the wait for each rank where one is late.
 
     Attributes:
         index: The place of the test on the page.
