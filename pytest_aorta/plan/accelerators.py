@@ -1,16 +1,13 @@
 """Accelerators of this host, without torch: which are visible, how launches show them to ranks, and their sensors.
 
-NVIDIA's are read by NVML, AMD's by amdsmi. Without amdsmi, ``rocm-smi`` lists the GPUs; their sensors are not read
-then, because starting a program twice per second would take a core from the ranks.
+NVIDIA's are read by NVML, AMD's by amdsmi.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
-import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -18,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pytest_aorta.common.errors import AortaError, DevicesUnavailable, SpecError
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable
 from pytest_aorta.common.model import Model
-from pytest_aorta.common.processes import run_program
 from pytest_aorta.plan.device_kind import (
     AMD,
     CUDA_VARIABLE,
@@ -33,8 +29,6 @@ from pytest_aorta.plan.device_kind import (
 
 # Device file of the AMD driver; without it no tool of ROCm is called.
 AMD_DRIVER = Path("/dev/kfd")
-ROCM_SMI = "rocm-smi"
-ROCM_SMI_S = 20.0
 # Errors of pynvml if NVIDIA's library or driver is missing. Any other error of NVML is reported.
 _NVML_NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 # The throttle reasons that matter, with the names of NVML's constants.
@@ -330,21 +324,20 @@ def _amd_number(variable: str, token: str, gpus: list[Device]) -> int:
 
 
 def _amd_gpus() -> list[Device]:
-    """Return all AMD GPUs, regardless of variables; empty if neither amdsmi nor rocm-smi is installed."""
+    """Return all AMD GPUs, regardless of variables; empty if amdsmi is not installed."""
     gpus = _amdsmi_gpus()
-    gpus = (_rocm_smi_gpus() if gpus is None else gpus) or []
     # Partitions of one GPU share its serial number.
     serials = Counter(gpu.uuid for gpu in gpus)
     return [replace(gpu, uuid=f"{gpu.uuid}/{gpu.token}") if serials[gpu.uuid] > 1 else gpu for gpu in gpus]
 
 
-def _amdsmi_gpus() -> list[Device] | None:
-    """Return the GPUs that amdsmi reports; None if amdsmi or its library is not installed."""
+def _amdsmi_gpus() -> list[Device]:
+    """Return the GPUs that amdsmi reports; empty if amdsmi or its library is not installed."""
     try:
         with redirect_stdout(io.StringIO()):  # amdsmi prints which library is missing
             amdsmi: Any = importlib.import_module("amdsmi")
     except Exception:  # noqa: BLE001 - a KeyError if the library is missing
-        return None
+        return []
     try:
         amdsmi.amdsmi_init()
         try:
@@ -354,34 +347,6 @@ def _amdsmi_gpus() -> list[Device] | None:
     except amdsmi.AmdSmiException as error:
         raise _no_answer("amdsmi", error) from None
     return [_amd_gpu(number, info["market_name"], info["asic_serial"]) for number, info in enumerate(infos)]
-
-
-def _rocm_smi_gpus() -> list[Device] | None:
-    """Return the GPUs that the command rocm-smi reports; None if the command is not installed."""
-    if shutil.which(ROCM_SMI) is None:
-        return None
-    command = [ROCM_SMI, "--showproductname", "--showuniqueid", "--json"]
-    try:
-        status, output, _ = run_program(command, os.environ, ROCM_SMI_S)
-        if status:
-            raise SpecError(f"it ended with exit code {status}")
-        cards = _rocm_smi_cards(output)
-    except (SpecError, ValueError) as error:
-        raise _no_answer(" ".join(command), error) from None
-    return [_amd_gpu(number, _model(card), card.get("unique id", "")) for number, card in enumerate(cards)]
-
-
-def _rocm_smi_cards(text: str) -> list[dict[str, str]]:
-    """Return one dictionary per card, in order; keys are in lower case, since versions differ in case."""
-    # Warnings may precede the JSON document.
-    document = json.loads(text[max(0, text.find("{")) :])
-    cards = {int(name[4:]): card for name, card in document.items() if name.startswith("card")}
-    return [{key.lower(): str(value) for key, value in card.items()} for _, card in sorted(cards.items())]
-
-
-def _model(card: dict[str, str]) -> str:
-    names = [card.get(key, "N/A") for key in ("card series", "card model")]
-    return next((name for name in names if name != "N/A"), "AMD GPU")
 
 
 def _amd_gpu(number: int, model: str, serial: str) -> Device:
