@@ -72,11 +72,9 @@ class Reading(Model, frozen=True):
 
 @dataclass(frozen=True)
 class Capability:
-    """A device's highest SM clock, its power limit, and its default power limit; None if unknown."""
+    """A device's highest SM clock; None if unknown."""
 
     max_sm_clock_mhz: float | None = None
-    power_limit_w: float | None = None
-    default_power_limit_w: float | None = None
 
 
 class SensorsUnavailable(AortaError):
@@ -256,11 +254,7 @@ class _NvidiaSensors:
 
     def _capability(self, handle: Any) -> Capability:
         nvml = self._nvml
-        return Capability(
-            max_sm_clock_mhz=self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-            power_limit_w=_thousandth(self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-            default_power_limit_w=_thousandth(self._ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)),
-        )
+        return Capability(self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM))
 
     def _read(self, handle: Any) -> Reading:
         nvml = self._nvml
@@ -268,7 +262,9 @@ class _NvidiaSensors:
         return Reading(
             sm_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             memory_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            power_w=_thousandth(self._ask(nvml.nvmlDeviceGetPowerUsage, handle)),
+            power_w=None
+            if (milliwatts := self._ask(nvml.nvmlDeviceGetPowerUsage, handle)) is None
+            else milliwatts / 1000,
             temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             throttle_reasons=tuple(name for name, bit in self._reasons.items() if bits & bit),
         )
@@ -426,10 +422,6 @@ def _counts(table: dict[str, Any]) -> dict[str, float]:
 def _number(value: object) -> float | None:
     """Return a number, or None for amdsmi's "N/A"."""
     return float(value) if isinstance(value, int | float) else None
-
-
-def _thousandth(value: float | None) -> float | None:
-    return None if value is None else value / 1000
 
 
 # Vendor -> its devices, in the order in which drivers are looked for.

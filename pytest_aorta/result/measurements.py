@@ -74,8 +74,6 @@ class DeviceFacts(Model, frozen=True):
         sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: ``min``, ``median`` and ``max``; empty if not known.
         throttle_reasons: reason -> fraction of the samples that report the reason.
         max_sm_clock_mhz: the highest SM clock of the device; None if unknown.
-        power_limit_w: the power limit in watts; None if unknown.
-        default_power_limit_w: the default power limit in watts; None if unknown.
         before: the first reading of the launch.
         after: the last reading of the launch.
     """
@@ -89,8 +87,6 @@ class DeviceFacts(Model, frozen=True):
     temperature_c: Span
     throttle_reasons: dict[Name, Annotated[float, Meta(ge=0, le=1)]]
     max_sm_clock_mhz: NotNegative | None
-    power_limit_w: NotNegative | None
-    default_power_limit_w: NotNegative | None
     before: Reading
     after: Reading
 
@@ -127,8 +123,6 @@ def summarize(
             temperature_c=_span([sample.readings[number].temperature_c for sample in counted]),
             throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
             max_sm_clock_mhz=capability.max_sm_clock_mhz,
-            power_limit_w=capability.power_limit_w,
-            default_power_limit_w=capability.default_power_limit_w,
             before=samples[0].readings[number],
             after=samples[-1].readings[number],
         )
@@ -158,10 +152,7 @@ def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
 
 
 def _is_held_down(device: DeviceFacts) -> bool:
-    """Return whether a power cap is unusual: the power limit is below the default, or the clock is very low."""
-    limit, default = device.power_limit_w, device.default_power_limit_w
-    if limit is not None and default is not None and limit < default:
-        return True
+    """Return whether a power cap is unusual: the clock is very low in the measured steps."""
     clock, highest = device.sm_clock_mhz.get("median"), device.max_sm_clock_mhz
     # Outside the steps the device may be idle, which lowers its clock too.
     return bool(device.in_steps and clock and highest and clock < LOW_CLOCK_FRACTION * highest)

@@ -34,7 +34,6 @@ class FakeNvml:
         self.names, self.error = names, error
         self.hot: tuple[str, ...] = ()
         self.hot_bits = HOT_BITS
-        self.power_limit_mw = 700_000
         self.lost = False
         self.num_open = 0
 
@@ -92,12 +91,6 @@ class FakeNvml:
         if kind == self.NVML_CLOCK_MEM:
             raise self.NVMLError("Not Supported", self.NVML_ERROR_NOT_SUPPORTED)
         return 1200 if handle in self.hot else 1980
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
-        return self.power_limit_mw
-
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: str) -> int:
-        return 700_000
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         if self.lost:

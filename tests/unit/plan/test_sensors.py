@@ -19,14 +19,14 @@ AMD_GPU = Device("1", "MI300X", "GPU-00000000000000a2", AMD)
 @pytest.fixture
 def nvml(monkeypatch):
     fake = FakeNvml()
-    fake.hot, fake.hot_bits, fake.power_limit_mw = ("GPU-aabb-2",), HOT_BITS | 4 | 1024, 650_000
+    fake.hot, fake.hot_bits = ("GPU-aabb-2",), HOT_BITS | 4 | 1024
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake
 
 
 def test_nvml_is_read_in_whole_units_and_reasons_by_name(nvml):
     sensors = open_sensors([NVIDIA_GPU])
-    assert sensors.capabilities == (Capability(1980, 650, 700),)
+    assert sensors.capabilities == (Capability(1980),)
     assert sensors.read() == (Reading(1200, None, 690.5, 61, ("sw_power_cap", "hw_thermal_slowdown")),)
     sensors.close()
     assert nvml.num_open == 0

@@ -18,7 +18,7 @@ from pytest_aorta.result.measurements import (
 )
 from tests.unit.builders import replace
 
-H200 = Capability(max_sm_clock_mhz=1980, power_limit_w=700, default_power_limit_w=700)
+H200 = Capability(max_sm_clock_mhz=1980)
 BUSY = Reading(1755, 3201, 690, 61)
 
 
@@ -66,11 +66,10 @@ def test_informative_reason_is_no_throttling(reason):
     [
         (1500, H200, False),
         (1100, H200, True),
-        (1500, replace(H200, power_limit_w=500), True),
         (1500, Capability(), False),
     ],
 )
-def test_power_cap_is_throttling_only_below_the_cards_own_limit_or_at_low_clocks(clock, capability, is_throttled):
+def test_power_cap_is_throttling_only_at_low_clocks(clock, capability, is_throttled):
     assert bool(throttled(facts_of(in_steps("sw_power_cap", clock=clock), capability=capability))) == is_throttled
 
 

@@ -34,7 +34,7 @@ STEADY = launches_near(10.0, 10)
 def hot_facts() -> PlatformFacts:
     hot = Reading(1200, 3201, 400, 88, ("hw_thermal_slowdown",))
     samples = [Sample((Reading(1900), reading), True) for reading in [hot] * 2 + [Reading(1200)] * 3]
-    return PlatformFacts("NVML", None, summarize(["0", "1"], [Capability(1980, 700, 700)] * 2, samples))
+    return PlatformFacts("NVML", None, summarize(["0", "1"], [Capability(1980)] * 2, samples))
 
 
 def judged(*launches: LaunchFacts):
