@@ -125,8 +125,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         num_steps: measured steps.
         step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
         step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
-        slowest_rank_p50_ms: the largest of the ranks' own median step times.
-        fastest_rank_p50_ms: the smallest of the ranks' own median step times.
         metrics: the workload's metrics over ranks: the maximum of a peak, the mean of every other metric.
         weight_hashes: step -> hash.
         final_loss: the loss of the last measured step; None if nothing was trained.
@@ -166,8 +164,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     num_steps: Positive
     step_time_ms: Annotated[dict[StepTime, Milliseconds], Meta(min_length=5)]
     step_time_sample_ms: Annotated[list[Milliseconds], Meta(min_length=1, max_length=SAMPLE_SIZE)]
-    slowest_rank_p50_ms: Milliseconds = 0.0
-    fastest_rank_p50_ms: Milliseconds = 0.0
     metrics: dict[Name, Finite]
     weight_hashes: dict[Step, WeightHash]
     final_loss: Finite | None
@@ -228,7 +224,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
     """Return the facts of a result. The time of a step is its maximum over ranks."""
     steps = np.asarray(result.step_times_ms)
-    rank_p50 = np.median(np.asarray(result.rank_step_times_ms), axis=1)
     tail = np.sort(steps)[-max(1, len(steps) // 20) :]
     quantities = {
         "mean": steps.mean(),
@@ -249,8 +244,6 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         num_steps=len(steps),
         step_time_ms=_short(quantities),
         step_time_sample_ms=_short(steps[::stride].tolist()),
-        slowest_rank_p50_ms=_short(rank_p50.max()),
-        fastest_rank_p50_ms=_short(rank_p50.min()),
         metrics={name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
         final_loss=result.loss[-1] if result.loss else None,

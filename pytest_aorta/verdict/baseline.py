@@ -26,8 +26,7 @@ LOCK_FILE = ".lock"
 _LEVELS = 4
 # What describes a launch alone: a comparison uses it of the launches under test, never of those of a baseline.
 _DIAGNOSTICS = (
-    "slowest_rank_p50_ms", "fastest_rank_p50_ms", "step_time_growth", "memory_growth", "most_exposed_rank",
-    "critical_rank", "late_steps", "optimizers", "replicas",
+    "step_time_growth", "memory_growth", "most_exposed_rank", "critical_rank", "late_steps", "optimizers", "replicas",
 )  # fmt: skip
 
 RevisionText: TypeAlias = Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}$")]

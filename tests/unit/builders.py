@@ -96,8 +96,6 @@ def make_facts(**changes: Any) -> LaunchFacts:
         num_steps=20,
         step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0},
         step_time_sample_ms=[10.0] * 20,
-        slowest_rank_p50_ms=10.0,
-        fastest_rank_p50_ms=9.0,
         metrics={},
         weight_hashes={"10": "0" * 16, "9": "1" * 16},
         final_loss=None,

@@ -75,10 +75,11 @@ def test_launches_of_update_baselines_belong_to_the_revision_that_was_written(tm
 
 
 def test_bad_lines_are_named_and_the_others_are_read(tmp_path):
-    write_history(tmp_path, entries_of([1.0, 2.0]))
-    first, second = sorted(tmp_path.iterdir())
+    write_history(tmp_path, entries_of([1.0, 2.0, 3.0]))
+    first, second, third = sorted(tmp_path.iterdir())
     first.write_bytes(first.read_bytes() + b"{\n\xff\n" + b'{"schema_version": 1, "run": 0}')
     second.write_text(second.read_text().replace('"pytest -m overlap"', "7"))
+    third.write_text(third.read_text().replace('"num_steps"', '"fastest_rank_p50_ms":9.0,"num_steps"'))
     entries, problems = read_history(tmp_path)
     assert len(entries) == 1
     starts = (
@@ -86,8 +87,9 @@ def test_bad_lines_are_named_and_the_others_are_read(tmp_path):
         f"{first}:3: not UTF-8",
         f"{first}:4: $.schema_version: got 1",
         f"{second}:1: $.command: got 7",
+        f"{third}:1: $.launches[0].facts: unknown key 'fastest_rank_p50_ms'",
     )
-    assert [problem.startswith(start) for problem, start in zip(problems, starts, strict=True)] == [True] * 4
+    assert [problem.startswith(start) for problem, start in zip(problems, starts, strict=True)] == [True] * 5
 
 
 def test_moment_that_does_not_exist_is_a_problem_of_its_line():
