@@ -13,7 +13,6 @@ from typing import TypeAlias
 from pytest_aorta.cli import report_problems
 from pytest_aorta.common.errors import BaselineError, UsageError
 from pytest_aorta.common.text import counted, did_you_mean, emit, output_width, table
-from pytest_aorta.plan.options import make_options
 from pytest_aorta.verdict.baseline import (
     Baseline,
     baseline_path,
@@ -22,18 +21,11 @@ from pytest_aorta.verdict.baseline import (
     read_baseline_file,
     write_baseline,
 )
-from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.learning import detected
-from pytest_aorta.verdict.metrics import METRICS, Metric, format_value, middle
-from pytest_aorta.verdict.noise import StoredCase, blocks, prior_variance
-from pytest_aorta.verdict.statistics.variance import Estimate
+from pytest_aorta.verdict.metrics import METRICS, format_value, middle
+from pytest_aorta.verdict.noise import blocks
 
-# The numbers of candidate launches in the column "detects with": one, and the fewest that can fail a test.
-LOOKS = (1, 3)
 _HEADLINE = METRICS["step_time_p50"]
-_LIST_COLUMNS = (
-    "platform", "case", "baseline", "used/all", "sessions", "recorded", _HEADLINE.name, "detects with 1, 3",
-)  # fmt: skip
+_LIST_COLUMNS = ("platform", "case", "baseline", "used/all", "sessions", "recorded", _HEADLINE.name)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument("--folder", type=Path, default=Path("baselines"), help="folder (default: baselines)")
     where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
-    listed = ways.add_parser("list", parents=[where], help="list all cases, and the changes that each detects")
+    listed = ways.add_parser("list", parents=[where], help="list all cases")
     listed.set_defaults(run=_list_all)
     moved = ways.add_parser("move", parents=[where], help="move baselines to the new node id of a test")
     moved.add_argument("old", metavar="OLD", help="node id of a test, its file or folder, or a full case")
@@ -90,7 +82,6 @@ def _list_lines(files: Sequence[StoredFile], width: int) -> list[str]:
 
 def _list_row(file: StoredFile) -> tuple[str, ...]:
     baseline = file.baseline
-    estimate = file.estimate(_HEADLINE)
     return (
         baseline.platform,
         baseline.case,
@@ -99,7 +90,6 @@ def _list_row(file: StoredFile) -> tuple[str, ...]:
         str(_num_blocks(baseline)),
         _recorded_text(baseline),
         format_value(middle(_HEADLINE, baseline.center_launches), _HEADLINE.unit),
-        ", ".join(_detects(file, estimate)) if estimate else "-",
     )
 
 
@@ -114,38 +104,15 @@ def _recorded_text(baseline: Baseline) -> str:
     return f"{days[0]} to {days[-1]}" if days[0] != days[-1] else days[0]
 
 
-def _detects(file: StoredFile, estimate: Estimate) -> list[str]:
-    """Return what recording prints for the default options, and what a single launch does not pass."""
-    assert _HEADLINE.default is not None
-    most = make_options({}, Path.cwd()).max_launches
-    return detected(_HEADLINE, file.baseline, estimate, _HEADLINE.default.value or 0.0, LOOKS, most)
-
-
 _SEPARATOR = "::"
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A baseline with the name of its file.
-
-    ``others`` are the other baselines of the platform, from which the prior of the variance is taken.
-    """
+    """A baseline with the name of its file."""
 
     name: str
     baseline: Baseline
-    others: tuple[StoredCase, ...]
-
-    def estimate(self, metric: Metric) -> Estimate | None:
-        """Return the baseline estimate of a metric, or None if the baseline has none."""
-        device = self.baseline.center_launches[-1].device
-        comparison = StoredComparison(
-            self.baseline.case,
-            self.baseline.config,
-            self.baseline,
-            marked={},
-            priors=lambda asked: prior_variance(asked, device, self.others),
-        )
-        return comparison.estimate(metric) if metric.has_noise else None
 
 
 def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:
@@ -163,8 +130,7 @@ def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile],
     problems: list[str] = []
     for platform_folder in chosen:
         read, unreadable = _read_all(sorted(platform_folder.glob("*.json")))
-        cases = list(map(StoredCase, read.values()))
-        found += [_stored(str(path), read[path], cases) for path in read]
+        found += [StoredFile(str(path), baseline) for path, baseline in read.items()]
         problems += unreadable
     return found, problems
 
@@ -224,11 +190,6 @@ def _move_files(found: _Moves, folder: Path) -> None:
             Path(file.name).unlink()
     except (BaselineError, OSError) as error:
         raise BaselineError(f"moved in part: {error}; git status shows which files of {folder} are new") from None
-
-
-def _stored(name: str, baseline: Baseline, cases: Sequence[StoredCase]) -> StoredFile:
-    of_platform = (case for case in cases if case.baseline.platform == baseline.platform)
-    return StoredFile(name, baseline, tuple(other for other in of_platform if other.baseline.case != baseline.case))
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[dict[Path, Baseline], list[str]]:

@@ -235,13 +235,13 @@ def detection_lines(
         if problem := comparison.undecidable(metric, tolerance):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
         if len(center) >= MIN_LAUNCHES:
-            changes = detected(metric, baseline, stored, tolerance.value, looks, max_launches)
+            changes = _detected(metric, baseline, stored, tolerance.value, looks, max_launches)
             parts = [f"{change} with {look}" for look, change in zip(looks, changes, strict=True)]
             lines.append(f"  {name}: detects from {', '.join(parts)} launches")
     return lines
 
 
-def detected(
+def _detected(
     metric: Metric, baseline: Baseline, stored: Estimate, tolerance: float, looks: Sequence[int], max_launches: int
 ) -> list[str]:
     """Return the smallest change that each number of launches detects, as text."""
