@@ -87,15 +87,10 @@ def _list_row(file: StoredFile) -> tuple[str, ...]:
         baseline.case,
         str(baseline.revision),
         f"{len(baseline.center_launches)}/{len(baseline.launches)}",
-        str(_num_blocks(baseline)),
+        str(len(set(blocks([stored.facts for stored in baseline.launches])))),
         _recorded_text(baseline),
         format_value(middle(_HEADLINE, baseline.center_launches), _HEADLINE.unit),
     )
-
-
-def _num_blocks(baseline: Baseline) -> int:
-    """Return the number of session blocks of all launches."""
-    return len(set(blocks([stored.facts for stored in baseline.launches])))
 
 
 def _recorded_text(baseline: Baseline) -> str:

@@ -306,7 +306,7 @@ def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
     devices = visible_devices() if world.device == "cuda" else []
     if world.device == "cuda" and len(devices) < world.ranks_per_node:
         raise LaunchError(f"GPUs: {len(devices)} are visible, and {world.ranks_per_node} ranks need one each")
-    leased = LeasedWorld(world, devices, exclusive=True, wait_s=LEASE_S, owner=_owner(plan))
+    leased = LeasedWorld(world, devices, exclusive=True, wait_s=LEASE_S, owner=f"node {plan.node} of {plan.name}")
     leases.callback(leased.release)
     try:
         own = leased.world()
@@ -317,7 +317,3 @@ def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
         # Step times would mix two kinds of machine.
         raise LaunchError(f"GPUs are {sorted(here)}, node 0's are {sorted(there)}; every node needs the same model")
     return plan.replace(world=own, lease_fds=leased.fds)
-
-
-def _owner(plan: LaunchPlan) -> str:
-    return f"node {plan.node} of {plan.name}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.options import Options, WithoutGpus
@@ -22,7 +21,7 @@ def header(options: Options, devices: Sequence[Device]) -> str:
         where += ", missing GPUs simulated"
     if options.nnodes > 1:
         where += f" on each of {options.nnodes} nodes"
-    folder = _relative(options.baselines_dir, options.rootdir)
+    folder = str(options.baselines_dir).removeprefix(f"{options.rootdir}/")
     return f"aorta: {where}, torch {_torch_version()}, platform {world.platform}, baselines {folder}"
 
 
@@ -31,7 +30,3 @@ def _torch_version() -> str:
         return version("torch")
     except PackageNotFoundError:
         return "not installed"
-
-
-def _relative(path: Path, root: Path) -> Path:
-    return path.relative_to(root) if path.is_relative_to(root) else path

@@ -81,7 +81,7 @@ def learn(
     while len(launches) < launches_to_learn(marked, facts, options.launches):
         launches.append((yield Side.CANDIDATE))
     priors = platform_priors(options.baselines_dir, first.platform, facts.device, case)
-    baseline, noisy = _with_launches(first, launches), left_out(launches, marked)
+    baseline, noisy = first.replace(launches=tuple(map(StoredLaunch, launches))), left_out(launches, marked)
     if options.recording.reason is None:
         baseline = baseline.replace(left_out=noisy)
     elif noisy:
@@ -98,10 +98,6 @@ def learn(
     # since other sessions may have updated the baseline by then.
     stored = new.merged(options.baselines_dir)
     return _Learned(new, verdicts, tuple(detection_lines(stored, marked, priors, options.max_launches)))
-
-
-def _with_launches(first: Baseline, launches: Sequence[LaunchFacts]) -> Baseline:
-    return first.replace(launches=tuple(StoredLaunch(launch) for launch in launches))
 
 
 def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options: Options) -> tuple[list[str], bool]:
@@ -145,13 +141,14 @@ def unused_baselines(
     A test that can't launch has no record.
     """
     used: dict[str, set[str]] = {nodeid: set() for nodeid in passed}
-    used |= {record.nodeid: _stored_cases(record) for record in records if record.nodeid in passed}
+    used |= {
+        record.nodeid: {one.case for one in record.comparisons if one.kind is ReferenceKind.BASELINE}
+        for record in records
+        if record.nodeid in passed
+    }
     platforms = {record.nodeid: record.platform for record in records}
-    return orphans(options.baselines_dir, collected, used, platforms, options.rootdir)
-
-
-def _stored_cases(record: TestRecord) -> set[str]:
-    return {one.case for one in record.comparisons if one.kind is ReferenceKind.BASELINE}
+    found = orphans(options.baselines_dir, collected, used, platforms, options.rootdir)
+    return [line.removeprefix(f"{options.rootdir}/") for line in found]
 
 
 def _change_lines(old: Baseline | None, new: Baseline) -> list[str]:

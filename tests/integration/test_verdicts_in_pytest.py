@@ -331,7 +331,7 @@ def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
 
 def test_baselines_of_a_deleted_test_and_of_a_deleted_file_are_reported(recorded):
     recorded.test_file((recorded.path / "test_toy.py").read_text().replace("def test_weights", "def test_heights"))
-    unused = "*.json: unused: the test test_toy.py::test_weights does not exist; delete the file*"
+    unused = "baselines/*.json: unused: the test test_toy.py::test_weights does not exist; delete the file*"
     recorded.run("--aorta-fail-on=none", shows=unused)
     (recorded.path / "test_toy.py").rename(recorded.path / "test_other.py")
     assert text_of(recorded.run("--aorta-fail-on=none")).count("does not exist; delete the file") == 2

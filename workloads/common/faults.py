@@ -112,9 +112,8 @@ class BitFlip(TorchDispatchMode):
             _flip(_leaves([value for argument, value in named if not argument.name.startswith("out")]))
         result = func(*args, **kwargs)
         if is_chosen and not self._of_input:
-            in_place = [
-                value for value, argument in zip(args, func._schema.arguments, strict=False) if _is_written(argument)
-            ]
+            named = zip(func._schema.arguments, args, strict=False)
+            in_place = [value for argument, value in named if argument.alias_info and argument.alias_info.is_write]
             _flip(_leaves((in_place, result)))
         return result
 
@@ -124,10 +123,6 @@ def _leaves(nested: Any) -> list[Any]:
     found: list[Any] = []
     map_aggregate(nested, found.append)
     return found
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _flip(values: Iterable[Any]) -> None:

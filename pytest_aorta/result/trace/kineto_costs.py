@@ -99,12 +99,9 @@ def _with_device(costs: Costs, events: Iterable[Event], inside: Sequence[Event])
     )
     threads = {event["tid"] for event in runtime if "aunchKernel" in event["name"]}
     waits = Counter(event["name"] for event in runtime if event["tid"] in threads and is_blocking_call(event))
-    to_host = {name: count for name, count in families.items() if is_copy(name) and _is_to_host(name)}
+    copies = {name: count for name, count in families.items() if is_copy(name)}
+    to_host = {name: count for name, count in copies.items() if "DtoH" in name or "DeviceToHost" in name}
     return costs.replace(kernels=_sorted(families), host_syncs=_sorted(waits), host_copies=_sorted(to_host))
-
-
-def _is_to_host(name: str) -> bool:
-    return "DtoH" in name or "DeviceToHost" in name
 
 
 def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
