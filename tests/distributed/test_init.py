@@ -57,7 +57,6 @@ def make_model():
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(STRANGER.replace("LEARNING_RATE", "1e-2"))
     (tmp_path / "model.py").write_text(MODEL)
     return tmp_path
 
@@ -67,20 +66,6 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environ |= {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder.with_name("leases"))}
     command = (sys.executable, "-m", *command)
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=540, check=False)
-
-
-@pytest.mark.extended
-def test_ddp_script_is_under_test_after_two_commands_and_a_change_fails(stranger):
-    begun = run(stranger, "pytest_aorta.cli", "init", "train.py", "--", "--epochs=3")
-    assert begun.returncode == 0, begun.stderr
-    recorded = run(stranger, "pytest", "--update-baselines", "--aorta-launches=3")
-    assert recorded.returncode == 0, recorded.stdout
-    passed = run(stranger, "pytest")
-    assert passed.returncode == 0, passed.stdout
-    (stranger / "train.py").write_text(STRANGER.replace("LEARNING_RATE", "1.1e-2"))
-    failed = run(stranger, "pytest")
-    assert failed.returncode == 1
-    assert "Regression: weight_hash" in failed.stdout
 
 
 # As in the tutorial on fault tolerance: the script goes on with what the last run has left, and draws without a seed.
@@ -103,17 +88,24 @@ RESUMED = (
 
 
 @pytest.mark.extended
-def test_script_that_resumes_and_draws_without_a_seed_is_compared_from_its_start(stranger):
-    (stranger / "train.py").write_text(RESUMED.replace("LEARNING_RATE", "1e-2"))
-    begun = run(stranger, "pytest_aorta.cli", "init", "train.py", "--", "--epochs=2")
+@pytest.mark.parametrize(
+    ("script", "epochs", "options", "said"),
+    [
+        (STRANGER, 3, ("--aorta-launches=3",), ()),
+        (RESUMED, 2, (), ("snapshot.pt, which the script writes", "the recorder sets seeds")),
+    ],
+    ids=["seeded", "resuming and without a seed"],
+)
+def test_script_is_under_test_after_two_commands_and_a_change_fails(stranger, script, epochs, options, said):
+    (stranger / "train.py").write_text(script.replace("LEARNING_RATE", "1e-2"))
+    begun = run(stranger, "pytest_aorta.cli", "init", "train.py", "--", f"--epochs={epochs}")
     assert begun.returncode == 0, begun.stderr
-    assert "snapshot.pt, which the script writes" in begun.stdout
-    assert "the recorder sets seeds" in begun.stdout
-    recorded = run(stranger, "pytest", "--update-baselines")
+    assert [text for text in said if text not in begun.stdout] == []
+    recorded = run(stranger, "pytest", "--update-baselines", *options)
     assert recorded.returncode == 0, recorded.stdout
     passed = run(stranger, "pytest")
     assert passed.returncode == 0, passed.stdout
-    (stranger / "train.py").write_text(RESUMED.replace("LEARNING_RATE", "1.1e-2"))
+    (stranger / "train.py").write_text(script.replace("LEARNING_RATE", "1.1e-2"))
     failed = run(stranger, "pytest")
     assert failed.returncode == 1
     assert "Regression: weight_hash" in failed.stdout

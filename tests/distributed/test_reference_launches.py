@@ -15,6 +15,7 @@ import pytest
 
 import pytest_aorta
 from tests.distributed.processes import mentioning
+from tests.unit.builders import git
 
 OWN = """
 import time
@@ -70,6 +71,7 @@ import json
 from pathlib import Path
 import pytest
 from pytest_aorta.plugin.hooks import RUN
+from tests.unit.builders import git
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(120)]
 
@@ -144,12 +146,6 @@ FILES = {
 }
 
 Runner = Callable[..., str]
-
-
-def git(folder: Path, *arguments: str) -> str:
-    author = ["-c", "user.name=A", "-c", "user.email=a@b"]
-    command = ["git", "-C", str(folder), *author, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(path: Path, text: str) -> None:

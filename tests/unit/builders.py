@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,6 +87,12 @@ def make_options(**changes: Any) -> Options:
         rootdir=Path(),
     )
     return replace(defaults, **changes)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    author = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    command = ["git", "-C", str(folder), *author, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def make_facts(**changes: Any) -> LaunchFacts:

@@ -194,13 +194,10 @@ class CopyComputeWorkload(Workload):
         for copy in self._copies:
             copy.prepare(self._settings.seed, check)
         self._overlapped()
-        self._synchronize()
-        found = [copy.failure(check, self._rank) for copy in self._copies]
-        return [detail for detail in found if detail is not None]
-
-    def _synchronize(self) -> None:
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
+        found = [copy.failure(check, self._rank) for copy in self._copies]
+        return [detail for detail in found if detail is not None]
 
     def _metrics(self, mean_ms: dict[str, float]) -> dict[str, float]:
         flops = 2 * self._settings.matrix_size**3 * self._settings.gemms

@@ -48,7 +48,9 @@ def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one
     """
     if one_stream == (device.type == "cpu"):
         return
-    gather, scatter = (_InLine(torch.cuda.current_stream(device)),) * 2 if one_stream else (_as_work, _at_once)
+    # In gloo's threads, or at once: a transfer's argument says whether it returns its work.
+    on_cpu: tuple[_Run, _Run] = (lambda transfer: transfer(True), lambda transfer: transfer(False))
+    gather, scatter = (_InLine(torch.cuda.current_stream(device)),) * 2 if one_stream else on_cpu
     for unit in units:
         unit.set_custom_all_gather(_Collective(all_gather, gather))  # type: ignore[arg-type]
         unit.set_custom_reduce_scatter(_Collective(reduce_scatter, scatter))  # type: ignore[arg-type]
@@ -56,15 +58,6 @@ def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one
 
 # Runs a collective, whose argument says whether it is asynchronous.
 _Run: TypeAlias = Callable[[Transfer], Handle | None]
-
-
-def _at_once(collective: Transfer) -> Handle | None:
-    return collective(False)
-
-
-def _as_work(collective: Transfer) -> Handle | None:
-    """Start the collective in gloo's threads and return its work."""
-    return collective(True)
 
 
 class _InLine:

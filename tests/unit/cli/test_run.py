@@ -317,11 +317,13 @@ def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     assert read_result(toy.path / "results/train/trial_0.json").config == {"args": ["--lr", "1"]}
 
 
-def test_script_takes_no_config(toy, capsys):
-    assert cli.main(["run", "--script", "train.py", "--steps", "5"]) == 2
-    assert "--steps: a script has no config keys" in capsys.readouterr().err
-
-
-def test_more_gpus_than_there_are_is_wrong_usage(toy, capsys):
-    assert cli.main(["run", "--workload", "toy", "--aorta-gpus", "64"]) == 2
-    assert "--aorta-gpus=64: 0 GPUs are visible" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--script", "train.py", "--steps", "5"], "--steps: a script has no config keys"),
+        (["--workload", "toy", "--aorta-gpus", "64"], "--aorta-gpus=64: 0 GPUs are visible"),
+    ],
+)
+def test_option_that_does_not_fit_the_launch_is_wrong_usage(toy, capsys, arguments, said):
+    assert cli.main(["run", *arguments]) == 2
+    assert said in capsys.readouterr().err

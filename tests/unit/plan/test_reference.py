@@ -29,7 +29,7 @@ from pytest_aorta.plan.reference import (
     open_worktree,
 )
 from pytest_aorta.plan.workloads import find_workload, read_workload, resolve_config
-from tests.unit.builders import make_plan
+from tests.unit.builders import git, make_plan
 
 YAML = """
 description: a toy
@@ -40,12 +40,6 @@ config:
 """
 
 Opener = Callable[..., References]
-
-
-def git(folder: Path, *arguments: str) -> str:
-    author = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
-    command = ["git", "-C", str(folder), *author, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(path: Path, text: str = "") -> Path:

@@ -4,7 +4,6 @@ import calendar
 import json
 import os
 import socket
-import subprocess
 import time
 
 import pytest
@@ -27,6 +26,7 @@ from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import StoredLaunch, read_baseline_file, write_baseline
 from tests.unit.builders import (
     ENDED_WELL,
+    git,
     make_baseline,
     make_plan,
     make_provenance,
@@ -35,12 +35,6 @@ from tests.unit.builders import (
     schema_violation,
     write_ranks,
 )
-
-
-def git(folder, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "init.defaultBranch=trunk"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
@@ -58,12 +52,12 @@ def repository(tmp_path):
 def test_version_has_the_commit_and_the_branch_and_is_dirty_if_a_tracked_file_differs(repository):
     (repository / "notes.txt").write_text("note")
     commit = git(repository, "rev-parse", "HEAD")
-    assert code_version(repository) == (commit, "trunk", False)
+    assert code_version(repository) == (commit, "main", False)
     (repository / "train.py").write_text("lr = 2\n")
     # Git is asked once per folder.
-    assert code_version(repository) == (commit, "trunk", False)
+    assert code_version(repository) == (commit, "main", False)
     code_version.cache_clear()
-    assert code_version(repository) == (commit, "trunk", True)
+    assert code_version(repository) == (commit, "main", True)
 
 
 def test_detached_head_has_no_branch(repository):
@@ -72,7 +66,7 @@ def test_detached_head_has_no_branch(repository):
 
 
 def test_repository_without_a_commit_has_a_branch_only():
-    assert parse_status("# branch.oid (initial)\n# branch.head trunk\n") == (None, "trunk", False)
+    assert parse_status("# branch.oid (initial)\n# branch.head main\n") == (None, "main", False)
 
 
 def test_version_is_unknown_without_a_repository_or_git(repository, tmp_path, monkeypatch):
@@ -109,7 +103,7 @@ def test_version_of_another_environment_is_unknown(repository):
 
 def test_provenance_is_of_now_and_of_this_host(repository):
     found = provenance(repository)
-    assert (found.host, found.block, found.branch) == (socket.gethostname(), block_id(), "trunk")
+    assert (found.host, found.block, found.branch) == (socket.gethostname(), block_id(), "main")
     measured_s = calendar.timegm(time.strptime(found.measured_at, module.UTC_FORMAT))
     assert abs(time.time() - measured_s) < 60
 
