@@ -96,31 +96,25 @@ def test_test_that_fails_in_every_attempt_is_one_failure_with_its_last_evidence(
     assert "<summary><code>test_toy.py::test_speed (attempt 1)</code></summary>" not in text
 
 
-def test_teardown_that_is_retried_supersedes_the_call_that_passed(retried):
+@pytest.mark.parametrize(
+    ("fixture", "passed"),
+    [
+        ("    yield\n    if failures:\n        raise failures.pop()\n", 2),
+        ("    if failures:\n        raise failures.pop()\n", 1),
+    ],
+    ids=["teardown, whose call pytest counts as passed", "setup"],
+)
+def test_attempt_that_fails_beside_its_call_is_superseded(retried, fixture, passed):
     retried.write(
         "test_toy.py",
-        "import pytest\n\nfailures = [ValueError('too early')]\n\n"
-        "@pytest.fixture\ndef late():\n    yield\n    if failures:\n        raise failures.pop()\n\n"
-        "def test_one(late, workload):\n    workload.check(workload.run('toy'))\n",
+        f"import pytest\n\nfailures = [ValueError('too early')]\n\n@pytest.fixture\ndef unready():\n{fixture}\n"
+        "def test_one(unready, workload):\n    workload.check(workload.run('toy'))\n",
     )
     result = retried.run("--reruns=1", "--update-baselines")
-    assert result.parseoutcomes() == {"passed": 2, "rerun": 1}  # pytest counts the call of the first attempt too
+    assert result.parseoutcomes() == {"passed": passed, "rerun": 1}
     assert retried.summary()["tests"] == {"passed": 1}
     result.stdout.fnmatch_lines(["aorta: *, 1 attempt retried*"])
     assert "too early" in page(retried)
-
-
-def test_attempt_that_fails_in_setup_is_labelled(retried):
-    retried.write(
-        "test_toy.py",
-        "import pytest\n\nfailures = [ValueError('not yet')]\n\n"
-        "@pytest.fixture\ndef early():\n    if failures:\n        raise failures.pop()\n\n"
-        "def test_one(early, workload):\n    workload.run('toy')\n",
-    )
-    result = retried.run("--reruns=1")
-    assert result.parseoutcomes() == {"passed": 1, "rerun": 1}
-    result.stdout.fnmatch_lines(["aorta: 1 test, 1 test without a comparison, 1 attempt retried*"])
-    assert retried.summary()["tests"] == {"passed": 1}
     assert attempts(retried, "test_one") == ["1", "2"]
 
 

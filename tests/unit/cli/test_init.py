@@ -117,31 +117,31 @@ def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(fo
     assert "note: weights are compared bit by bit: two launches computed the same" in capsys.readouterr().out
 
 
-def test_seeds_are_set_by_the_recorder_where_launches_differ_only_without_them(folder, launches, capsys):
-    (folder / "train.py").write_text(PLAIN)
-    launches.ranks = lambda plan, number: (
-        {} if plan.record and plan.record.deterministic else {"weight_hashes": {"3": f"{number:016x}"}}
-    )
-    assert main(["init", "train.py"]) == 0
-    text = files(folder)["test_train.py"]
-    assert call_in(text)[1] == {"record": {"hash_weights": True, "deterministic": True}}
-    said = "the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because without them"
-    assert f"note: {said} two launches differ in step 3" in capsys.readouterr().out
-    assert "# The recorder sets seeds" in text
+SEEDED = "the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because without them"
 
 
-@pytest.mark.parametrize("fails", ["", "no deterministic implementation"])
-def test_script_that_never_repeats_is_tested_without_its_weights_and_without_pins(folder, launches, capsys, fails):
+@pytest.mark.parametrize(
+    ("under_pins", "record", "said"),
+    [
+        ({}, {"hash_weights": True, "deterministic": True}, f"{SEEDED} two launches differ in step 3"),
+        (None, {}, "weights are not compared: two launches differ in step 3"),
+        ({"fails": "no deterministic implementation"}, {}, "no deterministic implementation"),
+    ],
+    ids=["repeats with seeds", "never repeats", "fails with seeds"],
+)
+def test_script_whose_launches_differ_is_tried_with_seeds(folder, launches, capsys, under_pins, record, said):
     (folder / "train.py").write_text(PLAIN)
     launches.ranks = lambda plan, number: (
-        {"fails": fails}
-        if fails and plan.record and plan.record.deterministic
+        under_pins
+        if under_pins is not None and plan.record and plan.record.deterministic
         else {"weight_hashes": {"3": f"{number:016x}"}}
     )
     assert main(["init", "train.py"]) == 0
-    assert call_in(files(folder)["test_train.py"])[1] == {"record": {}}
-    assert "note: weights are not compared: two launches differ in step 3" in (shown := capsys.readouterr().out)
-    assert fails in shown
+    text, shown = files(folder)["test_train.py"], capsys.readouterr().out
+    assert call_in(text)[1] == {"record": record}
+    assert said in shown
+    assert ("# The recorder sets seeds" in text) is bool(record)
+    assert ("note: weights are not compared: two launches differ in step 3" in shown) is not bool(record)
 
 
 def resuming(folder: Path, kept: str, *, is_seeded: bool = True) -> Ranks:
