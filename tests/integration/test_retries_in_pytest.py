@@ -114,8 +114,9 @@ def test_attempt_that_fails_beside_its_call_is_superseded(retried, fixture, pass
     assert result.parseoutcomes() == {"passed": passed, "rerun": 1}
     assert retried.summary()["tests"] == {"passed": 1}
     result.stdout.fnmatch_lines(["aorta: *, 1 attempt retried*"])
-    assert "too early" in page(retried)
     assert attempts(retried, "test_one") == ["1", "2"]
+    if passed == 2:  # the page has attempts with a launch
+        assert "too early" in page(retried)
 
 
 # pytest-retry repeats a test inside of pytest_runtest_makereport, and reports the last attempt with the report of the
