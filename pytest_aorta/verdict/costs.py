@@ -72,6 +72,9 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     if varying:
         named = ", ".join(sorted(varying)[:_MOST_NAMED]) + (", ..." if len(varying) > _MOST_NAMED else "")
         details.append(f"left out, since it differs between launches of the {row.reference}: {named}")
+    unknown = {name for group in row.launches[0].costs for name in group.costs.without_flops}
+    if unknown and cost is Cost.FLOPS:
+        details.append(f"no formula is known for {brief(', '.join(sorted(unknown)))}, which counts as 0")
     if outcome is Outcome.IMPROVED:
         details.append(STALE)
     return row.verdict(
@@ -150,12 +153,11 @@ def _part(row: Row, cost: Cost, change: _Change, name: str) -> str:
 
 
 def costs_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:
-    """Return one line on costs that are not compared, since one side did not count them, or on incomplete FLOPs."""
+    """Return one line on costs that are not compared, since one side did not count them."""
     here = launches[0].costs
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
         return (f"costs of a step are not compared: {problem}",)
     if here and others and not has_costs(others[-1]):
         again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
         return (f"costs of a step are not in the {side}{again}",)
-    unknown = sorted({name for group in here for name in group.costs.without_flops})
-    return (f"flops: no formula is known for {brief(', '.join(unknown))}, which counts as 0",) if unknown else ()
+    return ()

@@ -104,6 +104,14 @@ def test_costs_that_a_launch_could_not_count_are_missing_with_the_reason():
     assert "costs of a step are not compared: torch.profiler runs" in verdicts.notes
 
 
+def test_an_operator_without_a_formula_is_told_in_the_row_of_flops_and_not_as_a_cause_of_other_changes():
+    custom = MORE_GATHERS.replace(without_flops={"mine::scan": 2})
+    verdicts = judged(custom, custom)
+    assert verdicts["flops"].outcome is PASS
+    assert verdicts["flops"].detail == "no formula is known for mine::scan, which counts as 0"
+    assert verdicts.notes == ()
+
+
 def test_another_torch_keeps_operators_from_being_compared_but_not_collectives():
     verdicts = judged(MORE_GATHERS, MORE_GATHERS, environment={"torch": "2.13.0", "device": "cpu"})
     assert verdicts["operators"].not_applicable is NotApplicable.VERSIONS
