@@ -83,7 +83,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         self._global_batch = settings.samples_per_step * env.world_size
         given = settings.load_checkpoint
         self._trained_steps = 0 if given is None else checkpoint.load(given, self._model, self._optimizer)
-        self._feed = self._make_feed(env)
+        self._feed = self._make_feed(env, self._trained_steps)
         self._step = 0
         last = self._trained_steps + settings.warmup + settings.steps
         self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, self._trained_steps, last)
@@ -114,10 +114,10 @@ class RankingTraining(Workload, Generic[_Settings]):
         """Leave the process group and free model, optimizer and batches."""
         leave_process_group(self, "_optimizer", "_forward", "_model", "_feed")
 
-    def _make_feed(self, env: RankEnv) -> InputFeed:
+    def _make_feed(self, env: RankEnv, first_step: int) -> InputFeed:
         settings = self._settings
         # The first batch is the one that follows those of the loaded checkpoint.
-        numbers = range(self._trained_steps, self._trained_steps + settings.host_batches)
+        numbers = range(first_step, first_step + settings.host_batches)
         batches = [make_batch(settings, number % settings.host_batches, env.rank, env.world_size) for number in numbers]
         self._bytes_per_step = batches[0].num_bytes
         beside = settings.h2d_prefetch and self.overlaps
