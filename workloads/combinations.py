@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
+from .common.rules import ABSOLUTE, CHECKPOINT_RULES, Rule, check_rules, is_relative
 from .models.config import MixtureConfig
-
-# The keys that contradict each other, whether they do, and why, with what to do.
-_Rule: TypeAlias = tuple[str, Callable[[Any], object], str]
 
 
 def check_combinations(workload: str, config: Mapping[str, Any], *, device: str, ranks: int) -> None:
@@ -20,21 +15,7 @@ def check_combinations(workload: str, config: Mapping[str, Any], *, device: str,
     The message has the rule's keys with their values, and the reason.
     """
     given = {**config, "device": device, "ranks": ranks}
-    for keys, is_broken, reason in (*_SHARED, *_OWN[workload]):
-        if is_broken(SimpleNamespace(**given)):
-            raise ValueError(f"{' and '.join(f'{key} is {_shown(given[key])}' for key in keys.split())}: {reason}")
-
-
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _is_relative(folder: str | None) -> bool:
-    return folder is not None and not Path(folder).is_absolute()
-
-
-def _is_taken(folder: str | None) -> bool:
-    return folder is not None and Path(folder).exists() and (not Path(folder).is_dir() or any(Path(folder).iterdir()))
+    check_rules((*_SHARED, *CHECKPOINT_RULES, *_OWN[workload]), given)
 
 
 def _has_boundaries(kinds: list[str]) -> bool:
@@ -62,7 +43,6 @@ def _odd_for_experts(c: Any) -> bool:
     return bool(c.num_experts and (c.dim % multiple or width // c.tensor_parallel_degree % multiple))
 
 
-_FOLDER = "ranks may run in any folder; give an absolute path"
 _EVEN = "ranks of tensor parallelism split it evenly; use a multiple"
 _WITH_STEP: dict[str, Callable[[Any], object]] = {
     "pipeline_parallel_degree": lambda degree: degree > 1,
@@ -78,17 +58,17 @@ _WITH_CAPTURE: dict[str, Callable[[Any], object]] = {
 }
 
 
-def _refused(key: str, value: object, others: Mapping[str, Callable[[Any], object]], reason: str) -> list[_Rule]:
+def _refused(key: str, value: object, others: Mapping[str, Callable[[Any], object]], reason: str) -> list[Rule]:
     """Return a rule for each of ``others``, which a config with that value of ``key`` can't ask for."""
 
-    def rule(other: str, asks: Callable[[Any], object]) -> _Rule:
+    def rule(other: str, asks: Callable[[Any], object]) -> Rule:
         return f"{key} {other}", lambda c: getattr(c, key) == value and asks(getattr(c, other)), reason
 
     return [rule(other, asks) for other, asks in others.items()]
 
 
 # fmt: off
-_SHARED: tuple[_Rule, ...] = (
+_SHARED: tuple[Rule, ...] = (
     ("n_heads n_kv_heads", lambda c: c.n_heads % c.n_kv_heads, "equal groups of query heads share heads of keys"),
     ("dim n_heads", lambda c: c.dim % (2 * c.n_heads), "rotary positions turn pairs; use a multiple of 2 x n_heads"),
     ("kv_lora_rank q_lora_rank qk_rope_head_dim",
@@ -174,18 +154,13 @@ _SHARED: tuple[_Rule, ...] = (
     ("memory_budget_bytes activation_checkpointing",
      lambda c: c.memory_budget_bytes is not None and c.activation_checkpointing != "auto",
      "only auto keeps to a budget"),
-    # Hashes and checkpoints
+    # Hashes
     ("hash_operators_step steps", lambda c: (c.hash_operators_step or 0) > c.steps, "this step is not measured"),
     ("hash_tensors_step steps", lambda c: (c.hash_tensors_step or 0) > c.steps, "this step is not measured"),
     ("hash_tensors_step hash_tensors", lambda c: c.hash_tensors_step and not c.hash_tensors,
      "name the kinds to hash in that step"),
-    ("save_checkpoint", lambda c: _is_relative(c.save_checkpoint), _FOLDER),
-    ("load_checkpoint", lambda c: _is_relative(c.load_checkpoint), _FOLDER),
-    ("save_checkpoint", lambda c: _is_taken(c.save_checkpoint), "it exists already; use a new or an empty folder"),
-    ("load_checkpoint", lambda c: c.load_checkpoint is not None and not Path(c.load_checkpoint, ".metadata").is_file(),
-     "it holds no complete checkpoint, since the file .metadata is missing"),
 )
-_OWN: dict[str, tuple[_Rule, ...]] = {
+_OWN: dict[str, tuple[Rule, ...]] = {
     "llama_fsdp2": (
         ("pipeline_parallel_schedule reshard_after_forward reduce_every_micro_batch compile_blocks",
          lambda c: _is_zero_bubble(c) and (c.reshard_after_forward or c.reduce_every_micro_batch or c.compile_blocks),
@@ -220,7 +195,7 @@ _OWN: dict[str, tuple[_Rule, ...]] = {
         ("context_parallel_degree bucketing overlap_reorder",
          lambda c: c.context_parallel_degree > 1 and c.overlap_reorder and c.bucketing in ("none", "auto"),
          "collectives are ordered by estimated times, which differ where ranks attend to more of a sequence"),
-        ("dump_graphs", lambda c: _is_relative(c.dump_graphs), _FOLDER),
+        ("dump_graphs", lambda c: is_relative(c.dump_graphs), ABSOLUTE),
         ("trace backend", lambda c: c.trace == "step" and c.backend == "eager", "no graph computes the gradients"),
         *_refused("trace", "step", _WITH_STEP, "forward, loss and backward are one graph"),
         ("cuda_graphs trace backend", lambda c: c.cuda_graphs and (c.trace, c.backend) != ("step", "aot_eager"),

@@ -49,8 +49,13 @@ import pytest
 MODEL = {"workload": "llama_fsdp2", "n_layers": 1, "n_kv_heads": 4}
 pytestmark = pytest.mark.world(size=2, device="cpu")
 
-def test_equal(workload):
-    workload.compare_restart(MODEL | {"lr_schedule": {"kind": "cosine", "steps": 5}}, steps=5, after=3)
+RANKING = {"num_tables": 2, "dim": 8, "n_layers": 1, "ffn_hidden": 8, "max_grad_norm": 1.0}
+
+@pytest.mark.parametrize("config", [
+    MODEL, RANKING | {"workload": "ranking"}, RANKING | {"workload": "ddp_overlap", "h2d_prefetch": False},
+])
+def test_equal(workload, config):
+    workload.compare_restart(config | {"lr_schedule": {"kind": "cosine", "steps": 7}}, steps=7, after=3)
 
 def test_different(workload):
     fault = {"kind": "weight_ulp", "step": 1, "rank": 1}
@@ -68,7 +73,7 @@ def test_refused(workload, config, after):
 
 def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner, on_cpu):
     result = inner(RESTARTS, "--aorta-launcher=forkserver", "-s")
-    result.assert_outcomes(passed=5, failed=1)
+    result.assert_outcomes(passed=7, failed=1)
     text = result.stdout.str()
     assert "Regression: weight_hash" in text
     assert "first in step 3, in 2 of 4 steps" in text

@@ -141,7 +141,7 @@ def test_first_step_copies_the_next_inputs_too_unless_the_config_says_otherwise(
     workload = RankingWorkload(default_config("ranking", **SIZES | MODEL | changes))
     workload._settings, workload._device, stream = workload.read_settings(), CPU, CountingStream()
     monkeypatch.setattr("aorta_workloads.ranking.training.InlineStream", lambda: stream)
-    workload._make_feed(SimpleNamespace(rank=0, world_size=2)).take(0)
+    workload._make_feed(SimpleNamespace(rank=0, world_size=2), 0).take(0)
     assert stream.num_submitted == num_copies
 
 

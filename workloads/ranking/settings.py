@@ -35,6 +35,8 @@ class TrainingSettings:
     deterministic: bool
     seed: int
     hash_every: int
+    save_checkpoint: str | None
+    load_checkpoint: str | None
 
     def check(self) -> None:
         """Raise ValueError for keys that contradict each other."""

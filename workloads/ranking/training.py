@@ -12,9 +12,11 @@ import torch.nn.functional as F
 
 from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Telemetry, Workload, hash_parameters, profiled
 
+from .. import checkpoint
 from ..common.determinism import use_deterministic_algorithms
 from ..common.gradients import clip_gradients, total_norm
 from ..common.learning_rate import LearningRate
+from ..common.rules import CHECKPOINT_RULES, check_rules
 from ..common.streams import DeviceStream, InlineStream
 from ..common.training import is_hashed, leave_process_group, make_adamw, measure_training, peak_memory_metrics
 from .data import Batch, InputFeed, make_batch
@@ -68,6 +70,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         self._device = env.join(self.name, min_world_size=self.min_world_size)
         settings = self._settings = self.read_settings()
         settings.check()
+        check_rules(CHECKPOINT_RULES, self.config)
         if settings.deterministic:
             use_deterministic_algorithms(self._device)
         with torch.device(self._device):
@@ -78,9 +81,12 @@ class RankingTraining(Workload, Generic[_Settings]):
         self._forward = self.distribute(self._model)
         self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay)
         self._global_batch = settings.samples_per_step * env.world_size
-        self._feed = self._make_feed(env)
+        given = settings.load_checkpoint
+        self._trained_steps = 0 if given is None else checkpoint.load(given, self._model, self._optimizer)
+        self._feed = self._make_feed(env, self._trained_steps)
         self._step = 0
-        self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, 0, settings.warmup + settings.steps)
+        last = self._trained_steps + settings.warmup + settings.steps
+        self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, self._trained_steps, last)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
@@ -89,13 +95,15 @@ class RankingTraining(Workload, Generic[_Settings]):
         settings, self._weight_hashes = self._settings, dict[str, str]()
         any_cpu = not settings.compile.enabled
         result = measure_training(self._measured_step, settings.steps, self._device, any_cpu=any_cpu)
+        if (folder := settings.save_checkpoint) is not None:
+            checkpoint.save(folder, self._model, self._optimizer)
         metrics = self._metrics(sum(result.step_times_ms) / 1e3)
         result = result.replace(metrics=metrics, weight_hashes=self._weight_hashes)
         return profiled(result, self._train_step, settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
         """Return the learning rate of each measured step."""
-        first = self._settings.warmup
+        first = self._trained_steps + self._settings.warmup
         return Telemetry({"lr": self._learning_rate.rates(range(first, first + self._settings.steps))})
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -106,10 +114,11 @@ class RankingTraining(Workload, Generic[_Settings]):
         """Leave the process group and free model, optimizer and batches."""
         leave_process_group(self, "_optimizer", "_forward", "_model", "_feed")
 
-    def _make_feed(self, env: RankEnv) -> InputFeed:
+    def _make_feed(self, env: RankEnv, first_step: int) -> InputFeed:
         settings = self._settings
-        numbers = range(settings.host_batches)
-        batches = [make_batch(settings, number, env.rank, env.world_size) for number in numbers]
+        # The first batch is the one that follows those of the loaded checkpoint.
+        numbers = range(first_step, first_step + settings.host_batches)
+        batches = [make_batch(settings, number % settings.host_batches, env.rank, env.world_size) for number in numbers]
         self._bytes_per_step = batches[0].num_bytes
         beside = settings.h2d_prefetch and self.overlaps
         on_stream = beside and self._device.type == "cuda"
