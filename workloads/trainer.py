@@ -13,7 +13,7 @@ from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry
 from . import checkpoint as saved_state
 from .combinations import check_combinations
 from .common.determinism import use_deterministic_algorithms
-from .common.faults import OPERATOR_INPUT, OPERATOR_OUTPUT
+from .common.faults import OPERATOR_INPUT, OPERATOR_NAN, OPERATOR_OUTPUT
 from .common.gradients import clip_gradients, total_norm
 from .common.learning_rate import LearningRate
 from .common.training import leave_process_group, make_adamw, measure_training, peak_memory_metrics
@@ -242,11 +242,12 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             loss = self._accumulate(batch, self._settings.fault.gradient_scale(step, self._rank))
         else:
             loss = self._pipeline.step(batch)
-        self._hashes.after_backward(step)
+        self._hashes.gradients("gradients", step)
         norm = None
         if (max_norm := self._settings.max_grad_norm) is not None:
             norm = self._total_norm()
             clip_gradients(self._model, max_norm, norm)
+        self._hashes.gradients("clipped", step)
         self._learning_rate.apply(self._optimizer)
         self._optimizer.step()
         if (coefficient := self._settings.model.mixture.load_balance_coeff) is not None:
@@ -285,16 +286,16 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
         fault = self._settings.fault
         # A capture of operators is entered between the two, so that it records both faults.
-        with fault.flips(OPERATOR_OUTPUT, step, self._rank):
+        with fault.flips(OPERATOR_OUTPUT, OPERATOR_NAN, step=step, rank=self._rank):
             self._hashes.begin(step)
-            with fault.flips(OPERATOR_INPUT, step, self._rank), timer.step():
+            with fault.flips(OPERATOR_INPUT, step=step, rank=self._rank), timer.step():
                 if fault.slows(step, self._rank):
                     self._delay()
                 loss, norm = self._train_step(step, batch)
             self._hashes.end_operators()
         # A step without clipping does not need the norm, so the norm is computed outside the timed step.
         norm = self._total_norm() if norm is None else norm
-        fault.after_step(step, self._rank, self._model)
+        fault.after_step(step, self._rank, self._model, self._optimizer)
         self._hashes.end(step)
         return loss if self._mesh.counts_loss else torch.zeros_like(loss), norm
 

@@ -174,18 +174,24 @@ def test_a_global_batch_is_the_same_however_ranks_share_it():
     assert not torch.equal(whole, sequences(5, 4, range(8), 16, 256))
 
 
-def test_weight_ulp_changes_one_bit_of_one_weight_on_its_rank_after_its_step_alone():
+@pytest.mark.parametrize("kind", ["weight_ulp", "double_moment"])
+def test_fault_changes_one_element_of_one_tensor_on_its_rank_after_its_step_alone(kind):
     model = make_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    fault = Fault(kind="weight_ulp", step=2, rank=1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.tok_embeddings.weight.grad = torch.ones_like(model.tok_embeddings.weight)
+    optimizer.step()
 
+    def values():
+        state = [moments["exp_avg"].clone() for moments in optimizer.state.values()]
+        return [value.clone() for value in model.state_dict().values()] if kind == "weight_ulp" else state
+
+    before, fault = values(), Fault(kind=kind, step=2, rank=1)
     for step, rank in [(1, 1), (2, 0), (3, 1)]:
-        fault.after_step(step, rank, model)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        fault.after_step(step, rank, model, optimizer)
+    assert all(map(torch.equal, before, values()))
 
-    fault.after_step(2, 1, model)
-    changed = {name: (before[name] != value).sum().item() for name, value in model.state_dict().items()}
-    assert sum(changed.values()) == 1
+    fault.after_step(2, 1, model, optimizer)
+    assert sum((old != new).sum().item() for old, new in zip(before, values(), strict=True)) == 1
 
 
 def test_drop_gradient_scales_by_zero_on_its_rank_in_its_step_alone():
