@@ -59,7 +59,6 @@ class StepHashes:
         self._kinds = settings.hash_tensors
         self._check()
         self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
-        self._operators = None if settings.hash_operators_step is None else OperatorCapture(model)
         self._wants_tensors = False
         self.weight_hashes: dict[str, str] = {}
         self.tensor_hashes: dict[str, TensorHashes] = {}
@@ -70,8 +69,6 @@ class StepHashes:
         self._wants_tensors = step in self._tensor_steps()
         if self._boundaries and self._wants_tensors:
             self._boundaries.begin()
-        if self._operators and step == self._settings.hash_operators_step:
-            self._operators.begin(step)
 
     def forward(self, *args: Any) -> Any:
         """Call the model."""
@@ -83,11 +80,6 @@ class StepHashes:
             named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
             with OperatorCapture.paused():
                 self._add(kind, step, self._hash(named))
-
-    def end_operators(self) -> None:
-        """End the capture of operators and write the captured calls, if this step is captured."""
-        if self._operators:
-            self._operators.end()
 
     def end(self, step: int) -> None:
         """Hash the weights and tensors that the config asks for after measured step ``step``."""

@@ -194,12 +194,14 @@ def locate_first(
     can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
     can_capture = HASH_OPERATORS_STEP in config_keys
     is_hashed = all(_has_hashes(result, step) for result in (candidate, reference))
-    if again is None or not can_hash or (is_hashed and not can_capture):
+    if again is None or not (can_hash or can_capture) or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
-        if not found and can_hash:
+        if not found and (can_hash or can_capture):
             found = [f"--aorta-locate launches both once more to find the parameter and the module in step {step}"]
+        elif not found and again is not None:
+            found = [f"not located further: a side has no config keys {HASH_OPERATORS_STEP} and {HASH_TENSORS}"]
         return lines + found
-    changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step}
+    changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step} if can_hash else {}
     if can_capture:
         changes[HASH_OPERATORS_STEP] = step
     try:
@@ -491,7 +493,8 @@ def _placed(call: OperatorCall) -> str:
     place = f" of {call.module}" if call.module else ""
     source = f" ({call.source})" if call.source else ""
     group = f" over {call.group}" if call.group else ""
-    return f"{call.name}{group} in {call.phase}{place}{source}"
+    phase = call.phase if call.phase.startswith("after") else f"in {call.phase}"
+    return f"{call.name}{group} {phase}{place}{source}"
 
 
 def locate_non_finite(calls: Mapping[int, Calls]) -> tuple[str, bool]:

@@ -55,6 +55,8 @@ _CALL_MODULE, _RUN_BACKWARD = "_call_impl", "_engine_run_backward"
 _TRACED_NAME = re.compile(r"^L\['\w+'\]")
 _TRACED_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MAX_TEXT = 200
+# The phase of operators that follow an optimizer's step and that no module calls.
+AFTER = "after the optimizer"
 
 
 class _Place(NamedTuple):
@@ -191,6 +193,9 @@ class OperatorCapture(TorchDispatchMode):
         if any(isinstance(frame.f_locals.get("self"), torch.optim.Optimizer) for frame in frames):
             return "optimizer", _Place("", _source(frames))
         traced = self._place_in_graph(frames)
+        last = self._calls[-1][0].phase if self._calls else ""
+        if last in ("optimizer", AFTER) and not is_backward and not self._module(frames):
+            return AFTER, _Place("", _source(frames))
         if not is_backward:
             place = traced or _Place(self._module(frames), _source(frames))
             # Autograd has just made this operator's node, if it made one.

@@ -100,6 +100,27 @@ def test_state_that_differed_steps_before_is_named_and_not_the_last_step_of_the_
             ],
         ),
         (
+            "llama_fsdp2",
+            {"kind": "weight_ulp"},
+            ["weight_hash"],
+            ["operators: first aten.add_.Tensor after the optimizer (", "faults.py:", ") on rank 1: "],
+        ),
+        (
+            "ranking",
+            {"kind": "operator_output", "operator": "aten.native_layer_norm.default", "call": 1},
+            ALL,
+            [
+                "operators: first aten.native_layer_norm.default in forward of ",
+                ") on rank 1: the same inputs gave another output 1 of 3",
+            ],
+        ),
+        (
+            "ddp_overlap",
+            {"kind": "operator_input", "operator": "c10d.allreduce_.default", "call": 1},
+            ["grad_norm", "weight_hash"],
+            ["operators: first c10d.allreduce_.default over ranks 0, 1 in backward", " on rank 1: its input 1 of 1"],
+        ),
+        (
             "llama_simple_fsdp",
             {"kind": "operator_output", "operator": "aten.silu.default", "call": 1},
             ALL,
@@ -129,7 +150,7 @@ def test_state_that_differed_steps_before_is_named_and_not_the_last_step_of_the_
     ],
 )
 def test_flipped_bit_is_located_at_its_operator(workload, name, flip, metrics, expected):
-    plain = {"workload": name} | TRAINING
+    plain = {"workload": name} | (TRAINING if name.startswith("llama") else {"n_layers": 1})
     faulty = plain | {"fault": flip | {"step": 2, "rank": 1}}
     with workload.expect_regression(*metrics) as regression:
         workload.compare(faulty, plain, steps=2, locate=True)

@@ -25,8 +25,6 @@ class Fault:
     kind: str = "none"
     step: int = 1
     rank: int | None = 0
-    delay_ms: float = 0.0
-    every: int = 1
     operator: str = ""
     call: int = 1
 
@@ -38,14 +36,6 @@ class Fault:
             raise ValueError(f"fault {self.kind!r} is on rank {self.rank}; ranks are 0..{world_size - 1}")
         if self.kind in (OPERATOR_OUTPUT, OPERATOR_INPUT, OPERATOR_NAN) and not self.operator:
             raise ValueError(f"fault {self.kind!r} names no operator; give its name, such as 'aten.mm.default'")
-
-    def slows(self, step: int, rank: int) -> bool:
-        """Return whether this step is slow on this rank."""
-        return self.kind == "slowdown" and self.rank in (None, rank) and step >= self.step and step % self.every == 0
-
-    def gradient_scale(self, step: int, rank: int) -> float:
-        """Return the factor of this rank's part of the gradients in this step; 0 drops the part."""
-        return 0.0 if self.kind == "drop_gradient" and rank == self.rank and step == self.step else 1.0
 
     def flips(self, *kinds: str, step: int, rank: int) -> AbstractContextManager[object]:
         """Return the context of a step in which a bit flips, if the fault is of ``kinds`` in this step on this rank."""
@@ -71,6 +61,22 @@ class Fault:
             first.view(-1)[first.abs().argmax()] *= 2
         elif self.kind == "read_uninitialized":
             first.view(-1)[:1].add_(torch.empty(1, dtype=first.dtype, device=first.device))
+
+
+@dataclass(frozen=True)
+class LlamaFault(Fault):
+    """The block ``fault`` of a Llama workload."""
+
+    delay_ms: float = 0.0
+    every: int = 1
+
+    def slows(self, step: int, rank: int) -> bool:
+        """Return whether this step is slow on this rank."""
+        return self.kind == "slowdown" and self.rank in (None, rank) and step >= self.step and step % self.every == 0
+
+    def gradient_scale(self, step: int, rank: int) -> float:
+        """Return the factor of this rank's part of the gradients in this step; 0 drops the part."""
+        return 0.0 if self.kind == "drop_gradient" and rank == self.rank and step == self.step else 1.0
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

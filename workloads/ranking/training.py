@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Telemetry, Workload, hash_parameters, profiled
 
+from ..common.capturing import StepCapture
 from ..common.determinism import use_deterministic_algorithms
 from ..common.gradients import clip_gradients, total_norm
 from ..common.learning_rate import LearningRate
@@ -68,6 +69,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         self._device = env.join(self.name, min_world_size=self.min_world_size)
         settings = self._settings = self.read_settings()
         settings.check()
+        settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
             use_deterministic_algorithms(self._device)
         with torch.device(self._device):
@@ -77,6 +79,9 @@ class RankingTraining(Workload, Generic[_Settings]):
         settings.compile.apply(self._model.blocks)
         self._forward = self.distribute(self._model)
         self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay)
+        self._capture = StepCapture(
+            self._model, self._optimizer, settings.hash_operators_step, settings.fault, env.rank
+        )
         self._global_batch = settings.samples_per_step * env.world_size
         self._feed = self._make_feed(env)
         self._step = 0
@@ -104,7 +109,7 @@ class RankingTraining(Workload, Generic[_Settings]):
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
-        leave_process_group(self, "_optimizer", "_forward", "_model", "_feed")
+        leave_process_group(self, "_capture", "_optimizer", "_forward", "_model", "_feed")
 
     def _make_feed(self, env: RankEnv) -> InputFeed:
         settings = self._settings
@@ -155,7 +160,7 @@ class RankingTraining(Workload, Generic[_Settings]):
 
     def _measured_step(self, step: int, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
-        with timer.step():
+        with self._capture.around(step), timer.step():
             loss, norm = self._train_step()
         norm = total_norm(self._model) if norm is None else norm
         if is_hashed(step, self._settings.steps, self._settings.hash_every):

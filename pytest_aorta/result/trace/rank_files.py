@@ -100,7 +100,8 @@ class OperatorCall(Model, frozen=True):
 
     Attributes:
         name: the operator's name, e.g. ``aten.mm.default``.
-        phase: ``forward``, ``recomputation`` (of forward, within backward), ``backward`` or ``optimizer``.
+        phase: ``forward``, ``recomputation`` (of forward, within backward), ``backward``,
+            ``optimizer`` or ``after the optimizer``.
         module: path of the innermost module whose forward made the call; for an operator of backward, the module whose
             forward the operator differentiates; empty if unknown.
         source: ``file:line`` of the user's code that made the call, or for an operator of backward, the forward call;
