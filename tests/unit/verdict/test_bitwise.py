@@ -177,6 +177,21 @@ def test_weights_alone_that_differ_were_changed_by_or_after_the_optimizer():
     assert not last.startswith("so ")
 
 
+def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():
+    lines = bitwise.locate_first(
+        make_result([[1.0]], loss=[1.0]),
+        make_result([[1.0]], loss=[2.0]),
+        Difference(1, "loss"),
+        {"steps"},
+        lambda *_: pytest.fail("launched"),
+        lambda _: None,
+    )
+    assert lines == [
+        "first difference: step 1, loss",
+        "not located further: a side has no config keys hash_operators_step and hash_tensors",
+    ]
+
+
 def test_module_that_computes_another_output_of_the_same_input_is_named_with_its_rank():
     found = line("forward", forward=((), ("layers.0.w:output", ":output")))
     assert found == (
