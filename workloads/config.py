@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from .common.faults import Fault
+from .common.faults import LlamaFault
 from .common.learning_rate import LearningRateSchedule
 from .models.common.attention import AUTO
 from .models.config import ModelConfig
@@ -94,7 +94,7 @@ class LlamaSettings:
     save_checkpoint: str | None
     load_checkpoint: str | None
     memory: MemorySettings
-    fault: Fault
+    fault: LlamaFault
 
     @property
     def tokens_per_step(self) -> int:

@@ -59,7 +59,6 @@ class StepHashes:
         self._kinds = settings.hash_tensors
         self._check()
         self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
-        self._operators = None if settings.hash_operators_step is None else OperatorCapture(model)
         self._wants_tensors = False
         self.weight_hashes: dict[str, str] = {}
         self.tensor_hashes: dict[str, TensorHashes] = {}
@@ -70,24 +69,17 @@ class StepHashes:
         self._wants_tensors = step in self._tensor_steps()
         if self._boundaries and self._wants_tensors:
             self._boundaries.begin()
-        if self._operators and step == self._settings.hash_operators_step:
-            self._operators.begin(step)
 
     def forward(self, *args: Any) -> Any:
         """Call the model."""
         return self._model(*args) if self._boundaries is None else self._boundaries.forward(*args)
 
-    def after_backward(self, step: int) -> None:
-        """Hash gradients, if asked for, when the step has computed all of them and has not used them yet."""
-        if self._wants_tensors and "gradients" in self._kinds:
+    def gradients(self, kind: str, step: int) -> None:
+        """Hash gradients, if asked for, once they are reduced (``gradients``) and once more clipped (``clipped``)."""
+        if self._wants_tensors and kind in self._kinds:
             named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
             with OperatorCapture.paused():
-                self._add("gradients", step, self._hash(named))
-
-    def end_operators(self) -> None:
-        """End the capture of operators and write the captured calls, if this step is captured."""
-        if self._operators:
-            self._operators.end()
+                self._add(kind, step, self._hash(named))
 
     def end(self, step: int) -> None:
         """Hash the weights and tensors that the config asks for after measured step ``step``."""
@@ -96,7 +88,7 @@ class StepHashes:
             self.weight_hashes[str(step)] = WeightHash.of({name: hashed for name, (_, hashed) in weights.items()}).hex
             if self._wants_tensors and "weights" in self._kinds:
                 self._add("weights", step, weights)
-        if self._wants_tensors and "optimizer" in self._kinds:
+        if "optimizer" in self._kinds and (self._wants_tensors or step in self._earlier_steps()):
             self._add("optimizer", step, self._hash(self._named_state()))
         if self._boundaries and self._wants_tensors:
             for kind, hashes in self._boundaries.end(step).items():
@@ -122,7 +114,19 @@ class StepHashes:
             for name, parameter in self._model.named_parameters()
             for key, value in self._optimizer.state.get(parameter, {}).items()
             if value is not None
+        ] + [
+            # Such as the learning rate, which each rank has as a number.
+            (f"group {number}.{key}", torch.as_tensor(value, dtype=torch.float64))
+            for number, group in enumerate(self._optimizer.param_groups)
+            for key, value in group.items()
+            if isinstance(value, float | torch.Tensor)
         ]
+
+    def _earlier_steps(self) -> range:
+        """Return the steps before ``hash_tensors_step`` after which the optimizer is hashed too, the last that fit."""
+        only = 0 if is_simulated() else self._settings.hash_tensors_step or 0
+        room = MAX_HASHES // 2 // max(1, len(self._named_state()))
+        return range(max(1, only - room), only)
 
     def _is_hashed(self, step: int) -> bool:
         return not is_simulated() and is_hashed(step, self._num_steps, self._settings.hash_every)

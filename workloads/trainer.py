@@ -12,8 +12,8 @@ from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry
 
 from . import checkpoint as saved_state
 from .combinations import check_combinations
+from .common.capturing import StepCapture
 from .common.determinism import use_deterministic_algorithms
-from .common.faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from .common.gradients import clip_gradients, total_norm
 from .common.learning_rate import LearningRate
 from .common.training import leave_process_group, make_adamw, measure_training, peak_memory_metrics
@@ -107,6 +107,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             steps=settings.steps,
             micro_batches=settings.gradient_accumulation,
         )
+        self._capture = StepCapture(
+            self._model, self._optimizer, settings.hashing.hash_operators_step, settings.fault, self._rank
+        )
         self._batches = self._make_batches(positions, trained_steps)
         self._freqs_cis = self._model.config.freqs_cis(positions.to(self._device))
         self._pipeline = None
@@ -163,7 +166,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
         leave_process_group(
-            self, "_hashes", "_pipeline", "_optimizer", "_parts", "_model", "_batches", "_stages", "_mesh"
+            self, "_hashes", "_capture", "_pipeline", "_optimizer", "_parts", "_model", "_batches", "_stages", "_mesh"
         )
 
     def _build_model(self) -> Decoder:
@@ -242,11 +245,12 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             loss = self._accumulate(batch, self._settings.fault.gradient_scale(step, self._rank))
         else:
             loss = self._pipeline.step(batch)
-        self._hashes.after_backward(step)
+        self._hashes.gradients("gradients", step)
         norm = None
         if (max_norm := self._settings.max_grad_norm) is not None:
             norm = self._total_norm()
             clip_gradients(self._model, max_norm, norm)
+        self._hashes.gradients("clipped", step)
         self._learning_rate.apply(self._optimizer)
         self._optimizer.step()
         if (coefficient := self._settings.model.mixture.load_balance_coeff) is not None:
@@ -284,17 +288,13 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def _measure_step(self, step: int, batch: torch.Tensor, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
         fault = self._settings.fault
-        # A capture of operators is entered between the two, so that it records both faults.
-        with fault.flips(OPERATOR_OUTPUT, step, self._rank):
-            self._hashes.begin(step)
-            with fault.flips(OPERATOR_INPUT, step, self._rank), timer.step():
-                if fault.slows(step, self._rank):
-                    self._delay()
-                loss, norm = self._train_step(step, batch)
-            self._hashes.end_operators()
+        self._hashes.begin(step)
+        with self._capture.around(step), timer.step():
+            if fault.slows(step, self._rank):
+                self._delay()
+            loss, norm = self._train_step(step, batch)
         # A step without clipping does not need the norm, so the norm is computed outside the timed step.
         norm = self._total_norm() if norm is None else norm
-        fault.after_step(step, self._rank, self._model)
         self._hashes.end(step)
         return loss if self._mesh.counts_loss else torch.zeros_like(loss), norm
 

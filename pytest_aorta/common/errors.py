@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from traceback import walk_tb
 
 from pytest_aorta.common.text import visible
@@ -39,12 +40,14 @@ class LaunchError(AortaError):
     Attributes:
         kind: Class of the failure.
         rank: The rank that failed first; None if unknown.
+        run_dir: The folder of a launch that ran; None if unknown.
     """
 
-    def __init__(self, message: str, kind: str = "start", rank: int | None = None) -> None:
+    def __init__(self, message: str, kind: str = "start", rank: int | None = None, run_dir: Path | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.rank = rank
+        self.run_dir = run_dir
 
 
 class ResultError(AortaError):

@@ -185,7 +185,7 @@ PYTHON_TRACER = "python_tracer"
 # The fact about a simulated rank whose parameters are padded: the names of those with fewer rows than ranks.
 PADDED = "padded_parameters"
 T = TypeVar("T")
-TensorKind: TypeAlias = Annotated[str, Meta(pattern="^(weights|gradients|optimizer)$")]
+TensorKind: TypeAlias = Annotated[str, Meta(pattern="^(weights|gradients|clipped|optimizer)$")]
 BoundaryKind: TypeAlias = Annotated[str, Meta(pattern="^(forward|backward)$")]
 
 

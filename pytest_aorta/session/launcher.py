@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.merged import merge_run, traces_note
 from pytest_aorta.session.record import LaunchNote, RunningTest
 from pytest_aorta.session.search import Bisection
+from pytest_aorta.verdict.bitwise import HASH_OPERATORS_STEP, locate_non_finite, read_all_operators
 from pytest_aorta.verdict.metrics import Tolerance
 
 
@@ -77,6 +79,8 @@ class TestSpec:
 # How long a test waits for devices that other tests hold.
 DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
+# The step in which a launch that failed by a NaN or infinity had the first one.
+_NOT_FINITE = re.compile(r"NotFinite: .* (?:measured|training) step (\d+)\b")
 
 
 class Session:
@@ -231,7 +235,7 @@ class Launcher:
             traces = [found] if found else []
             note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=tuple(traces))
             if failure := launch_failure(plan, outcome):
-                raise LaunchError(failure.text, failure.kind, failure.rank)
+                raise LaunchError(failure.text, failure.kind, failure.rank, plan.run_dir)
             result = collect_result(plan, outcome, watch.platform_facts)
             if plan.profiler is not None and not traces:
                 raise ResultError(
@@ -468,7 +472,36 @@ class DistributedWorld:
 
     def _launch(self, request: LaunchRequest) -> WorkloadResult:
         bisection = self.launcher.session.bisection
-        return self.launcher.launch(request, bisection.good() if bisection else None).result
+        version = bisection.good() if bisection else None
+        try:
+            return self.launcher.launch(request, version).result
+        except LaunchError as error:
+            keys = request.spec.properties if request.spec else ()
+            found = _NOT_FINITE.search(str(error))
+            if not self._options.locate or HASH_OPERATORS_STEP not in keys or found is None:
+                raise
+            lines = "".join(f"\n{line}" for line in self._non_finite(request, version, int(found[1])))
+            raise LaunchError(f"{error}{lines}", error.kind, error.rank, error.run_dir) from None
+
+    def _non_finite(self, request: LaunchRequest, version: AnyReference | None, step: int) -> Iterator[str]:
+        """Launch again, and yield lines on the operator that wrote the first NaN.
+
+        A NaN that a gradient has in one step is in the loss only in the next one, often that of another rank.
+        """
+        for captured in range(step, max(0, step - 2), -1):
+            changed = replace(request, config=request.config | {HASH_OPERATORS_STEP: captured})
+            try:
+                run_dir = self.launcher.launch(changed, version).plan.run_dir
+                yield f"step {captured}: launched once more, all values are finite: launches of the same code differ"
+            except LaunchError as error:
+                if error.run_dir is None:
+                    yield f"step {captured}: not located, because a launch failed: {error}"
+                    return
+                run_dir = error.run_dir
+            line, is_origin = locate_non_finite(read_all_operators(run_dir, self.size, captured))
+            yield f"step {captured}, operators: {line}"
+            if is_origin:
+                return
 
 
 def check_result(method: str, given: object) -> None:

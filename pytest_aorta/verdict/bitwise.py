@@ -18,7 +18,7 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
-from pytest_aorta.result.trace.rank_files import MAX_CALLS, OperatorCall, read_operators
+from pytest_aorta.result.trace.rank_files import MAX_CALLS, WITHOUT_DEFINED_OUTPUT, OperatorCall, read_operators
 from pytest_aorta.verdict.applicability import other_machine, other_settings
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -36,8 +36,14 @@ HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
 # The config key that makes a workload capture every operator of a step.
 HASH_OPERATORS_STEP = "hash_operators_step"
 # In the order in which a step computes them.
-TENSOR_KINDS = ("forward", "backward", "gradients", "optimizer", "weights")
-_LOGICAL = {"gradients": "gradients", "optimizer": "tensors of the optimizer's state", "weights": "parameters"}
+OPTIMIZER = "optimizer"
+TENSOR_KINDS = ("forward", "backward", "gradients", "clipped", OPTIMIZER, "weights")
+_LOGICAL = {
+    "gradients": "gradients",
+    "clipped": "gradients after clipping",
+    OPTIMIZER: "numbers and tensors of the optimizer",
+    "weights": "parameters",
+}
 
 
 @dataclass(frozen=True)
@@ -188,12 +194,14 @@ def locate_first(
     can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
     can_capture = HASH_OPERATORS_STEP in config_keys
     is_hashed = all(_has_hashes(result, step) for result in (candidate, reference))
-    if again is None or not can_hash or (is_hashed and not can_capture):
+    if again is None or not (can_hash or can_capture) or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
-        if not found and can_hash:
+        if not found and (can_hash or can_capture):
             found = [f"--aorta-locate launches both once more to find the parameter and the module in step {step}"]
+        elif not found and again is not None:
+            found = [f"not located further: a side has no config keys {HASH_OPERATORS_STEP} and {HASH_TENSORS}"]
         return lines + found
-    changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step}
+    changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step} if can_hash else {}
     if can_capture:
         changes[HASH_OPERATORS_STEP] = step
     try:
@@ -224,15 +232,29 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, fold
             line = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
         if line is not None:
             lines.append(f"step {step}, {kind}: {line}")
-    if len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
+    earlier = _first_state(candidate, reference, step)
+    if earlier is not None:
+        lines.insert(0, earlier)
+    elif len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
         lines.append("so the weights were changed in the optimizer's step, or after it")
-    here, there = (_operators(folder_of(side), side.world_size, step) for side in (candidate, reference))
+    here, there = (read_all_operators(folder_of(side), side.world_size, step) for side in (candidate, reference))
     if (line := locate_operator(here, there)) is not None:
         lines.append(f"step {step}, operators: {line}")
     return lines
 
 
-def _operators(run_dir: Path | None, num_ranks: int, step: int) -> dict[int, list[OperatorCall]]:
+def _first_state(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> str | None:
+    """Return a line on the first step before ``step`` after which the optimizer's state differs."""
+    here, there = (side.tensor_hashes.get(OPTIMIZER) for side in (candidate, reference))
+    for before in range(1, step):
+        found = _compared(here, there, before)
+        if found is not None and found.different:
+            line = _locate_tensor(OPTIMIZER, candidate.tensor_hashes, reference.tensor_hashes, before)
+            return f"step {before}, {OPTIMIZER}: {line}; so the optimizer's state differed before the weights did"
+    return None
+
+
+def read_all_operators(run_dir: Path | None, num_ranks: int, step: int) -> dict[int, list[OperatorCall]]:
     """Return the operators of each rank that captured the step."""
     if run_dir is None:
         return {}
@@ -355,17 +377,22 @@ class FirstOperator:
         call: the operator's call by the candidate.
         evidence: how the call differs.
         position: index of the tensor that differs: among the call's inputs for ``CHANGED``, else among its outputs.
+        twin: the reference's call of the operator with the same inputs; None if it has none.
     """
 
     rank: int
     call: OperatorCall
     evidence: Evidence
     position: int
+    twin: OperatorCall | None = None
 
     @property
     def explanation(self) -> str:
         """Return how the call differs, as text."""
         call, number = self.call, self.position
+        if self.twin is not None and (call.group, call.arguments) != (self.twin.group, self.twin.arguments):
+            here, there = (one.group or one.arguments for one in (call, self.twin))
+            return f"on the same inputs, it runs with {here}, the reference's with {there}"
         if self.evidence is Evidence.COMPUTED:
             output = "output" if len(call.outputs) == 1 else f"output {number + 1} of {len(call.outputs)}"
             return f"the same inputs gave another {dict(call.parameters).get(number, output)}"
@@ -397,7 +424,13 @@ def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Call
     count = sum(len(candidate[rank]) for rank in ranks)
     is_cut = any(len(calls) >= MAX_CALLS for side in (candidate, reference) for calls in side.values())
     partly = f"; only the first {MAX_CALLS:,} of a rank are captured" if is_cut else ""
-    return f"all {count:,} outputs of operators are the same on all {counted(len(ranks), 'rank')}{partly}"
+    every = {call.name for side in (candidate, reference) for rank in ranks for call in side[rank]}
+    if undefined := sorted(every.intersection(WITHOUT_DEFINED_OUTPUT)):
+        partly += f"; left out, because they write only a part of their output: {', '.join(undefined)}"
+    return (
+        f"all {count:,} outputs of operators are the same on all {counted(len(ranks), 'rank')}{partly}; the capture "
+        f"zeroes new memory and waits at each collective, which can hide a race"
+    )
 
 
 def first_operators(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[FirstOperator]:
@@ -430,22 +463,25 @@ def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperat
     is_one_program = _is_one_program(candidate, reference)
     outputs: dict[tuple[str, str, tuple[str, ...]], set[tuple[str, ...]]] = defaultdict(set)
     known: set[str] = set()
+    twins: dict[tuple[str, tuple[str, ...]], OperatorCall] = {}
     for call in reference:
         outputs[_key(call)].add(call.outputs)
         known.update(call.inputs, call.outputs)
+        twins.setdefault((call.name, call.inputs), call)
     for call in candidate:
+        twin = twins.get((call.name, call.inputs)) if call.inputs else None
         expected = outputs.get(_key(call))
         if expected is not None:
             if call.outputs not in expected and (is_one_program or not call.is_collective):
                 evidence = Evidence.RECEIVED if call.is_collective else Evidence.COMPUTED
                 pairs = zip(call.outputs, next(iter(expected)), strict=False)
                 position = next((number for number, (here, there) in enumerate(pairs) if here != there), 0)
-                return FirstOperator(rank, call, evidence, position)
+                return FirstOperator(rank, call, evidence, position, twin)
             continue
         if not is_one_program:
             continue
         changed = [number for number, value in enumerate(call.inputs) if value not in known]
-        return FirstOperator(rank, call, *((Evidence.CHANGED, changed[0]) if changed else (Evidence.OTHER, 0)))
+        return FirstOperator(rank, call, *((Evidence.CHANGED, changed[0]) if changed else (Evidence.OTHER, 0)), twin)
     return None
 
 
@@ -456,4 +492,49 @@ def _key(call: OperatorCall) -> tuple[str, str, tuple[str, ...]]:
 def _placed(call: OperatorCall) -> str:
     place = f" of {call.module}" if call.module else ""
     source = f" ({call.source})" if call.source else ""
-    return f"{call.name} in {call.phase}{place}{source}"
+    group = f" over {call.group}" if call.group else ""
+    phase = call.phase if call.phase.startswith("after") else f"in {call.phase}"
+    return f"{call.name}{group} {phase}{place}{source}"
+
+
+def locate_non_finite(calls: Mapping[int, Calls]) -> tuple[str, bool]:
+    """Return a line on the operator, given calls by rank, that wrote the first NaN, or infinity that became one.
+
+    The second value is True if the operator read no such value, so that an earlier step needs no search.
+    """
+    origins = [(position, rank) for rank, own in calls.items() if (position := _first_non_finite(own)) is not None]
+    if origins:
+        position, rank = min(origins)
+        call = calls[rank][position]
+        what = "NaN" if call.wrote == _NAN else "infinity"
+        names = "".join(f" in {name}" for _, name in call.parameters[:1])
+        return f"first {what}{names}: {_placed(call)} on rank {rank}, from finite inputs", True
+    readers = [
+        (position, rank) for rank, own in calls.items() for position, call in enumerate(own) if call.read == _NAN
+    ]
+    if readers:
+        position, rank = min(readers)
+        return f"first NaN: {_placed(calls[rank][position])} on rank {rank} read one that no operator wrote", False
+    return "no captured operator wrote a NaN", False
+
+
+_NAN = 2
+
+
+def _first_non_finite(calls: Calls) -> int | None:
+    """Return the position of the call that made a rank's first NaN, or the infinity from which that NaN was made."""
+    own = (number for number, call in enumerate(calls) if call.wrote == _NAN > call.read and not call.is_collective)
+    position = next(own, None)
+    if position is None:
+        return None
+    while calls[position].read:
+        inputs = set(calls[position].inputs)
+        before = (
+            number
+            for number, call in enumerate(calls[:position])
+            if call.wrote and "inf" not in call.arguments and inputs.intersection(call.outputs)
+        )
+        if (position_before := next(before, None)) is None:
+            break
+        position = position_before
+    return position

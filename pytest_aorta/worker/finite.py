@@ -15,7 +15,7 @@ from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.layout import local_part
 
 # torch.isfinite supports these types on every device.
-_CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 # Types of 8 bits that torch.isfinite does not support, and whose numbers bfloat16 represents exactly.
 _CHECKED_AS_BFLOAT16 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
@@ -53,7 +53,7 @@ class Optimizers:
         """Look at the parameters after a step; ``when`` names the step."""
         alike: dict[tuple[torch.device, torch.dtype], dict[str, torch.Tensor]] = {}
         for name, part in _checked_parts(self.named()):
-            if part.dtype in _CHECKED:
+            if part.dtype in CHECKED:
                 alike.setdefault((part.device, part.dtype), {})[name] = part
         for parts in alike.values():
             largest = torch.stack(torch._foreach_norm([*parts.values()], math.inf))
@@ -156,7 +156,7 @@ def _checked_parts(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[
     for name, tensor in named:
         if not (tensor.is_meta or is_lazy(tensor)):
             part = local_part(tensor.detach())
-            if part.dtype in (*_CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel():
+            if part.dtype in (*CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel():
                 yield name, part
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+import math
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import fx, nn
 from torch._library.utils import zip_schema
 from torch._subclasses.fake_tensor import FakeTensor
@@ -31,10 +33,12 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import OPERATORS_FILE
-from pytest_aorta.result.trace.rank_files import MAX_CALLS, OperatorCall, StepOperators
+from pytest_aorta.result.trace.rank_files import MAX_CALLS, WITHOUT_DEFINED_OUTPUT, OperatorCall, StepOperators
+from pytest_aorta.worker.finite import CHECKED
 from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
 from pytest_aorta.worker.weight_hash import tensor_sums
 
+_c10d: Any = dist.distributed_c10d
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = str(Path(__file__).parents[1])
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
@@ -42,8 +46,8 @@ _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
 _UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
 # The operator that hashes the boundaries of modules and returns a copy.
 _OBSERVE = "aorta::observe"
-# Operators that copy into a part of a new buffer and leave the rest as it was in memory.
-_PARTLY_WRITING = ("bucketing::_pre_bucket_all_gather",)
+# Arguments and results of attention that its kernels allocate and, without dropout, never write.
+_UNDEFINED = ("philox_seed", "philox_offset", "rng_state", "unused")
 # The sequence number of a node that accumulates a gradient is above this number.
 _NO_SEQUENCE_NUMBER = 2**63
 # Functions of torch that are on the Python stack during a module's call and during a backward pass.
@@ -51,6 +55,8 @@ _CALL_MODULE, _RUN_BACKWARD = "_call_impl", "_engine_run_backward"
 _TRACED_NAME = re.compile(r"^L\['\w+'\]")
 _TRACED_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MAX_TEXT = 200
+# The phase of operators that follow an optimizer's step and that no module calls.
+AFTER = "after the optimizer"
 
 
 class _Place(NamedTuple):
@@ -61,7 +67,7 @@ class _Place(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """The sums of one tensor, int64 ``[2]`` on the tensor's device, with its dtype and shape."""
+    """The two sums of a tensor and a flag of NaN or infinity, int64 ``[3]`` on its device, with its dtype and shape."""
 
     sums: torch.Tensor
     signature: str
@@ -71,7 +77,7 @@ class OperatorCapture(TorchDispatchMode):
     """Dispatch mode that captures the operators of one step into ``operators.json`` in the rank's folder.
 
     While it captures, it zeroes uninitialized outputs, and waits for each collective at once, so that the collective's
-    outputs can be hashed. It leaves out operators that change no bits or that have random outputs.
+    outputs can be hashed. It leaves out operators that change no bits, and tensors without a defined value.
     """
 
     @classmethod
@@ -144,7 +150,8 @@ class OperatorCapture(TorchDispatchMode):
             written = list(_written_tensors(func, args, kwargs, result))
             if is_collective:
                 _wait(result, written)
-            outputs = [_sums(tensor) for tensor in written]
+            has_outputs = str(func) not in WITHOUT_DEFINED_OUTPUT
+            outputs = [_sums(tensor) for tensor in written if has_outputs]
         if inputs or outputs:
             phase, place = self._place()
             names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))
@@ -158,17 +165,26 @@ class OperatorCapture(TorchDispatchMode):
                 inputs=(),
                 outputs=(),
                 parameters=tuple((number, name) for number, name in names if name is not None),
+                group=_group(args, kwargs) if is_collective else "",
             )
             self._calls.append((call, inputs, outputs))
         return result
 
     def calls(self) -> list[OperatorCall]:
         """Return the captured calls, in order."""
-        texts = iter(_digests([sums for _, inputs, outputs in self._calls for sums in (*inputs, *outputs)]))
-        return [
-            call.replace(inputs=tuple(islice(texts, len(inputs))), outputs=tuple(islice(texts, len(outputs))))
-            for call, inputs, outputs in self._calls
-        ]
+        tensors = iter(_digests([sums for _, inputs, outputs in self._calls for sums in (*inputs, *outputs)]))
+        calls = []
+        for call, inputs, outputs in self._calls:
+            read, written = list(islice(tensors, len(inputs))), list(islice(tensors, len(outputs)))
+            calls.append(
+                call.replace(
+                    inputs=tuple(text for text, _ in read),
+                    outputs=tuple(text for text, _ in written),
+                    read=max((kind for _, kind in read), default=0),
+                    wrote=max((kind for _, kind in written), default=0),
+                )
+            )
+        return calls
 
     def _place(self) -> tuple[str, _Place]:
         node = torch._C._current_autograd_node()
@@ -177,6 +193,9 @@ class OperatorCapture(TorchDispatchMode):
         if any(isinstance(frame.f_locals.get("self"), torch.optim.Optimizer) for frame in frames):
             return "optimizer", _Place("", _source(frames))
         traced = self._place_in_graph(frames)
+        last = self._calls[-1][0].phase if self._calls else ""
+        if last in ("optimizer", AFTER) and not is_backward and not self._module(frames):
+            return AFTER, _Place("", _source(frames))
         if not is_backward:
             place = traced or _Place(self._module(frames), _source(frames))
             # Autograd has just made this operator's node, if it made one.
@@ -227,8 +246,8 @@ def _sequence_number() -> int:
 
 
 def _is_untracked(func: Any) -> bool:
-    """Return True for operators that change no bits, or that have random outputs."""
-    if func._schema.name in (_OBSERVE, *_PARTLY_WRITING) or torch.Tag.nondeterministic_seeded in func.tags:
+    """Return True for operators that change no bits."""
+    if func._schema.name == _OBSERVE:
         return True
     if func.namespace in _COLLECTIVE_NAMESPACES:
         return "wait" in func._schema.name or "barrier" in func._schema.name
@@ -240,7 +259,7 @@ def _is_untracked(func: Any) -> bool:
 def _read_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator reads; a tensor that is only overwritten is left out."""
     for argument, value in zip_schema(func._schema, args, kwargs):
-        if not _is_overwritten(func, argument):
+        if not _is_overwritten(func, argument) and argument.name not in _UNDEFINED:
             yield from _tensors(value)
 
 
@@ -250,7 +269,9 @@ def _written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], r
     # Schemas of c10d name no tensor as written.
     if func.namespace == "c10d":
         written = [value for _, value in zip_schema(func._schema, args, kwargs)]
-    tensors = (*_tensors(written), *_tensors(result))
+    results = result if isinstance(result, tuple | list) and len(func._schema.returns) > 1 else [result]
+    defined = [value for one, value in zip(func._schema.returns, results, strict=False) if one.name not in _UNDEFINED]
+    tensors = (*_tensors(written), *_tensors(defined))
     yield from {id(tensor): tensor for tensor in tensors}.values()
 
 
@@ -289,11 +310,30 @@ def _sums(tensor: torch.Tensor) -> _Sums:
     plain = tensor.detach().resolve_conj().resolve_neg()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
     sums = tensor_sums(plain, Grid.of(Axis(plain.numel(), range(plain.numel()))))
-    return _Sums(sums, f"{tensor.dtype}{tuple(tensor.shape)}")
+    if plain.dtype in CHECKED and plain.numel():
+        # The largest magnitude is NaN if any element is.
+        largest = torch.linalg.vector_norm(plain, math.inf)
+        kind = largest.isnan().to(sums.dtype) + ~largest.isfinite()
+    else:
+        kind = sums.new_zeros(())
+    return _Sums(torch.cat([sums, kind[None]]), f"{tensor.dtype}{tuple(tensor.shape)}")
 
 
-def _digests(every: Sequence[_Sums]) -> list[str]:
-    """Return 32 hex digits for each tensor, with one transfer from each device."""
+def _group(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the ranks of a collective, with the names of its operation and its group if it has them."""
+    leaves = tree_leaves((args, kwargs))
+    names = [leaf for leaf in leaves if isinstance(leaf, str)]
+    objects = (leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject))
+    groups = [dist.ProcessGroup.unbox(leaf) for leaf in objects if "ProcessGroup" in str(leaf._type())]
+    if not groups and names:
+        # The group of a functional collective comes last.
+        groups = [_c10d._resolve_process_group(names.pop())]
+    ranks = "".join(f"ranks {', '.join(map(str, dist.get_process_group_ranks(group)))}" for group in groups[:1])
+    return " of ".join([*names, ranks])[:_MAX_TEXT]
+
+
+def _digests(every: Sequence[_Sums]) -> list[tuple[str, int]]:
+    """Return 32 hex digits and the flag of NaN or infinity of each tensor, with one transfer from each device."""
     by_device: dict[torch.device, list[int]] = defaultdict(list)
     for number, (sums, _) in enumerate(every):
         by_device[sums.device].append(number)
@@ -301,8 +341,8 @@ def _digests(every: Sequence[_Sums]) -> list[str]:
     for numbers in by_device.values():
         rows = torch.stack([every[number].sums for number in numbers]).tolist()
         values.update(zip(numbers, rows, strict=True))
-    texts = (f"{signature}{values[number]}" for number, (_, signature) in enumerate(every))
-    return [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
+    texts = ((f"{signature}{values[number][:2]}", values[number][2]) for number, (_, signature) in enumerate(every))
+    return [(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), kind) for text, kind in texts]
 
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

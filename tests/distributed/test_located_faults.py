@@ -12,10 +12,10 @@ HASHED = TRAINING | {
     "steps": STEPS,
     "warmup": 0,
     "hash_every": 1,
-    "hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"],
+    "hash_tensors": ["weights", "gradients", "clipped", "optimizer", "forward", "backward"],
     "hash_operators_step": 2,
 }
-WEIGHTS_ALONE = ["step 2, optimizer: all 36 ", "so the weights were changed in the optimizer's step, or after it"]
+WEIGHTS_ALONE = ["step 2, optimizer: all 39 ", "so the weights were changed in the optimizer's step, or after it"]
 ALL = ["loss", "grad_norm", "weight_hash"]
 FAULTS = [
     (
@@ -35,7 +35,7 @@ FAULTS = [
             "(some differ on 1 of 2 ranks)",
             "step 2, gradients: 12 of 12 gradients differ, first tok_embeddings.weight [256, 64]",
             "step 2, operators: none named, because no operator gave another output for the same inputs, and the ",
-            "the candidate alone _c10d_functional.all_gather_into_tensor",
+            "the candidate alone bucketing._pre_bucket_all_gather.default in forward of tok_embeddings (",
             "the reference alone fsdp.all_gather_copy_in.default",
         ],
     ),
@@ -77,9 +77,49 @@ def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
 
 
 @pytest.mark.extended
+def test_state_that_differed_steps_before_is_named_and_not_the_last_step_of_the_optimizer(workload):
+    plain = {"workload": "llama_fsdp2"} | TRAINING
+    faulty = plain | {"fault": {"kind": "double_moment", "step": 1, "rank": 1}}
+    with workload.expect_regression("weight_hash") as regression:
+        workload.compare(faulty, plain, steps=STEPS, metrics=["weight_hash"], locate=True)
+    assert "step 1, optimizer: 1 of 39 numbers and tensors of the optimizer differ, first tok_" in regression.text
+    assert "so the weights were changed" not in regression.text
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "flip", "metrics", "expected"),
     [
+        (
+            "llama_fsdp2",
+            {"kind": "operator_output", "operator": "aten._scaled_dot_product_flash_attention_for_cpu.default"},
+            ALL,
+            [
+                "aten._scaled_dot_product_flash_attention_for_cpu.default in forward of layers.0.attention (",
+                "on rank 1: the same inputs gave another output 1 of 2",
+            ],
+        ),
+        (
+            "llama_fsdp2",
+            {"kind": "weight_ulp"},
+            ["weight_hash"],
+            ["operators: first aten.add_.Tensor after the optimizer (", "faults.py:", ") on rank 1: "],
+        ),
+        (
+            "ranking",
+            {"kind": "operator_output", "operator": "aten.native_layer_norm.default", "call": 1},
+            ALL,
+            [
+                "operators: first aten.native_layer_norm.default in forward of ",
+                ") on rank 1: the same inputs gave another output 1 of 3",
+            ],
+        ),
+        (
+            "ddp_overlap",
+            {"kind": "operator_input", "operator": "c10d.allreduce_.default", "call": 1},
+            ["grad_norm", "weight_hash"],
+            ["operators: first c10d.allreduce_.default over ranks 0, 1 in backward", " on rank 1: its input 1 of 1"],
+        ),
         (
             "llama_simple_fsdp",
             {"kind": "operator_output", "operator": "aten.silu.default", "call": 1},
@@ -93,7 +133,10 @@ def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
             "llama_fsdp2",
             {"kind": "operator_input", "operator": "c10d._reduce_scatter_base_.default", "call": 1},
             ["grad_norm", "weight_hash"],
-            ["c10d._reduce_scatter_base_.default in backward", "on rank 1: its input 1 of 1 is not in the reference"],
+            [
+                "c10d._reduce_scatter_base_.default over ranks 0, 1 in backward",
+                "on rank 1: its input 1 of 1 is not in the reference",
+            ],
         ),
         (
             "llama_fsdp2",
@@ -107,8 +150,34 @@ def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
     ],
 )
 def test_flipped_bit_is_located_at_its_operator(workload, name, flip, metrics, expected):
-    plain = {"workload": name} | TRAINING
+    plain = {"workload": name} | (TRAINING if name.startswith("llama") else {"n_layers": 1})
     faulty = plain | {"fault": flip | {"step": 2, "rank": 1}}
     with workload.expect_regression(*metrics) as regression:
         workload.compare(faulty, plain, steps=2, locate=True)
     assert [part for part in expected if part not in regression.text] == [], regression.text
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("operator", "call", "expected"),
+    [
+        (
+            "aten.silu.default",
+            1,
+            "step 2, operators: first NaN: aten.silu.default in forward of layers.0.feed_forward (",
+        ),
+        # The loss of the next step is the first value that is reported.
+        ("aten.mm.default", 9, "step 2, operators: first NaN: aten.mm.default in backward of output ("),
+    ],
+)
+def test_launch_that_failed_by_a_nan_is_located_at_the_operator_that_wrote_it(inner, on_cpu, operator, call, expected):
+    fault = {"kind": "operator_nan", "operator": operator, "call": call, "step": 2, "rank": 1}
+    source = f"""
+import pytest
+
+@pytest.mark.world(size=2, device="cpu")
+def test_nan(workload):
+    workload.run("llama_fsdp2", **{TRAINING | {"steps": STEPS, "warmup": 0, "fault": fault}})
+"""
+    text = inner(source, "--aorta-locate", "--aorta-launcher=forkserver").stdout.str()
+    assert [part for part in ("NotFinite", expected, " on rank 1, from finite inputs") if part not in text] == [], text

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from pytest_aorta.worker import hash_local, hash_optimizer, hash_parameters
 from tests.rank.ranks import fake_group
 
-ALL = ["weights", "gradients", "optimizer", "forward", "backward"]
+ALL = ["weights", "gradients", "clipped", "optimizer", "forward", "backward"]
 TOKENS = torch.arange(16).reshape(2, 8)
 MODEL = ModelConfig(16, 2, 2, 1, 32, 32, 500000.0, 1e-5)
 ROTATIONS = MODEL.freqs_cis(torch.arange(TOKENS.shape[1]))
@@ -46,7 +46,8 @@ def train(model, steps=3, micro_batches=1, **changes):
         hashes.begin(step)
         for _ in range(micro_batches):
             hashes.forward(TOKENS, ROTATIONS).logsumexp(-1).sum().backward()
-        hashes.after_backward(step)
+        hashes.gradients("gradients", step)
+        hashes.gradients("clipped", step)
         optimizer.step()
         hashes.end(step)
     return hashes, optimizer
@@ -72,7 +73,11 @@ def test_hashes_of_tensors_are_those_of_the_public_functions():
     }
     for kind, whole in expected.items():
         found = hashes.tensor_hashes[kind]
-        assert dict(zip(found.names, found.steps["3"], strict=True)) == whole.per_tensor
+        named = dict(zip(found.names, found.steps["3"], strict=True))
+        assert {name: value for name, value in named.items() if not name.startswith("group 0.")} == whole.per_tensor
+    assert {name for name in hashes.tensor_hashes["optimizer"].names if name.startswith("group 0.")} == {
+        "group 0.lr", "group 0.eps", "group 0.weight_decay",
+    }  # fmt: skip
     assert hashes.tensor_hashes["weights"].names == hashes.tensor_hashes["gradients"].names == names
     assert hashes.tensor_hashes["optimizer"].names[:4] == [
         "tok_embeddings.weight.step", "tok_embeddings.weight.exp_avg", "tok_embeddings.weight.exp_avg_sq",
@@ -85,7 +90,9 @@ def test_hashes_of_tensors_are_those_of_the_public_functions():
 def test_one_step_alone_is_hashed_where_one_is_named():
     hashes, _ = train(make_model(), hash_tensors=ALL, hash_tensors_step=2, hash_every=0)
     held = {**hashes.tensor_hashes, **hashes.boundary_hashes}
-    assert {kind: list(found.steps) for kind, found in held.items()} == {kind: ["2"] for kind in ALL}
+    assert {kind: list(found.steps) for kind, found in held.items()} == {kind: ["2"] for kind in ALL} | {
+        "optimizer": ["1", "2"]
+    }
     assert list(hashes.weight_hashes) == ["2", "3"]
 
 
@@ -198,5 +205,5 @@ def test_hash_of_one_rank_is_that_of_the_whole_model():
 
 def test_too_many_hashes_are_refused():
     model = make_model()
-    with pytest.raises(ValueError, match=f"up to 221000 hashes of 1000 steps, at most {MAX_HASHES} are kept"):
+    with pytest.raises(ValueError, match=f"up to 242000 hashes of 1000 steps, at most {MAX_HASHES} are kept"):
         make_hashes(model, torch.optim.AdamW(model.parameters()), hash_tensors=ALL, steps=1000)

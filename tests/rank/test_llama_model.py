@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from aorta_workloads.common.faults import Fault
+from aorta_workloads.common.faults import LlamaFault
 from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.data import initial_value, initialize, sequences
@@ -174,22 +174,28 @@ def test_a_global_batch_is_the_same_however_ranks_share_it():
     assert not torch.equal(whole, sequences(5, 4, range(8), 16, 256))
 
 
-def test_weight_ulp_changes_one_bit_of_one_weight_on_its_rank_after_its_step_alone():
+@pytest.mark.parametrize("kind", ["weight_ulp", "double_moment"])
+def test_fault_changes_one_element_of_one_tensor_on_its_rank_after_its_step_alone(kind):
     model = make_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    fault = Fault(kind="weight_ulp", step=2, rank=1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.tok_embeddings.weight.grad = torch.ones_like(model.tok_embeddings.weight)
+    optimizer.step()
 
+    def values():
+        state = [moments["exp_avg"].clone() for moments in optimizer.state.values()]
+        return [value.clone() for value in model.state_dict().values()] if kind == "weight_ulp" else state
+
+    before, fault = values(), LlamaFault(kind=kind, step=2, rank=1)
     for step, rank in [(1, 1), (2, 0), (3, 1)]:
-        fault.after_step(step, rank, model)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        fault.after_step(step, rank, model, optimizer)
+    assert all(map(torch.equal, before, values()))
 
-    fault.after_step(2, 1, model)
-    changed = {name: (before[name] != value).sum().item() for name, value in model.state_dict().items()}
-    assert sum(changed.values()) == 1
+    fault.after_step(2, 1, model, optimizer)
+    assert sum((old != new).sum().item() for old, new in zip(before, values(), strict=True)) == 1
 
 
 def test_drop_gradient_scales_by_zero_on_its_rank_in_its_step_alone():
-    fault = Fault(kind="drop_gradient", step=2, rank=1)
+    fault = LlamaFault(kind="drop_gradient", step=2, rank=1)
 
     scales = {(step, rank): fault.gradient_scale(step, rank) for step in (1, 2, 3) for rank in (0, 1)}
     assert [place for place, scale in scales.items() if scale != 1.0] == [(2, 1)]
@@ -199,4 +205,4 @@ def test_drop_gradient_scales_by_zero_on_its_rank_in_its_step_alone():
 @pytest.mark.parametrize(("field", "value"), [("step", 4), ("rank", 2)])
 def test_a_fault_that_could_not_happen_is_an_error(field, value):
     with pytest.raises(ValueError, match=f"{field} {value}"):
-        Fault(kind="weight_ulp", **{field: value}).check(steps=3, world_size=2)
+        LlamaFault(kind="weight_ulp", **{field: value}).check(steps=3, world_size=2)

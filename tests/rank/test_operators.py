@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections import Counter
 
@@ -16,7 +17,7 @@ from pytest_aorta.common.variables import RANK_FOLDER
 from pytest_aorta.result.folder import rank_folder
 from pytest_aorta.result.trace.rank_files import read_operators
 from pytest_aorta.verdict.bitwise import Evidence, first_operator
-from pytest_aorta.worker import OperatorCapture
+from pytest_aorta.worker import OperatorCapture, operators
 
 
 class Block(nn.Module):
@@ -123,6 +124,32 @@ def test_operator_whose_output_has_a_flipped_bit_is_found(captured, backend, ope
     found = first_operator(0, faulty, plain)
     assert (found.evidence, found.call.name) == (Evidence.COMPUTED, operator)
     assert (found.call.phase, found.call.module) == (phase, module)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(math.nan, 2), (-math.inf, 1), (1.0, 0)])
+def test_values_that_are_not_finite_are_flagged_in_what_reads_and_writes_them(value, kind):
+    capture = OperatorCapture(nn.Linear(1, 1))
+    capture.begin(1)
+    torch.tensor([0.0, value]).clone().mul(1.0)
+    capture.end()
+    [clone] = [call for call in capture.calls() if call.name == "aten.clone.default"]
+    assert (clone.read, clone.wrote) == (kind, kind)
+
+
+def test_random_operators_and_attention_are_captured_and_memory_that_no_kernel_writes_is_not(captured):
+    query = torch.linspace(-1, 1, 48).reshape(1, 2, 3, 8)
+    capture = OperatorCapture(nn.Linear(1, 1))
+    capture.begin(1)
+    nn.functional.scaled_dot_product_attention(query, query, query)
+    nn.functional.dropout(query)
+    capture.end()
+    calls = {call.name: call for call in capture.calls()}
+    assert len(calls["aten._scaled_dot_product_flash_attention_for_cpu.default"].outputs) == 2
+    assert len(calls["aten.bernoulli_.float"].outputs) == 1
+    schema = torch.ops.aten._scaled_dot_product_flash_attention.default
+    results = [number if number in (4, 5) else torch.ones(number) for number in range(9)]
+    written = [tensor.numel() for tensor in operators._written_tensors(schema, (query,) * 3, {}, tuple(results))]
+    assert written == [0, 1, 2, 3, 8]
 
 
 def test_input_that_changed_between_operators_is_found_at_its_reader(captured):

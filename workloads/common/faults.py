@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.fx.node import map_aggregate
 
 from .torch_private import FakeTensor, TorchDispatchMode, disable_current_modes
 
-OPERATOR_OUTPUT, OPERATOR_INPUT = "operator_output", "operator_input"
+OPERATOR_OUTPUT, OPERATOR_INPUT, OPERATOR_NAN = "operator_output", "operator_input", "operator_nan"
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,6 @@ class Fault:
     kind: str = "none"
     step: int = 1
     rank: int | None = 0
-    delay_ms: float = 0.0
-    every: int = 1
     operator: str = ""
     call: int = 1
 
@@ -35,8 +34,41 @@ class Fault:
             raise ValueError(f"fault {self.kind!r} is at step {self.step} of {steps} measured steps")
         if self.kind != "none" and (self.rank or 0) >= world_size:
             raise ValueError(f"fault {self.kind!r} is on rank {self.rank}; ranks are 0..{world_size - 1}")
-        if self.kind in (OPERATOR_OUTPUT, OPERATOR_INPUT) and not self.operator:
+        if self.kind in (OPERATOR_OUTPUT, OPERATOR_INPUT, OPERATOR_NAN) and not self.operator:
             raise ValueError(f"fault {self.kind!r} names no operator; give its name, such as 'aten.mm.default'")
+
+    def flips(self, *kinds: str, step: int, rank: int) -> AbstractContextManager[object]:
+        """Return the context of a step in which a bit flips, if the fault is of ``kinds`` in this step on this rank."""
+        if self.kind not in kinds or step != self.step or self.rank not in (None, rank):
+            return nullcontext()
+        return BitFlip(self.operator, self.call, of_input=self.kind == OPERATOR_INPUT, is_nan=self.kind == OPERATOR_NAN)
+
+    @torch.no_grad()
+    def after_step(self, step: int, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Change a weight or a moment of the optimizer if the fault does so after this step."""
+        if self.rank not in (None, rank) or step != self.step:
+            return
+        tensors = model.parameters()
+        if self.kind == "double_moment":
+            tensors = (optimizer.state[parameter]["exp_avg"] for parameter in tensors)
+        shards = (p.to_local() if isinstance(p, DTensor) else p for p in tensors)
+        first = next(shard for shard in shards if shard.numel())
+        if self.kind == "weight_ulp":
+            # The next bit pattern is the next float.
+            first.view(torch.int32).view(-1)[:1].add_(1)
+        elif self.kind == "double_moment":
+            # The largest one, because a change of a small one can be lost in rounding.
+            first.view(-1)[first.abs().argmax()] *= 2
+        elif self.kind == "read_uninitialized":
+            first.view(-1)[:1].add_(torch.empty(1, dtype=first.dtype, device=first.device))
+
+
+@dataclass(frozen=True)
+class LlamaFault(Fault):
+    """The block ``fault`` of a Llama workload."""
+
+    delay_ms: float = 0.0
+    every: int = 1
 
     def slows(self, step: int, rank: int) -> bool:
         """Return whether this step is slow on this rank."""
@@ -46,25 +78,6 @@ class Fault:
         """Return the factor of this rank's part of the gradients in this step; 0 drops the part."""
         return 0.0 if self.kind == "drop_gradient" and rank == self.rank and step == self.step else 1.0
 
-    def flips(self, kind: str, step: int, rank: int) -> AbstractContextManager[object]:
-        """Return the context of a step in which a bit flips, if the fault is of ``kind`` in this step on this rank."""
-        if self.kind != kind or step != self.step or self.rank not in (None, rank):
-            return nullcontext()
-        return BitFlip(self.operator, self.call, of_input=kind == OPERATOR_INPUT)
-
-    @torch.no_grad()
-    def after_step(self, step: int, rank: int, model: nn.Module) -> None:
-        """Change weights if the fault changes them after this step."""
-        if self.rank not in (None, rank) or step != self.step:
-            return
-        shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
-        first = next(shard for shard in shards if shard.numel())
-        if self.kind == "weight_ulp":
-            # The next bit pattern is the next float.
-            first.view(torch.int32).view(-1)[:1].add_(1)
-        elif self.kind == "read_uninitialized":
-            first.view(-1)[:1].add_(torch.empty(1, dtype=first.dtype, device=first.device))
-
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The highest bit of each mantissa, so that no later rounding removes the difference; for a complex number, that of the
@@ -73,17 +86,17 @@ _BITS = {torch.bfloat16: 6, torch.float16: 9, torch.float32: 22, torch.float64: 
 
 
 class BitFlip(TorchDispatchMode):
-    """Flips one bit at one call of an operator, in the element of largest magnitude."""
+    """Flips one bit at one call of an operator, in the element of largest magnitude, or makes that element NaN."""
 
     @classmethod
     def is_infra_mode(cls) -> bool:
         """Return True, so that torch.compile runs its graphs under this mode."""
         return True
 
-    def __init__(self, operator: str, call: int, *, of_input: bool) -> None:
+    def __init__(self, operator: str, call: int, *, of_input: bool, is_nan: bool = False) -> None:
         """Choose the call, counted from 1, and whether the bit flips before or after it."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._operator, self._call, self._of_input = operator, call, of_input
+        self._operator, self._call, self._of_input, self._is_nan = operator, call, of_input, is_nan
         self._num_calls = 0
 
     def __exit__(self, *error: Any) -> None:
@@ -109,12 +122,12 @@ class BitFlip(TorchDispatchMode):
         if is_chosen and self._of_input:
             named = zip(func._schema.arguments, args, strict=False)
             # The arguments of collectives begin with the tensors that they overwrite, which are skipped.
-            _flip(_leaves([value for argument, value in named if not argument.name.startswith("out")]))
+            _flip(_leaves([value for argument, value in named if not argument.name.startswith("out")]), is_nan=False)
         result = func(*args, **kwargs)
         if is_chosen and not self._of_input:
             named = zip(func._schema.arguments, args, strict=False)
             in_place = [value for argument, value in named if argument.alias_info and argument.alias_info.is_write]
-            _flip(_leaves((in_place, result)))
+            _flip(_leaves((in_place, result)), is_nan=self._is_nan)
         return result
 
 
@@ -125,13 +138,16 @@ def _leaves(nested: Any) -> list[Any]:
     return found
 
 
-def _flip(values: Iterable[Any]) -> None:
-    """Flip a bit in the first tensor of floating-point numbers."""
+def _flip(values: Iterable[Any], *, is_nan: bool) -> None:
+    """Flip a bit in the first tensor of floating-point numbers, or make the element NaN."""
     with disable_current_modes(), torch.no_grad():
         for value in values:
             if isinstance(value, torch.Tensor) and value.dtype in _BITS and value.numel():
                 bits = value.detach().view(_INTEGERS[value.element_size()])
                 place = torch.unravel_index(value.detach().abs().argmax(), value.shape)
-                bits[place] ^= 1 << _BITS[value.dtype]
+                if is_nan:
+                    value.detach()[place] = math.nan
+                else:
+                    bits[place] ^= 1 << _BITS[value.dtype]
                 return
     raise RuntimeError("fault: the operator has no floating-point tensor to flip a bit in")

@@ -12,6 +12,7 @@ The schedules are torch's, under torch's names. A step ends when all micro-batch
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -85,11 +86,13 @@ def split_stages(model: Decoder, num_stages: int, stages: Sequence[int]) -> list
 
 
 def _place(name: str) -> float:
-    """Return the place, in the model's order, of the module that has the parameter ``name``."""
+    """Return the place, in the model's order, of the parameter ``name``; numbers of the optimizer come last."""
     outer, _, inner = name.partition(".")
     if outer == "layers":
         return int(inner.split(".")[0])
-    return -math.inf if outer == "tok_embeddings" else math.inf
+    if outer == "tok_embeddings":
+        return -math.inf
+    return math.inf if outer.startswith("group ") else sys.maxsize
 
 
 class Stages:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..common.compiling import CompileSettings
+from ..common.faults import Fault
 from ..common.learning_rate import LearningRateSchedule
 from .model import RankingConfig
 
@@ -37,10 +38,14 @@ class TrainingSettings:
     hash_every: int
     save_checkpoint: str | None
     load_checkpoint: str | None
+    hash_operators_step: int | None
+    fault: Fault
 
     def check(self) -> None:
         """Raise ValueError for keys that contradict each other."""
         self.lr_schedule.check()
+        if (self.hash_operators_step or 0) > self.steps:
+            raise ValueError(f"hash_operators_step is {self.hash_operators_step} and steps is {self.steps}")
         if not math.log2(self.loss_scale).is_integer():
             raise ValueError(f"loss_scale is {self.loss_scale}, allowed are powers of 2, which scale without rounding")
 

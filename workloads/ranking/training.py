@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Telemetry, Workload, hash_parameters, profiled
 
 from .. import checkpoint
+from ..common.capturing import StepCapture
 from ..common.determinism import use_deterministic_algorithms
 from ..common.gradients import clip_gradients, total_norm
 from ..common.learning_rate import LearningRate
@@ -71,6 +72,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         settings = self._settings = self.read_settings()
         settings.check()
         check_rules(CHECKPOINT_RULES, self.config)
+        settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
             use_deterministic_algorithms(self._device)
         with torch.device(self._device):
@@ -80,6 +82,9 @@ class RankingTraining(Workload, Generic[_Settings]):
         settings.compile.apply(self._model.blocks)
         self._forward = self.distribute(self._model)
         self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay)
+        self._capture = StepCapture(
+            self._model, self._optimizer, settings.hash_operators_step, settings.fault, env.rank
+        )
         self._global_batch = settings.samples_per_step * env.world_size
         given = settings.load_checkpoint
         self._trained_steps = 0 if given is None else checkpoint.load(given, self._model, self._optimizer)
@@ -112,7 +117,7 @@ class RankingTraining(Workload, Generic[_Settings]):
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
-        leave_process_group(self, "_optimizer", "_forward", "_model", "_feed")
+        leave_process_group(self, "_capture", "_optimizer", "_forward", "_model", "_feed")
 
     def _make_feed(self, env: RankEnv, first_step: int) -> InputFeed:
         settings = self._settings
@@ -164,7 +169,7 @@ class RankingTraining(Workload, Generic[_Settings]):
 
     def _measured_step(self, step: int, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
-        with timer.step():
+        with self._capture.around(step), timer.step():
             loss, norm = self._train_step()
         norm = total_norm(self._model) if norm is None else norm
         if is_hashed(step, self._settings.steps, self._settings.hash_every):

@@ -90,6 +90,8 @@ def _waits_ms(rank: Arrivals, last_ns: dict[str, int]) -> list[float]:
 # The limits of one rank. A step of an 8B model runs some 20,000 operators, and in a pipeline several times as many.
 MAX_CALLS = 200_000
 MAX_OPERATORS_BYTES = 256 << 20
+# Operators that write a part of a new buffer and leave the rest as it was in memory; their outputs are not hashed.
+WITHOUT_DEFINED_OUTPUT = ("bucketing._pre_bucket_all_gather.default",)
 Shown: TypeAlias = Annotated[str, Meta(max_length=1000)]
 
 
@@ -98,7 +100,8 @@ class OperatorCall(Model, frozen=True):
 
     Attributes:
         name: the operator's name, e.g. ``aten.mm.default``.
-        phase: ``forward``, ``recomputation`` (of forward, within backward), ``backward`` or ``optimizer``.
+        phase: ``forward``, ``recomputation`` (of forward, within backward), ``backward``,
+            ``optimizer`` or ``after the optimizer``.
         module: path of the innermost module whose forward made the call; for an operator of backward, the module whose
             forward the operator differentiates; empty if unknown.
         source: ``file:line`` of the user's code that made the call, or for an operator of backward, the forward call;
@@ -107,6 +110,8 @@ class OperatorCall(Model, frozen=True):
         arguments: text of the arguments that are not tensors.
         inputs, outputs: one hash per tensor; tensors that an operator writes in place are in both.
         parameters: ``(index among outputs, name)`` of each output that is a parameter.
+        group: ranks of a collective, after the name of its operation if that is known; empty for other operators.
+        read, wrote: 2 if an input or output has a NaN, else 1 if one has an infinity, else 0.
     """
 
     name: Annotated[str, Meta(max_length=200)]
@@ -118,6 +123,9 @@ class OperatorCall(Model, frozen=True):
     inputs: tuple[TensorHash, ...]
     outputs: tuple[TensorHash, ...]
     parameters: tuple[tuple[Count, Shown], ...] = ()
+    group: Shown = ""
+    read: Count = 0
+    wrote: Count = 0
 
 
 class StepOperators(Model, frozen=True):

@@ -17,6 +17,7 @@ from pytest_aorta.verdict.bitwise import (
     compare_steps,
     first_difference,
     first_operator,
+    locate_non_finite,
     locate_operator,
     other_keys,
     split,
@@ -133,13 +134,17 @@ def hashes(names, *odd, step=2):
     return TensorHashes(list(names), [[place, 4] for place in range(len(names))], {str(step): values})
 
 
-def result(weights=(), gradients=(), forward=((), ()), backward=((), ()), **changes):
+def result(weights=(), gradients=(), state=(), forward=((), ()), backward=((), ()), **changes):
+    moments = [f"{name}.exp_avg" for name in WEIGHTS]
+    optimizer = hashes(moments)
+    optimizer.steps["1"] = hashes(moments, *state).steps["2"]
     return make_result(
         [[1.0] * 3] * 2,
         tensor_hashes={
             "weights": hashes(WEIGHTS, *weights),
             "gradients": hashes(WEIGHTS, *gradients),
-            "optimizer": hashes([f"{name}.exp_avg" for name in WEIGHTS]),
+            "clipped": hashes(WEIGHTS, *gradients),
+            "optimizer": optimizer,
         },
         boundary_hashes=[
             {"forward": hashes(FORWARD, *one), "backward": hashes(BACKWARD, *other)}
@@ -164,6 +169,27 @@ def test_weights_alone_that_differ_were_changed_by_or_after_the_optimizer():
         "so the weights were changed in the optimizer's step, or after it"
     )
     assert not locate(result(weights=["tok.weight"], gradients=["tok.weight"]), result(), 2)[-1].startswith("so ")
+    first, *_, last = locate(result(weights=["tok.weight"], state=["tok.weight.exp_avg"]), result(), 2)
+    assert first == (
+        "step 1, optimizer: 1 of 3 numbers and tensors of the optimizer differ, first tok.weight.exp_avg [0, 4]; "
+        "so the optimizer's state differed before the weights did"
+    )
+    assert not last.startswith("so ")
+
+
+def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():
+    lines = bitwise.locate_first(
+        make_result([[1.0]], loss=[1.0]),
+        make_result([[1.0]], loss=[2.0]),
+        Difference(1, "loss"),
+        {"steps"},
+        lambda *_: pytest.fail("launched"),
+        lambda _: None,
+    )
+    assert lines == [
+        "first difference: step 1, loss",
+        "not located further: a side has no config keys hash_operators_step and hash_tensors",
+    ]
 
 
 def test_module_that_computes_another_output_of_the_same_input_is_named_with_its_rank():
@@ -240,8 +266,12 @@ STEP = [call(MM, "aw", "b"), call(GATHER, "b", "c", is_collective=True), call(MM
 def test_equal_steps_have_no_first_operator():
     assert first_operator(0, STEP, STEP) is None
     assert locate_operator({0: STEP, 1: STEP}, {0: STEP, 1: STEP}) == (
-        "all 6 outputs of operators are the same on all 2 ranks"
+        "all 6 outputs of operators are the same on all 2 ranks; the capture zeroes new memory and waits at each "
+        "collective, which can hide a race"
     )
+    undefined = [call("bucketing._pre_bucket_all_gather.default", "a", "")]
+    left_out = "left out, because they write only a part of their output: bucketing._pre_bucket_all_gather.default;"
+    assert left_out in locate_operator({0: undefined}, {0: undefined})
 
 
 def test_operator_that_computes_another_output_is_named_with_its_place():
@@ -317,6 +347,72 @@ def test_arguments_that_are_no_tensors_tell_calls_apart():
     right = [call(MM, "a", "b", arguments="[1]"), call(MM, "a", "c", arguments="[2]")]
     wrong = [right[0], replace(right[1], outputs=("b",))]
     assert first_operator(0, wrong, right).call is wrong[1]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        ({"arguments": "[torch.bfloat16]"}, {"arguments": "[torch.float32]"}, "[torch.bfloat16], the reference's"),
+        (
+            {"outputs": ("x",), "group": "ranks 0, 1", "is_collective": True},
+            {"group": "ranks 0, 2", "is_collective": True},
+            "it runs with ranks 0, 1, the reference's with ranks 0, 2",
+        ),
+    ],
+)
+def test_call_with_other_arguments_or_another_group_says_which(here, there, expected):
+    right = [replace(STEP[0], **there)]
+    line = locate_operator({0: [replace(STEP[0], **{"outputs": ("x",), **here})]}, {0: right})
+    assert "on the same inputs, it runs with " in line
+    assert expected in line
+
+
+NAN, INF = {"wrote": 2}, {"wrote": 1}
+FROM_NAN = {"read": 2, "wrote": 2}
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ({0: STEP}, ("no captured operator wrote a NaN", False)),
+        (
+            {0: [call(MM, "a", "b"), call(MM, "n", "m", **FROM_NAN)], 1: [call("aten.log.default", "a", "n", **NAN)]},
+            ("first NaN: aten.log.default in forward of layers.0 (model.py:7) on rank 1, from finite inputs", True),
+        ),
+        (
+            # A masked score is infinite in every step; an exponential that overflows is not.
+            {
+                0: [
+                    call("aten.masked_fill.Scalar", "a", "i", arguments="[-inf]", **INF),
+                    call("aten.exp.default", "a", "j", **INF),
+                    call("aten.sub.Tensor", "ij", "n", read=1, wrote=2),
+                ]
+            },
+            (
+                "first infinity: aten.exp.default in forward of layers.0 (model.py:7) on rank 0, from finite inputs",
+                True,
+            ),
+        ),
+        (
+            {0: [call(ADAMW, "pq", "rs", parameters=((0, "a.weight"),), **NAN)]},
+            (
+                "first NaN in a.weight: aten._fused_adamw_.default in forward of layers.0 (model.py:7) on rank 0, "
+                "from finite inputs",
+                True,
+            ),
+        ),
+        (
+            {0: [call(MM, "n", "m", **FROM_NAN)]},
+            (
+                "first NaN: aten.mm.default in forward of layers.0 (model.py:7) on rank 0 read one that "
+                "no operator wrote",
+                False,
+            ),
+        ),
+    ],
+)
+def test_first_nan_is_named_with_its_rank_and_what_it_came_from(calls, expected):
+    assert locate_non_finite(calls) == expected
 
 
 def test_ranks_that_one_side_alone_captured_are_left_out():
