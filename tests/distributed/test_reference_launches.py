@@ -71,7 +71,6 @@ import json
 from pathlib import Path
 import pytest
 from pytest_aorta.plugin.hooks import RUN
-from tests.unit.builders import git
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(120)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -36,6 +37,8 @@ def left_at_the_end() -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # DTensor keeps specs of operators, whose meshes have groups that are gone now.
+        _clear_sharding_prop_cache()
 
 
 def run_two_ranks(run: Callable[..., None], *arguments: object) -> None:
