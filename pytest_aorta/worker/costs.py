@@ -26,7 +26,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
-from pytest_aorta.result.trace.kineto_events import BOUNDARY, TraceTooLarge, excess, read_trace
+from pytest_aorta.result.trace.kineto_events import BOUNDARY, TraceTooLarge, check_size, excess, parse_trace
 from pytest_aorta.result.trace.rank_files import flight_records
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.simulation import is_simulated, requested_calls
@@ -142,28 +142,40 @@ def costs_of(trace: Mapping[str, Any], device: torch.device, began_ns: int, ende
     return costs_of_step(trace, flops_of, on_device=on_device, recorded=recorded)
 
 
-def exported(profiler: profile) -> dict[str, Any]:
-    """Return the trace of a profiler that has ended.
+class Exported:
+    """The trace of a profiler that has ended, written at once: the next profiler takes its device activity away."""
 
-    Raises:
-        TraceTooLarge: The trace is too large to be read.
-    """
-    with tempfile.TemporaryDirectory(prefix="aorta-trace-") as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return read_trace(path)
+    def __init__(self, profiler: profile) -> None:
+        with tempfile.TemporaryDirectory(prefix="aorta-trace-") as folder:
+            self._path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(self._path))
+            try:
+                check_size(self._path)
+                self._text: bytes | TraceTooLarge = self._path.read_bytes()
+            except TraceTooLarge as error:
+                self._text = error
+
+    def read(self) -> dict[str, Any]:
+        """Return the document.
+
+        Raises:
+            TraceTooLarge: The trace is too large to be read.
+        """
+        if isinstance(self._text, TraceTooLarge):
+            raise self._text
+        return parse_trace(self._path, self._text)
 
 
 class StepCounter:
     """Counter of the costs of one step of a script, whose number of steps is not known.
 
-    The trace is read when the script has ended, so that no rank waits for another one's reading.
+    The trace is parsed when the script has ended, so that no rank waits for another one's parsing.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._problem = ""
-        self._profiler: profile | None = None
+        self._trace: Exported | None = None
         self._recorded: list[RecordedCall] = []
 
     @contextmanager
@@ -185,7 +197,7 @@ class StepCounter:
             if not _profiler_enabled():
                 self._problem = "the script runs torch.profiler in its warm-up steps, which ended the count of costs"
         self._recorded = [] if on_device else recorded_calls(began_ns, time.time_ns())
-        self._profiler = own
+        self._trace = None if self._problem else Exported(own)
 
     def _boundary(self) -> None:
         with record_function(BOUNDARY):
@@ -193,10 +205,10 @@ class StepCounter:
 
     def costs(self) -> Costs:
         """Return the costs of the step and the compilations since the measured steps began."""
-        if self._problem or self._profiler is None:
+        if self._problem or self._trace is None:
             return Costs(problem=self._problem or "no step was counted, since the step was not completed")
         try:
-            trace = exported(self._profiler)
+            trace = self._trace.read()
         except TraceTooLarge as error:
             return Costs(problem=f"the trace of one step has {excess(error.num_bytes, error.num_values)}")
         on_device = on_accelerator(self._device)

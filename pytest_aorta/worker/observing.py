@@ -116,6 +116,8 @@ class _Optimized:
         self._is_count_due = False
         self._num_within = 0
         self.hashes = LocalHashes(_STEPS_BY_TENSOR)
+        # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
+        self.is_hash_due = False
         self._named, self._warmup = named, warmup
         self._counted: ExitStack | None = None
         self._places: list[tuple[int, str]] = []
@@ -267,7 +269,7 @@ class Observer:
     Attributes:
         warmup: Number of steps of each optimizer that are not timed, after its first one.
         hash_weights: Whether this rank's parts of the parameters are hashed before the first step, after steps 1, 2,
-            4, 8 and so on, and after the last one.
+            4, 8 and so on, and after the last one; in place of a profiled step, after the next one that is not.
         optimizers: The optimizers that have stepped.
         has_optimizer: Whether the script has made an optimizer.
         has_loaded: Whether the script has called ``torch.load``.
@@ -385,13 +387,14 @@ class Observer:
         found.end_step(self._values)
         self._values = []
         was_counting = self._is_counting
-        self._is_counting = len(self._all) > 1 and any(one.is_counted for one in self._all)
+        self._is_counting = any(one.is_counted for one in self._all)
         self._turn += 1
         before, found.turn = found.turn, self._turn
         # Optimizers that take turns, as those of a GAN, are in one step.
         is_alone = len(self._all) == 1
         self._enter(1 + (found.num_steps if is_alone else min(one.num_steps for one in self._all if one.turn > before)))
-        is_chosen = found.num_steps.bit_count() == 1
+        is_chosen = found.num_steps.bit_count() == 1 or found.is_hash_due
+        found.is_hash_due = is_chosen and self._is_counting
         # What the recorder computes must not count among the costs of a step.
         if (is_chosen or self._is_look_due()) and not (self._is_counting or self._is_simulated):
             with ExitStack() as paused:

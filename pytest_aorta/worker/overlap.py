@@ -55,7 +55,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     waits_ms,
 )
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
-from pytest_aorta.worker.costs import costs_of, exported, with_compilations, wrapper_problem
+from pytest_aorta.worker.costs import Exported, costs_of, with_compilations, wrapper_problem
 from pytest_aorta.worker.simulation import is_simulated
 
 # Steps of a trace that the launch asks for if the config asks for none.
@@ -244,7 +244,7 @@ class _Window:
     num_steps: int
     has_host: bool
     has_lead: bool = False
-    profiler: profile | None = None
+    trace: Exported | None = None
     began_s: float = 0.0
     lead_ms: float = 0.0
     passed: _Pass | None = None
@@ -296,12 +296,11 @@ class ScriptCapture:
         if on_accelerator(self._device):
             cycles_per_ms(self._device)
         synchronize(self._device)
-        window.profiler = profile(
+        self._running = profile(
             use_cpu=window.has_host,
             use_kineto=True,
             use_device=self._device.type if on_accelerator(self._device) else None,
         )
-        self._running = window.profiler
         self._running.__enter__()
         window.began_s = time.perf_counter()
         if window.has_lead and (before := self._windows[self._number - 1].passed) is not None:
@@ -334,6 +333,7 @@ class ScriptCapture:
         synchronize(self._device)
         if _profiler_enabled():
             self._running.__exit__(None, None, None)
+            self._windows[self._number].trace = Exported(self._running)
         else:
             self.problem = "the script runs torch.profiler itself, which ended the profile of its steps"
         self._running = None
@@ -343,7 +343,7 @@ class ScriptCapture:
         if self.problem:
             return Profile(problem=self.problem)
         try:
-            traces = [exported(window.profiler) for window in self._windows if window.profiler is not None]
+            traces = [window.trace.read() for window in self._windows if window.trace is not None]
             if not on_accelerator(self._device):
                 if (kept := _asked_trace_path()) is not None:
                     _keep(steps_alone(traces[0], on_device=False), kept)
@@ -479,7 +479,7 @@ def _trace_of(profiler: profile, num_steps: int, device: torch.device) -> dict[s
     """
     trace, size = {}, (0, 0)
     try:
-        trace = exported(profiler)
+        trace = Exported(profiler).read()
     except TraceTooLarge as error:
         size = error.num_bytes, error.num_values
     num_bytes, num_values = map(int, _largest_over_ranks(size, device))

@@ -43,4 +43,4 @@ def test_script_without_an_edit_is_profiled_with_a_head_start_where_its_steps_al
     # The recorder reads nothing from the device in a step.
     assert bool(result.costs[0].host_copies) == (way == "item")
     assert len(series.loss) == len(series.grad_norm) == 60
-    assert list(series.weights.hashes)[-1] == "60"
+    assert max(map(int, series.weights.hashes)) == 60

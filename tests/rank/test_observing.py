@@ -65,6 +65,17 @@ def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recorder
     del kept
 
 
+def test_weights_are_not_hashed_within_profiled_steps(recorder: Recorder) -> None:
+    assert recorder._observer is not None
+    recorder._observer.warmup = 8
+    kept = train(40)
+    [observed] = recorder._observer._all
+    assert observed.timed[:20] == list(range(10, 30))
+    # Four steps from step 30 are profiled.
+    assert list(only(recorder.result()).weights.hashes) == ["0", "1", "2", "4", "8", "16", "33", "40"]
+    del kept
+
+
 def test_model_that_the_script_drops_is_hashed_after_its_last_step(recorder: Recorder) -> None:
     train(11)
     [observed] = recorder._observer._all  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace import kineto_events as reading
 from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu
-from pytest_aorta.result.trace.kineto_events import read_trace
+from pytest_aorta.result.trace.kineto_events import parse_trace, read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, costs, overlap, profiled
 from tests.rank.ranks import own_group
@@ -150,12 +150,12 @@ def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
     monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "active=1 repeat=2")
     numbers = count()
 
-    def read_but_the_first_kept(path):
+    def parse_but_the_first_kept(path, data):
         if next(numbers) == 2:
             raise reading.TraceTooLarge(path, num_bytes=reading.MAX_TRACE_BYTES + 1)
-        return read_trace(path)
+        return parse_trace(path, data)
 
-    monkeypatch.setattr(costs, "read_trace", read_but_the_first_kept)
+    monkeypatch.setattr(costs, "parse_trace", parse_but_the_first_kept)
     with pytest.warns(
         UserWarning, match=r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
     ):

@@ -71,6 +71,12 @@ def excess(num_bytes: int, num_values: int, where: str = "") -> str:
     return f"{number:,} {unit}{where}, and at most {limit:,} are read"
 
 
+def check_size(path: Path) -> None:
+    """Raise TraceTooLarge if a file has too many bytes to be read."""
+    if (num_bytes := path.stat().st_size) > MAX_TRACE_BYTES:
+        raise TraceTooLarge(path, num_bytes=num_bytes)
+
+
 def read_trace(path: Path) -> dict[str, Any]:
     """Return the document of a trace file, gzipped or not, in which every event has a phase and a name.
 
@@ -78,12 +84,17 @@ def read_trace(path: Path) -> dict[str, Any]:
         TraceTooLarge: The file has too many bytes or values.
         TraceError: The file can't be read, is too large when unpacked, or is not a Chrome trace.
     """
-    if path.exists() and (num_bytes := path.stat().st_size) > MAX_TRACE_BYTES:
-        raise TraceTooLarge(path, num_bytes=num_bytes)
+    if path.exists():
+        check_size(path)
     try:
         data = _unzipped(path, read_bytes(path, max_bytes=MAX_TRACE_BYTES))
     except UnreadableFile as error:
         raise TraceError(str(error)) from None
+    return parse_trace(path, data)
+
+
+def parse_trace(path: Path, data: bytes) -> dict[str, Any]:
+    """Return the document of a trace; errors, which are those of :func:`read_trace`, name ``path``."""
     # A value of two bytes, "[]," for example, takes thirty times as much memory.
     if (num_values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
         raise TraceTooLarge(path, num_values=num_values)
