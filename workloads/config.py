@@ -86,7 +86,7 @@ class LlamaSettings:
     betas: tuple[float, float]
     weight_decay: float
     lr_schedule: LearningRateSchedule
-    optimizer_fused: bool
+    optimizer: str
     deterministic: bool
     fill_uninitialized_memory: bool
     seed: int

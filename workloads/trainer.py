@@ -13,8 +13,9 @@ from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry
 from . import checkpoint as saved_state
 from .combinations import check_combinations
 from .common.capturing import StepCapture
+from .common.compiled_adamw import CompiledAdamW
 from .common.determinism import use_deterministic_algorithms
-from .common.gradients import clip_gradients, total_norm
+from .common.gradients import clip_factor, clip_gradients, total_norm
 from .common.learning_rate import LearningRate
 from .common.training import leave_process_group, make_adamw, measure_training, peak_memory_metrics
 from .config import LlamaSettings
@@ -93,8 +94,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)
-        fused = settings.optimizer_fused
-        self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay, fused=fused)
+        self._optimizer = make_adamw(
+            self._model, settings.lr, settings.betas, settings.weight_decay, settings.optimizer
+        )
         given = settings.load_checkpoint
         trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
         num_steps = settings.warmup + settings.steps
@@ -124,7 +126,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """True if CPU ranks compute the same bits on CPUs of every vendor."""
         # Unfused AdamW takes square roots from MKL, which rounds them differently on another vendor's CPU.
         settings = self._settings
-        return settings.optimizer_fused and not (settings.fuses_blocks or settings.compile_loss)
+        return settings.optimizer == "fused" and not (settings.fuses_blocks or settings.compile_loss)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
@@ -249,7 +251,10 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         norm = None
         if (max_norm := self._settings.max_grad_norm) is not None:
             norm = self._total_norm()
-            clip_gradients(self._model, max_norm, norm)
+            if isinstance(self._optimizer, CompiledAdamW):
+                self._optimizer.gradient_factor = clip_factor(max_norm, norm)
+            else:
+                clip_gradients(self._model, max_norm, norm)
         self._hashes.gradients("clipped", step)
         self._learning_rate.apply(self._optimizer)
         self._optimizer.step()

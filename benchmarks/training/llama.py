@@ -74,6 +74,13 @@ TITAN_TP2 = Program(
     options=(*COMPILE, "--parallelism.tensor_parallel_degree=2", "--training.local_batch_size=2"),
 )
 WITHOUT_AC = COMPILED.with_keys("no checkpointing", activation_checkpointing="none")
+TITAN_FLOAT8 = Program(
+    "torchtitan FSDP2 compiled, no checkpointing, float8",
+    TORCHTITAN,
+    options=(*TITAN_WITHOUT_AC.options, "--model.converters=quantize.linear.float8"),
+)
+# The fastest forms of both programs.
+FASTEST = {"activation_checkpointing": "none", "optimizer": "compiled"}
 # CPU ranks have no device whose memory could be the budget.
 AUTO = {"activation_checkpointing": "auto"} | ({"memory_budget_bytes": 1 << 28} if TINY else {})
 
@@ -115,11 +122,17 @@ LEVERS = (
     _instead(TITAN_INDUCTOR, INDUCTOR, 2),
     _key(COMPILED, "full checkpointing", activation_checkpointing="full"),
     _key(COMPILED, "attention flex", attention="flex"),
+    _instead(TITAN_WITHOUT_AC, INDUCTOR.with_keys("fastest", **FASTEST)),
+    _instead(TITAN_WITHOUT_AC, COMPILED.with_keys("fastest", **FASTEST)),
+    _instead(TITAN_FLOAT8, INDUCTOR.with_keys("fastest, float8", **FASTEST, float8_linear=True)),
+    _instead(TITAN_FLOAT8, COMPILED.with_keys("fastest, float8", **FASTEST, float8_linear=True)),
     _key(COMPILED, "deterministic", deterministic=True),
     _key(EAGER, "deterministic", deterministic=True),
     _key(COMPILED, "forward_prefetch 1", 2, forward_prefetch=1),
     _key(COMPILED, "attention flash", attention="flash"),
-    _key(COMPILED, "optimizer_fused false", optimizer_fused=False),
+    _key(COMPILED, "optimizer unfused", optimizer="unfused"),
+    _key(COMPILED, "optimizer compiled", optimizer="compiled"),
+    _key(INDUCTOR, "optimizer compiled", optimizer="compiled"),
     _key(EAGER, "compile_blocks alone", compile_blocks=True),
     _key(EAGER, "compile_loss alone", compile_loss=True),
 )

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -151,6 +152,11 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept.setdefault("OMP_NUM_THREADS", "1")
     if plan.world.device == DeviceKind.CPU and plan.compares_bits:
         kept = pinned_cpu_kernels() | kept
+    if capability := kept.get("ATEN_CPU_CAPABILITY"):
+        # Inductor finds kernels for another instruction set in its cache, and they compute garbage.
+        own = f"-{capability}"
+        folder = kept.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}")
+        kept["TORCHINDUCTOR_CACHE_DIR"] = folder.removesuffix(own) + own
     if plan.record is not None and plan.record.deterministic:
         # Without it, torch refuses matrix products under deterministic algorithms on NVIDIA GPUs.
         kept.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

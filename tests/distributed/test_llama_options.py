@@ -64,9 +64,9 @@ def test_buckets_of_several_blocks_merge_collectives(workload, implementation):
 
 
 @pytest.mark.extended
-def test_compiled_blocks_and_fused_adamw_train_alike(workload):
+def test_compiled_blocks_and_adamw_train_alike(workload):
     eager = workload.run("llama_fsdp2", n_layers=1, **HASHED)
-    compiled = workload.run("llama_fsdp2", n_layers=1, compile_blocks=True, optimizer_fused=True, **HASHED)
+    compiled = workload.run("llama_fsdp2", n_layers=1, compile_blocks=True, optimizer="compiled", **HASHED)
 
     assert compiled.loss == pytest.approx(eager.loss, rel=1e-5)
     assert compiled.weight_hashes != eager.weight_hashes
@@ -74,7 +74,7 @@ def test_compiled_blocks_and_fused_adamw_train_alike(workload):
 
 def test_unfused_adamw_ties_hashes_on_cpu_to_the_vendor(workload):
     fused = workload.run("llama_fsdp2", n_layers=1, **TRAINING | {"steps": 1, "warmup": 0})
-    unfused = workload.run("llama_fsdp2", n_layers=1, optimizer_fused=False, **TRAINING | {"steps": 1, "warmup": 0})
+    unfused = workload.run("llama_fsdp2", n_layers=1, optimizer="unfused", **TRAINING | {"steps": 1, "warmup": 0})
     assert "cpu_vendor" in unfused.environment
     # If the host does not allow pinned kernels, no CPU hash is portable.
     assert ("cpu_vendor" in fused.environment) is (fused.environment["cpu_kernels"] is None)

@@ -147,9 +147,9 @@ def test_each_core_of_coverage_is_named(tmp_path, core):
     ("changes", "expected"),
     [
         ({}, True),
-        ({"optimizer_fused": True}, True),
+        ({"optimizer": "fused"}, True),
         # The other kernels of AdamW take square roots from MKL.
-        ({"optimizer_fused": False}, False),
+        ({"optimizer": "unfused"}, False),
         ({"compile_loss": True}, False),
     ],
 )

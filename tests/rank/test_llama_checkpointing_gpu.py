@@ -19,6 +19,7 @@ def scale_by_count(x):
     return (x * count).sin()
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 @pytest.mark.parametrize(("kind", "copies"), [("selective", 1), ("elementwise", 1), ("full", 2)])
 def test_numbers_that_the_host_has_read_are_not_copied_again(kind, copies):
     x = torch.ones(4, device="cuda", requires_grad=True)

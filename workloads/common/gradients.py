@@ -33,6 +33,11 @@ def clip_gradients(model: nn.Module, max_norm: float, norm: torch.Tensor) -> Non
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, _on_mesh_of(parameters[0], norm))
 
 
+def clip_factor(max_norm: float, norm: torch.Tensor) -> torch.Tensor:
+    """Return the factor by which :func:`clip_gradients` scales gradients, as a plain tensor."""
+    return (max_norm / (whole_norm(norm) + 1e-6)).clamp(max=1.0)
+
+
 def whole_norm(norm: torch.Tensor) -> torch.Tensor:
     """Return the norm over all ranks' shards as a plain tensor."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -10,6 +10,7 @@ from torch import nn
 
 from pytest_aorta.worker import RankResult, StepTimer, Workload, environment_facts, is_simulated, measure, peak_memory
 
+from .compiled_adamw import CompiledAdamW
 from .gradients import by_mesh, whole_norm
 
 
@@ -60,11 +61,14 @@ def timed_result(timer: StepTimer, elapsed_sec: float, steps: int) -> RankResult
 
 
 def make_adamw(
-    model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float, *, fused: bool = True
+    model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float, kind: str = "fused"
 ) -> torch.optim.AdamW:
-    """Return AdamW for the parameters of ``model``, as one fused kernel or one of many."""
+    """Return AdamW for the parameters of ``model``, as one ``fused`` kernel, as many, or ``compiled``."""
     # Each mesh has a group of its own, because a kernel for many tensors accepts tensors of one mesh only.
     groups = [{"params": parameters} for parameters in by_mesh(model)]
+    if kind == "compiled":
+        return CompiledAdamW(groups, lr, betas, weight_decay=weight_decay)
+    fused = kind == "fused"
     # On CPU the other kernels take square roots from MKL, which rounds them differently on another vendor's CPU.
     foreach = None if not fused and any(parameter.is_cuda for parameter in model.parameters()) else False
     return torch.optim.AdamW(groups, lr, betas, weight_decay=weight_decay, fused=fused, foreach=foreach)

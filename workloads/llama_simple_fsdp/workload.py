@@ -23,6 +23,7 @@ from ..distributed.simple_fsdp import (
 )
 from ..models import build_model
 from ..models.common.decoder import Decoder
+from ..models.common.float8 import FLOAT8_OPTIONS
 from ..passes.annotate import Bucket
 from ..trainer import LlamaWorkload
 
@@ -84,7 +85,9 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         buckets = self._buckets(model)
         no_reorder = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
         tensor, is_divided = self._mesh.tensor, self._settings.async_tensor_parallel
-        options = micro_pipeline_options(tensor) if tensor is not None and is_divided else None
+        options = micro_pipeline_options(tensor) if tensor is not None and is_divided else {}
+        if self._settings.float8_linear:
+            options |= FLOAT8_OPTIONS
         backend = make_backend(graph, dict(model.named_parameters()), buckets, groups, no_reorder, options)
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 

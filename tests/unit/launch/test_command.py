@@ -65,6 +65,10 @@ OF_RANKS = {
     # The pins cost time, and bits of such a launch are not compared.
     "no bits compared": ({"record": StepRecording()}, {}, dict.fromkeys(CPU_KERNELS)),
     "bits compared": ({"record": StepRecording(hash_weights=True)}, {}, CPU_KERNELS),
+    # Inductor's cache does not tell instruction sets apart.
+    "cache of kernels": ({}, {"TORCHINDUCTOR_CACHE_DIR": "/c"}, {"TORCHINDUCTOR_CACHE_DIR": "/c-avx2"}),
+    "cache of a launch within": ({}, {"TORCHINDUCTOR_CACHE_DIR": "/c-avx2"}, {"TORCHINDUCTOR_CACHE_DIR": "/c-avx2"}),
+    "cache without pins": ({"record": StepRecording()}, {}, {"TORCHINDUCTOR_CACHE_DIR": None}),
     "deterministic": ({"record": StepRecording(deterministic=True)}, {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
 }  # fmt: skip
 
