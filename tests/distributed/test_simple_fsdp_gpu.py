@@ -42,9 +42,9 @@ DEEPSEEK = {"size": "deepseek_debug", "n_layers": 2, "seq_len": 256, "batch_size
         {},
         {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
         {"activation_checkpointing": "full"},
-        {"param_dtype": "bfloat16", "activation_checkpointing": "selective"},
+        {"param_dtype": "bfloat16", "activation_checkpointing": "selective", "optimizer": "compiled"},
     ],
-    ids=["float32", "bfloat16", "full", "selective"],
+    ids=["float32", "bfloat16", "full", "selective, compiled AdamW"],
 )
 def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workload, options):
     training = DEEPSEEK | {"steps": 5, "warmup": 0, "hash_every": 1} | options
