@@ -107,6 +107,11 @@ class LlamaSettings:
         return self.loss_chunks > 0
 
     @property
+    def holds_logits(self) -> bool:
+        """Return whether the logits that the model returns exist beside the activations of the loss."""
+        return False
+
+    @property
     def chooses_checkpointing(self) -> bool:
         """Return whether activation checkpointing is chosen in setup, by the memory that steps need."""
         return self.activation_checkpointing == AUTO

@@ -72,6 +72,13 @@ def test_compiled_blocks_and_adamw_train_alike(workload):
     assert compiled.weight_hashes != eager.weight_hashes
 
 
+@pytest.mark.extended
+def test_compiled_adamw_keeps_the_bits_of_both_programs_alike(workload):
+    training = HASHED | {"optimizer": "compiled"}
+    eager = workload.run("llama_fsdp2", **training)
+    workload.compare({"workload": "llama_simple_fsdp"} | training, eager, steps=STEPS, label="aot_eager")
+
+
 def test_unfused_adamw_ties_hashes_on_cpu_to_the_vendor(workload):
     fused = workload.run("llama_fsdp2", n_layers=1, **TRAINING | {"steps": 1, "warmup": 0})
     unfused = workload.run("llama_fsdp2", n_layers=1, optimizer="unfused", **TRAINING | {"steps": 1, "warmup": 0})

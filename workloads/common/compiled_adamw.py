@@ -83,7 +83,6 @@ def _update(
     eps: torch.Tensor,
 ) -> None:
     gradient = gradient * factor
-    # Not lerp: with AVX2, inductor of torch 2.13 computes its condition on a single value wrongly.
     average.add_((gradient - average) * new_weight)
     square_average.mul_(square_decay).add_(gradient * gradient * (1 - square_decay))
     parameter.mul_(decay).sub_(rate * average / (square_average.sqrt() / correction + eps))

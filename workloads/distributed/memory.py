@@ -251,7 +251,9 @@ def _loss(model: Decoder, settings: LlamaSettings, tokens: int, inputs: int) -> 
         return Activations(norm + num_rows * dim * itemsize, logits + num_rows * dim * _FLOAT32)
     logits = tokens * settings.model.vocab_size
     size = logits * (itemsize if settings.compile_loss else _FLOAT32)
-    return Activations(norm + size, size if settings.compile_loss else 2 * size)
+    # The outputs of a traced model outlive the loss in their own dtype.
+    held = logits * itemsize if settings.holds_logits else 0
+    return Activations(norm + size, held + (size if settings.compile_loss else 2 * size))
 
 
 def _num_in_flight(settings: LlamaSettings, mesh: ParallelMesh) -> int:

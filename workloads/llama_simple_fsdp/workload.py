@@ -46,6 +46,11 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         return super().returns_loss or self.graph.traces_step
 
     @property
+    def holds_logits(self) -> bool:
+        """Return whether a graph without the loss returns the logits."""
+        return self.graph.backend != "eager" and not self.returns_loss
+
+    @property
     def fuses_blocks(self) -> bool:
         """Return whether inductor compiles blocks."""
         return self.graph.backend == "inductor"
