@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 
 from pytest_aorta.worker import OperatorCapture, TensorHashes, WeightHash, hash_local, hash_parameters, is_simulated
 
+from .common.gradients import own_shard
 from .common.training import is_hashed
 from .config import HashSettings
 from .distributed.pipeline import Stages
@@ -262,7 +263,7 @@ def _beside(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor | 
     if given is None:
         return None
     kept = given.detach()
-    local = kept.to_local() if isinstance(kept, DTensor) else kept
+    local = own_shard(kept)
     if not isinstance(output, DTensor):
         return local
     return DTensor.from_local(local, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)

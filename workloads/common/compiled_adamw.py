@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from .gradients import own_shard
 
 
 class CompiledAdamW(torch.optim.AdamW):
@@ -59,8 +60,7 @@ class CompiledAdamW(torch.optim.AdamW):
 def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
     """Return this rank's part of a tensor in one dimension, so that one kernel is compiled for all shapes."""
     assert tensor is not None
-    local = tensor.detach()
-    return (local.to_local() if isinstance(local, DTensor) else local).view(-1)
+    return own_shard(tensor.detach()).view(-1)
 
 
 @functools.cache

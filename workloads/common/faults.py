@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.fx.node import map_aggregate
 
+from .gradients import own_shard
 from .torch_private import FakeTensor, TorchDispatchMode, disable_current_modes
 
 OPERATOR_OUTPUT, OPERATOR_INPUT, OPERATOR_NAN = "operator_output", "operator_input", "operator_nan"
@@ -51,7 +52,7 @@ class Fault:
         tensors = model.parameters()
         if self.kind == "double_moment":
             tensors = (optimizer.state[parameter]["exp_avg"] for parameter in tensors)
-        shards = (p.to_local() if isinstance(p, DTensor) else p for p in tensors)
+        shards = map(own_shard, tensors)
         first = next(shard for shard in shards if shard.numel())
         if self.kind == "weight_ulp":
             # The next bit pattern is the next float.

@@ -38,6 +38,11 @@ def clip_factor(max_norm: float, norm: torch.Tensor) -> torch.Tensor:
     return (max_norm / (whole_norm(norm) + 1e-6)).clamp(max=1.0)
 
 
+def own_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor, or the plain tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def whole_norm(norm: torch.Tensor) -> torch.Tensor:
     """Return the norm over all ranks' shards as a plain tensor."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

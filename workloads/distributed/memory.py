@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from pytest_aorta.worker import without_data
 
+from ..common.gradients import own_shard
 from ..config import LlamaSettings, MemorySettings
 from ..models import build_model
 from ..models.common.decoder import Block, Decoder
@@ -182,14 +182,10 @@ def _unit(modules: Iterable[nn.Module], mesh: ParallelMesh, settings: LlamaSetti
     for owner in (owner for module in modules for owner in module.modules()):
         axes = mesh.expert_axes if isinstance(owner, Experts) else mesh.dense_axes
         for parameter in owner.parameters(recurse=False):
-            own = _local(parameter).numel()
+            own = own_shard(parameter).numel()
             numel += own
             shards += -(-own // axes.shards.size()) * _FLOAT32
     return Unit(shards, numel * settings.param_dtype.itemsize, numel * settings.reduce_dtype.itemsize)
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _by_kind(
@@ -231,7 +227,7 @@ class _Balanced(TokenDispatcher):
     """A dispatcher without data, with which this rank's experts get as many rows as the rank sends."""
 
     def __init__(self, experts: Experts) -> None:
-        self._num_experts = len(_local(experts.w1))
+        self._num_experts = len(own_shard(experts.w1))
 
     def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> Dispatched:
         """Keep all rows."""
@@ -242,7 +238,7 @@ def _loss(model: Decoder, settings: LlamaSettings, tokens: int, inputs: int) -> 
     """Return the activations of the last norm, the output and the loss; zero in a stage without them."""
     if isinstance(model.output, nn.Identity):
         return Activations()
-    num_rows, dim = _local(model.output.weight).shape
+    num_rows, dim = own_shard(model.output.weight).shape
     itemsize, norm = settings.param_dtype.itemsize, 4 * inputs
     if settings.loss_chunks:
         # Unfused operations on a chunk's logits make four float32 tensors of their size.
