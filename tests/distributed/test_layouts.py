@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from aorta_workloads.distributed.fsdp2 import HAS_PARAMETER_MESHES
 
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.rank_files import read_arrivals
@@ -34,14 +35,17 @@ def rows():
 def test_each_backend_does_what_the_table_says(workload, distributed_world, layout, columns, steps):
     training = TRAINING | {"steps": steps}
     eager = workload.run(REFERENCE, **training | layout.reference)
-    assert collectives_of_a_step(distributed_world, eager) == COLLECTIVES[layout.name][REFERENCE]
+    expected = COLLECTIVES[layout.name]
+    # A pipeline of torch 2.11 gathers once more, as experts are units of their own there.
+    own = REFERENCE if HAS_PARAMETER_MESHES else f"{REFERENCE}, experts apart"
+    assert collectives_of_a_step(distributed_world, eager) == expected.get(own, expected[REFERENCE])
     for column in columns:
         # FSDP2's default; the eager backend has no graph in which a gather could be repeated.
         reshard = {"reshard_after_forward": column != "eager"}
         traced = workload.run("llama_simple_fsdp", **training | reshard | dict(layout.config) | COLUMNS[column])
         if column in COUNTED:
             found = collectives_of_a_step(distributed_world, traced)
-            assert found == COLLECTIVES[layout.name]["llama_simple_fsdp"]
+            assert found == expected["llama_simple_fsdp"]
         if layout.difference(column):
             with workload.expect_regression("weight_hash") as found:
                 workload.compare(traced, eager, steps=steps, metrics=["weight_hash"], label=column)

@@ -143,6 +143,13 @@ class _WithoutFormulas(OverlapScheduler):
         estimate = self.custom_runtime_estimation
         return None if estimate is None else estimate(node, None)
 
+    def _handle_wait(self, node: fx.Node) -> None:
+        """Schedule a further wait for a collective that was waited for; goes with torch 2.11, which asserts."""
+        if self.wait_to_start[node] in self.in_flight:
+            super()._handle_wait(node)
+        else:
+            self._schedule(node)
+
     def _restore(self) -> None:
         while self._values:
             node, value = self._values.popitem()
