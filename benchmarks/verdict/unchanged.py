@@ -1,10 +1,11 @@
-"""Launches of unchanged code on CPU ranks: records them, and compares them with each other.
+"""Launches of unchanged code on CPU ranks or one GPU: records them, and compares them with each other.
 
-Record: RECORD_OUT=DIR RECORD_LIMIT_S=3600 python -m pytest benchmarks/verdict/unchanged.py --aorta-launcher=forkserver
-Compare: python -m benchmarks.verdict.unchanged [DIR/unchanged.jsonl] [--draws 100] [--seed 1]
-Each stretch launches one workload or script again and again on 2 warm ranks; every second stretch runs beside a process
-that keeps a core busy. Each launch is appended to DIR/unchanged.jsonl, so a run can be stopped at any moment. A file
-that ends in .gz is read too; without a file, that of benchmarks/verdict/data is.
+Record: RECORD_OUT=DIR RECORD_LIMIT_S=3600 python -m pytest benchmarks/verdict/unchanged.py -k cpu
+Compare: python -m benchmarks.verdict.unchanged [DIR/unchanged.jsonl ...] [--draws 100] [--seed 1]
+Each stretch launches one workload or script again and again on 2 warm CPU ranks, every second one beside a process that
+keeps a core busy; ``-k cuda`` launches the workloads on one idle GPU. Each launch is appended to DIR/unchanged.jsonl, so
+a run can be stopped at any moment. A file that ends in .gz is read too; without a file, those of benchmarks/verdict/data
+are.
 Launches of one stretch are compared in two ways. In turn: the first ten are the baseline, and the others are compared
 with it one after the other; no launch is a candidate twice. Resampled: ten random launches are the baseline, and the
 others, in random order, the candidates, or the pairs of an A/B.
@@ -19,9 +20,11 @@ import os
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,27 +44,30 @@ from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from pytest_aorta.verdict.verdicts import Verdicts
 
 FILE = "unchanged.jsonl"
-DATA = Path(__file__).parent / "data" / "unchanged-cpu-x2.jsonl.gz"
+DATA = sorted(Path(__file__).parent.joinpath("data").glob("unchanged-*.jsonl.gz"))
 BASELINE, MAX_LAUNCHES = 10, 5
 # Times of CPU ranks are compared only if a marker names them.
-MARKED = parse_tolerances(
-    {
-        "step_time_p50": "20%",
-        "step_time_mean": "20%",
-        "step_time_tail5": "50%",
-        "tokens_per_s": "20%",
-        "samples_per_s": "20%",
-        "overlap_ratio": "20 points",
-        "exposed_comm_ms": "20% of step",
-        "time_overlapped_ms": "+20%",
-    },
-    "MARKED",
-)
+MARKED = {
+    device: parse_tolerances(
+        {
+            "step_time_p50": f"{wide}%",
+            "step_time_mean": f"{wide}%",
+            "step_time_tail5": "50%",
+            "tokens_per_s": f"{wide}%",
+            "samples_per_s": f"{wide}%",
+            "overlap_ratio": f"{wide} points",
+            "exposed_comm_ms": f"{wide}% of step",
+            "time_overlapped_ms": f"+{wide}%",
+        },
+        "MARKED",
+    )
+    for device, wide in {"cpu": 20, "cuda": 5}.items()
+}
 OUTCOMES = (Outcome.PASS, Outcome.REGRESSION, Outcome.IMPROVED, Outcome.INCONCLUSIVE, Outcome.MISSING)
 STRETCH = int(os.environ.get("RECORD_STRETCH", "24"))
 # A 99th percentile needs 100 steps.
 STEPS = 110
-WORKLOADS = {
+WORKLOADS: dict[str, dict[str, Any]] = {
     "copy_compute": {"steps": STEPS, "gemms": 2, "copy_mb": 0.5},
     "ddp_overlap": {"steps": 30, "n_layers": 1, "num_tables": 2, "batch_size": 16},
     "fsdp": {"steps": STEPS, "verify": 0, "layers": 2},
@@ -75,14 +81,20 @@ _SCRIPTS = {
 }
 
 
-@pytest.mark.world(size=2, device="cpu", warm=True)
 @pytest.mark.launch_timeout(120)
-def test_record(distributed_world: DistributedWorld, tmp_path: Path) -> None:
-    """Launch stretch by stretch until the time is over."""
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        pytest.param([*_SCRIPTS, *WORKLOADS], 2, id="cpu", marks=pytest.mark.world(size=2, device="cpu", warm=True)),
+        pytest.param([*WORKLOADS], 1, id="cuda", marks=pytest.mark.world(size=1, device="cuda", warm=True)),
+    ],
+)
+def test_record(distributed_world: DistributedWorld, tmp_path: Path, names: list[str], kinds: int) -> None:
+    """Launch stretch by stretch until the time is over, idle and with two ``kinds`` busy too."""
     out, ends_s = Path(os.environ.get("RECORD_OUT", ".")) / FILE, time.monotonic() + _limit_s()
     for stretch in count():
-        name = [*_SCRIPTS, *WORKLOADS][stretch // 2 % (len(WORKLOADS) + len(_SCRIPTS))]
-        busy = stretch % 2
+        name = names[stretch // kinds % len(names)]
+        busy = stretch % kinds
         with load(busy), out.open("a", encoding="utf-8") as file:
             for _ in range(STRETCH):
                 if time.monotonic() > ends_s:
@@ -123,31 +135,33 @@ def stretches(path: Path) -> dict[tuple[str, int, int], list[LaunchFacts]]:
     return {key: launches for key, launches in found.items() if len(launches) > BASELINE}
 
 
-def _prior(metric: Metric) -> VarianceComponents:
-    return default_variance(metric, "cpu")
+def _prior(launch: LaunchFacts) -> Callable[[Metric], VarianceComponents]:
+    return partial(default_variance, device=launch.device)
 
 
 def _marked(launch: LaunchFacts) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics that a launch has."""
-    rows = {name: metric_of(name, tolerance.direction) for name, tolerance in MARKED.items()}
-    return {name: MARKED[name] for name, row in rows.items() if row.measure(launch) is not None}
+    marked = MARKED[launch.device]
+    rows = {name: metric_of(name, tolerance.direction) for name, tolerance in marked.items()}
+    return {name: marked[name] for name, row in rows.items() if row.measure(launch) is not None}
 
 
 def _stored(launches: Sequence[LaunchFacts], candidates: Sequence[LaunchFacts]) -> Verdicts:
     """Return the verdicts on as many candidates as the comparison asks for."""
     # As --aorta-record=noisy records: no metric is left out.
     kept = tuple(StoredLaunch(launch) for launch in launches)
-    baseline = Baseline("case", "case", "cpu-x2-gloo", "case", {}, kept)
-    comparison = StoredComparison(
-        "case", {}, baseline, _marked(launches[0]), _prior, min(MAX_LAUNCHES, len(candidates))
-    )
+    first = launches[0]
+    baseline = Baseline("case", "case", first.device, "case", {}, kept)
+    most = min(MAX_LAUNCHES, len(candidates))
+    comparison = StoredComparison("case", {}, baseline, _marked(first), _prior(first), most)
     further = iter(candidates[1:])
     return settle(with_baseline(comparison, candidates[0]), lambda _: next(further))
 
 
 def _paired(candidates: Sequence[LaunchFacts], references: Sequence[LaunchFacts]) -> Verdicts:
     """Return the verdicts of an A/B of as many pairs as it asks for."""
-    comparison = PairedComparison("case", _marked(references[0]), _prior, max_pairs=len(candidates), version="same")
+    first = references[0]
+    comparison = PairedComparison("case", _marked(first), _prior(first), max_pairs=len(candidates), version="same")
     sides = {Side.CANDIDATE: iter(candidates), Side.REFERENCE: iter(references)}
     return settle(in_pairs(comparison), lambda side: next(sides[side]))
 
@@ -173,19 +187,26 @@ def _in_pairs(launches: list[LaunchFacts], draws: int, rng: random.Random) -> It
 
 
 def main() -> None:
-    """Print a table for each way of comparing."""
+    """Print a table for each file and way of comparing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, nargs="?", default=DATA)
+    parser.add_argument("files", type=Path, nargs="*", default=DATA)
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    known, rng = stretches(arguments.file), random.Random(arguments.seed)
+    for file in arguments.files:
+        print(f"\n## {file.name}\n")
+        compare(file, arguments.draws, random.Random(arguments.seed))
+
+
+def compare(file: Path, num_draws: int, rng: random.Random) -> None:
+    """Print the outcomes by metric of the launches of one file."""
+    known = stretches(file)
     num_busy = sum(len(launches) for (_, busy, _), launches in known.items() if busy)
     print(f"{sum(map(len, known.values()))} launches in {len(known)} stretches, {num_busy} beside a busy process")
     ways = {
         "baseline, in turn": _in_turn,
-        "baseline, resampled": lambda launches: _resampled(launches, arguments.draws, rng),
-        "A/B, resampled": lambda launches: _in_pairs(launches, arguments.draws, rng),
+        "baseline, resampled": lambda launches: _resampled(launches, num_draws, rng),
+        "A/B, resampled": lambda launches: _in_pairs(launches, num_draws, rng),
     }
     for text, compared in ways.items():
         counts: dict[str, Counter[Outcome]] = defaultdict(Counter)
