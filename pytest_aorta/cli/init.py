@@ -185,7 +185,9 @@ def run(arguments: argparse.Namespace) -> int:
         file, notes = _test(tests, target, found), [f"note: {note}" for note in found.notes]
     ignored = _write_ignored(root)
     emit([_written(root, file), _write_settings(root, settings, target), ignored, *notes])
-    emit([f"next: record the baseline with pytest --update-baselines {file.path.relative_to(root)}, then commit it"])
+    test = file.path.relative_to(root)
+    record = f"next: record the baseline with pytest --update-baselines {test}, then commit it"
+    emit([record, f"then: aorta selftest {test} plants faults, and shows which ones the test finds"])
     return ExitCode.OK
 
 

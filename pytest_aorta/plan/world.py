@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.text import counted
@@ -75,6 +75,10 @@ class World:
         model = "+".join(re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") for model in models)
         nodes = f"-n{self.nodes}" if self.nodes > 1 else ""
         return f"{model}-x{self.size}{nodes}-{self.backend}"
+
+    def first(self, size: int) -> World:
+        """Return the world of the first ``size`` ranks of one node."""
+        return replace(self, size=size, devices=self.devices[:size])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -183,6 +184,12 @@ class Launcher:
         self._leased = leased
         self._run_base = run_base
 
+    def first(self, size: int) -> Launcher:
+        """Return a launcher of the first ranks of this world, whose launches are those of this test too."""
+        part = copy(self)
+        part.world = self.world.first(size)
+        return part
+
     def shared_folder(self) -> Path:
         """Return the folder of this test's launches, which all nodes share.
 
@@ -286,7 +293,7 @@ class Launcher:
         preferred = options.launcher if warm is None else _WARM[warm]
         return LaunchPlan(
             **asdict(request),
-            world=self._leased.world(),
+            world=self._leased.world().first(self.world.size),
             timeout_s=self.timeout_s,
             run_dir=run_dir,
             cwd=version.root if version else options.rootdir,

@@ -237,6 +237,8 @@ class WorkloadRunner:
         steps: int,
         after: int,
         into: Mapping[str, Any] | None = None,
+        ranks: tuple[int, int] | None = None,
+        metrics: Iterable[str] | None = None,
         label: str = "restart",
     ) -> Verdicts:
         """Train ``steps`` steps, then again with new processes after a checkpoint; fail the test if a bit differs.
@@ -251,6 +253,8 @@ class WorkloadRunner:
             steps: Training steps in total.
             after: The step after which training is restarted.
             into: Config keys that differ after the restart, such as another layout that has equal bits.
+            ranks: Number of ranks before and after the restart, the first ones of the test's world; all by default.
+            metrics: Which of loss, grad_norm and weight_hash are compared; all by default.
             label: As in :meth:`compare`.
 
         Raises:
@@ -269,14 +273,19 @@ class WorkloadRunner:
             raise SpecError(f"compare_restart: after is {after!r}, allowed is an integer from 1 to {steps - 1}")
         if self._launcher.world.simulated:
             self._test.lacks("compares values step by step, which a simulated world does not have")
-        _check_restarts(find_workload(config["workload"], self._options.workload_dirs), config)
+        before, after_it = self._restarted(ranks)
+        by_step = [*STEP_METRICS] if metrics is None else [*_names(metrics)]
+        check_compared(by_step, STEP_METRICS)
+        changed = {**config, **(into or {})}
+        for given in (config, changed):
+            _check_restarts(find_workload(given["workload"], self._options.workload_dirs), given)
         with tempfile.TemporaryDirectory(dir=self._launcher.shared_folder(), prefix="checkpoint-") as folder:
-            straight = self._variant(config, steps)
-            saved = self._variant({**config, _SAVE: folder}, after)
-            resumed = self._variant({**config, **(into or {}), _LOAD: folder}, steps - after)
+            straight = self._variant(config, steps, before)
+            saved = self._variant({**config, _SAVE: folder}, after, before)
+            resumed = self._variant({**changed, _LOAD: folder}, steps - after, after_it)
         here, case = joined(saved, resumed), self._case_of_variants(label)
         comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, straight))
-        verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, straight, steps, [*STEP_METRICS]))
+        verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, straight, steps, by_step))
         return self._concluded(comparison, verdicts, located=(here, straight, steps, False))
 
     def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
@@ -341,14 +350,26 @@ class WorkloadRunner:
         numbered = (f"{first} {number}" for number in itertools.count(2))
         return next(case for case in itertools.chain([first], numbered) if case not in taken)
 
-    def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
+    def _restarted(self, ranks: object) -> list[DistributedWorld]:
+        """Return the worlds before and after a restart."""
+        size = self._world.size
+        if ranks is None:
+            return [self._world, self._world]
+        match ranks:
+            case (int(), int()) if 0 < min(ranks) and max(ranks) <= size and self._launcher.world.nodes == 1:
+                return [DistributedWorld(self._launcher.first(count)) for count in ranks]
+        raise SpecError(f"compare_restart: ranks is {ranks!r}, allowed are two numbers from 1 to {size}, on one node")
+
+    def _variant(
+        self, given: WorkloadResult | Mapping[str, Any], steps: int | None, world: DistributedWorld | None = None
+    ) -> WorkloadResult:
         if isinstance(given, WorkloadResult):
             return given
         config = _without_name(given)
         spec = find_workload(given["workload"], self._options.workload_dirs)
         if steps is not None:
             config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
-        return passed(self._world.launch(spec.name, **config))
+        return passed((world or self._world).launch(spec.name, **config))
 
     def _begun(
         self, case: str, kind: ReferenceKind, *launched: tuple[Side, WorkloadResult], baseline: Path | None = None

@@ -35,7 +35,7 @@ NOT_SIMULATED = (MetricKind.TIMING, MetricKind.NUMERIC, MetricKind.OWN)
 # The config key of test hooks. A launch with a planted fault is compared with the baseline of the undisturbed workload.
 TEST_HOOK_KEY = "fault"
 # Facts that can be None because of the host rather than the code under test.
-_FROM_HOST = ("cpu_kernels",)
+_FROM_HOST = ("cpu_kernels", "cublas")
 # Facts that the code under test sets. If one of them is False, a launch is not bitwise reproducible.
 _REPRODUCIBILITY = ("deterministic_algorithms", "bitwise_reproducible")
 
@@ -161,8 +161,8 @@ def not_applicable(
     if not (is_reproducible(facts) and is_reproducible(recorded)):
         detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
         return NotApplicable.NOT_REPRODUCIBLE, detail
-    different = other_machine(facts, recorded, side)
-    return None if different is None else (NotApplicable.ENVIRONMENT, different)
+    different = other_machine(facts, recorded)
+    return (NotApplicable.ENVIRONMENT, different) if different else None
 
 
 def other_versions(facts: LaunchFacts, recorded: LaunchFacts, side: str) -> str | None:
@@ -174,26 +174,27 @@ def other_versions(facts: LaunchFacts, recorded: LaunchFacts, side: str) -> str 
     return None
 
 
-def other_machine(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:
-    """Return the first difference in machine or installation as text, or None if there is none.
+def other_machine(facts: LaunchFacts, recorded: LaunchFacts) -> str:
+    """Return text on each difference in machine or installation, with both values; empty if there is none.
 
-    Numbers of another machine, or of other versions, are not compared bit for bit. The text calls ``recorded`` by the
-    word ``side``.
+    Numbers of another machine, or of other versions, are not compared bit for bit.
     """
-    for key in _different_facts(facts, recorded):
-        if _is_of_machine(key, facts, recorded):
-            return f"{key} is {facts.environment.get(key)!r}, the {side}'s {recorded.environment.get(key)!r}"
-    return None
+    changed = _changes(facts, recorded, of_machine=True)
+    return f"other environment: {', '.join(changed)}" if changed else ""
 
 
 def other_settings(facts: LaunchFacts, recorded: LaunchFacts) -> str:
     """Return text on the numeric settings that the code changed, with both values; empty if it changed none."""
-    changed = [
+    changed = _changes(facts, recorded, of_machine=False)
+    return f"changed settings: {', '.join(changed)}" if changed else ""
+
+
+def _changes(facts: LaunchFacts, recorded: LaunchFacts, *, of_machine: bool) -> list[str]:
+    return [
         f"{key} {recorded.environment.get(key)!r} -> {facts.environment.get(key)!r}"
         for key in _different_facts(facts, recorded)
-        if not _is_of_machine(key, facts, recorded)
+        if _is_of_machine(key, facts, recorded) is of_machine
     ]
-    return f"changed settings: {', '.join(changed)}" if changed else ""
 
 
 def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
@@ -204,6 +205,8 @@ def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
     """
     left_out = {*CHOICES, "cpu_vendor"} if facts.block == recorded.block else {*CHOICES}
     here, there = facts.environment, recorded.environment
+    if None in (here.get("cublas"), there.get("cublas")):  # baselines of earlier versions lack this fact
+        left_out.add("cublas")
     return [key for key in sorted((here.keys() | there.keys()) - left_out) if here.get(key) != there.get(key)]
 
 

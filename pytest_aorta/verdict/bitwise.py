@@ -153,7 +153,7 @@ def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: 
     if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
         return verdict(Outcome.PASS, f"all {steps} steps" if steps > 1 else "the step", steps)
     facts, others = launch_facts(candidate), launch_facts(reference)
-    if other := other_machine(facts, others, str(_REFERENCE)):
+    if other := other_machine(facts, others):
         return verdict(Outcome.NOT_APPLICABLE, other, different[0], not_applicable=NotApplicable.ENVIRONMENT)
     details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other_settings(facts, others)]
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):

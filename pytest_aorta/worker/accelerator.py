@@ -125,16 +125,17 @@ def device_facts(device: torch.device) -> dict[str, str | int | float | bool | N
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             # On ROCm the number is MIOpen's.
             "cudnn": torch.backends.cudnn.version(),
-            "triton": _triton_version(),
+            "cublas": _version("nvidia-cublas", "nvidia-cublas-cu12"),
+            "triton": _version("triton", "pytorch-triton-rocm", "triton-rocm"),
             # allow_tf32 raises an error if the code has set the precision by this newer name.
             "tf32_matmul": torch.backends.cuda.matmul.fp32_precision == "tf32",
         }
     return facts
 
 
-def _triton_version() -> str | None:
-    """Return the version of the installed Triton, which generates the kernels of compiled code; None without Triton."""
-    for distribution in ("triton", "pytorch-triton-rocm", "triton-rocm"):
+def _version(*distributions: str) -> str | None:
+    """Return the version of the first of these distributions that is installed; None without any."""
+    for distribution in distributions:
         with suppress(PackageNotFoundError):
             return version(distribution)
     return None

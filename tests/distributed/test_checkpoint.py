@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 INNER = """
@@ -61,24 +64,115 @@ def test_different(workload):
     fault = {"kind": "weight_ulp", "step": 1, "rank": 1}
     workload.compare_restart(MODEL, steps=4, after=2, into={"fault": fault})
 
-@pytest.mark.parametrize("config, after", [
-    (MODEL, 4), (MODEL | {"lr_schedule": {"kind": "linear"}}, 2), ({"workload": "copy_compute"}, 2), ({}, 2),
+LINEAR = {"lr_schedule": {"kind": "linear"}}
+
+@pytest.mark.parametrize("config, given, said", [
+    (MODEL, {"after": 4}, "after is 4"),
+    (MODEL | LINEAR, {}, "lr_schedule.steps is null"),
+    (MODEL, {"into": LINEAR}, "lr_schedule.steps is null"),
+    (MODEL, {"into": {"workload": "copy_compute"}}, "no config key load_checkpoint"),
+    (MODEL, {"ranks": (2, 3)}, "two numbers from 1 to 2"),
+    (MODEL, {"metrics": ["step_time_p50"]}, "step_time_p50"),
+    ({"workload": "copy_compute"}, {}, "no config key load_checkpoint"),
+    ({}, {}, "at the key 'workload'"),
 ])
-def test_refused(workload, config, after):
+def test_refused(workload, config, given, said):
     with pytest.raises(Exception) as refused:
-        workload.compare_restart(config, steps=4, after=after)
-    print("refused:", refused.value)
+        workload.compare_restart(config, **{"steps": 4, "after": 2} | given)
+    assert said in str(refused.value)
 """
+
+# The bits of PP 2 x FSDP 2 are those of FSDP 2. Its gradient norm is summed in another order, so it differs by rounding.
+LAYOUTS = """
+import pytest
+
+FSDP = {
+    "workload": "llama_fsdp2", "n_layers": 3, "batch_size": 1, "gradient_accumulation": 3, "max_grad_norm": None,
+    "param_dtype": "bfloat16", "reduce_dtype": "bfloat16",
+}
+STAGES = FSDP | {"pipeline_parallel_degree": 2}
+TP = {"tensor_parallel_degree": 2}
+
+pytestmark = [pytest.mark.world(size=4, device="cpu"), pytest.mark.launch_timeout(150)]
+
+@pytest.mark.parametrize("config, into, ranks", [
+    (FSDP, STAGES, (2, 4)),
+    (STAGES, FSDP | {"pipeline_parallel_degree": 1}, (4, 2)),
+    (FSDP | {"gradient_accumulation": 1}, {"workload": "llama_simple_fsdp"}, (2, 2)),
+], ids=["2 to 4 ranks", "2 stages to 1", "FSDP2 to SimpleFSDP"])
+def test_equal(workload, config, into, ranks):
+    workload.compare_restart(
+        config, steps=4, after=2, into=into, ranks=ranks, metrics=["loss", "weight_hash"]
+    )
+    assert [launch.result.world_size for launch in workload._launcher.launches] == [ranks[0], ranks[0], ranks[1]]
+
+@pytest.mark.parametrize("into, ranks", [(TP | {"batch_size": 2}, (4, 4)), (TP, (2, 4))])
+def test_rounds(workload, into, ranks):
+    with workload.expect_regression("loss", "weight_hash") as found:
+        workload.compare_restart(FSDP, steps=4, after=2, into=into, ranks=ranks, metrics=["loss", "weight_hash"])
+    assert "weight_hash: first in step 3, in 2 of 4 steps" in found.text
+"""
+
+# A script that knows nothing of the plugin; with `--forget`, it loads no state of the optimizer.
+SCRIPT = """
+import argparse
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--save")
+parser.add_argument("--load")
+parser.add_argument("--forget", action="store_true")
+arguments = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+begin = 0
+if arguments.load:
+    state = torch.load(arguments.load)
+    begin = state["step"]
+    model.load_state_dict(state["model"])
+    if not arguments.forget:
+        optimizer.load_state_dict(state["optimizer"])
+for step in range(begin, arguments.steps):
+    inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * step + dist.get_rank()))
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+if arguments.save and dist.get_rank() == 0:
+    state = {"step": arguments.steps, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, arguments.save)
+dist.destroy_process_group()
+"""
+PAGE = Path(__file__).parents[2] / "docs" / "own-scripts.md"
+
+
+@pytest.mark.extended
+def test_the_restart_of_a_script_is_tested_as_the_page_says_and_finds_a_forgotten_state(pytester, inner, on_cpu):
+    pytester.makepyfile(train=SCRIPT)
+    (shown,) = re.findall(r"```python\n([^`]*def test_restart\(.*?)```", PAGE.read_text(), re.DOTALL)
+    source = f'import pytest\n\nRECORD = {{"hash_weights": True}}\n\n{shown}'
+    forgetful = shown.replace("test_restart", "test_forgetful").replace('"--load"', '"--forget", "--load"')
+    result = inner(f"{source}\n{forgetful}", "--aorta-launcher=forkserver")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines([">       assert last == *"])
 
 
 def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner, on_cpu):
     result = inner(RESTARTS, "--aorta-launcher=forkserver", "-s")
-    result.assert_outcomes(passed=7, failed=1)
+    result.assert_outcomes(passed=11, failed=1)
     text = result.stdout.str()
     assert "Regression: weight_hash" in text
     assert "first in step 3, in 2 of 4 steps" in text
-    for part in ("after is 4", "lr_schedule.steps is null", "no config key load_checkpoint", "at the key 'workload'"):
-        assert f"{part}" in text
+
+
+@pytest.mark.extended
+def test_a_restart_into_another_layout_has_equal_bits_or_differs_from_its_first_step_on(inner, on_cpu):
+    inner(LAYOUTS, "--aorta-launcher=forkserver").assert_outcomes(passed=5)
 
 
 @pytest.mark.extended

@@ -63,7 +63,7 @@ def test_further_launches_are_added_and_the_center_stays(gpu):
         ({"weight_hash": "f" * 16}, "Regression: weight_hash (000000000000 -> ffffffffffff, *"),
         ({"weight_hash": None}, "Missing: weight_hash, the launch has no weight_hash"),
         ({"metrics": {"num_parameters": 7}}, "Missing: num_parameters, *"),
-        ({"torch": "2.12.0"}, "torch is '2.12.0', the baseline's '2.11.0'"),
+        ({"torch": "2.12.0"}, "other environment: torch '2.11.0' -> '2.12.0'"),
     ],
     ids=["regression", "improved", "hash", "lost", "new", "torch"],
 )

@@ -179,7 +179,7 @@ def test_not_applicable_verdict_fails_the_test_where_it_is_listed(recorded):
     )
     strict = recorded.run("--aorta-fail-on=not-applicable")
     strict.assert_outcomes(failed=2)
-    strict.stdout.fnmatch_lines(["E  *Not applicable: weight_hash, torch is '2.12.0', the baseline's '2.11.0'"])
+    strict.stdout.fnmatch_lines(["E  *Not applicable: weight_hash, other environment: torch '2.11.0' -> '2.12.0'"])
 
 
 def test_improvement_passes_and_says_that_the_baseline_is_stale(project):

@@ -104,6 +104,7 @@ def test_without_a_script_the_test_runs_a_built_in_workload(folder, capsys):
     assert "aorta_launcher = forkserver" in written["pytest.ini"]
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["wrote test_training.py", "wrote pytest.ini", "wrote .gitignore: results/"]
+    assert lines[-1].startswith("then: aorta selftest test_training.py ")
 
 
 def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(folder, launches, capsys):

@@ -194,7 +194,7 @@ NEWER = make_facts().environment | {"torch": "2.12.0"}
 
 def test_reasons_of_an_ab_speak_of_its_reference_not_of_a_baseline():
     hashed = compare([make_facts(environment=NEWER)] * 2, [make_facts()] * 2)["weight_hash"]
-    assert (hashed.outcome, hashed.reason) == (Outcome.NOT_APPLICABLE, "torch is '2.12.0', the reference's '2.11.0'")
+    assert (hashed.outcome, hashed.reason) == (Outcome.NOT_APPLICABLE, "other environment: torch '2.11.0' -> '2.12.0'")
     timed = compare([make_facts(launcher="forkserver")] * 2, [make_facts()] * 2)["step_time_p50"]
     assert timed.reason == "ranks were started by forkserver, the reference's by torchrun"
 
@@ -225,8 +225,15 @@ def without(fact: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("recorded", "environment", "outcome", "detail"),
     [
-        (PLAIN, NEWER, Outcome.NOT_APPLICABLE, "torch is '2.12.0', the baseline's '2.11.0'"),
-        (SURE, SURE | {"nccl": "2.27"}, Outcome.NOT_APPLICABLE, "nccl is '2.27', the baseline's None"),
+        (PLAIN, NEWER, Outcome.NOT_APPLICABLE, "other environment: torch '2.11.0' -> '2.12.0'"),
+        (SURE, SURE | {"nccl": "2.27"}, Outcome.NOT_APPLICABLE, "other environment: nccl None -> '2.27'"),
+        # Every fact that differs is named.
+        (SURE | {"nccl": "2.26"}, SURE | {"nccl": "2.27", "cudnn": 91002, "device_name": "H200"}, Outcome.NOT_APPLICABLE,
+         "other environment: cudnn None -> 91002, device_name None -> 'H200', nccl '2.26' -> '2.27'"),
+        # Launches before this fact did not report it.
+        (SURE | {"cublas": "12.8"}, SURE | {"cublas": "12.9"}, Outcome.NOT_APPLICABLE,
+         "other environment: cublas '12.8' -> '12.9'"),
+        (SURE, SURE | {"cublas": "12.9"}, Outcome.REGRESSION, ""),
         (PLAIN | {"hip": None}, PLAIN, Outcome.REGRESSION, ""),
         (LOOSE, LOOSE, Outcome.NOT_APPLICABLE, IRREPRODUCIBLE),
         (LOOSE, SURE, Outcome.NOT_APPLICABLE, IRREPRODUCIBLE),
@@ -235,15 +242,16 @@ def without(fact: str) -> dict[str, object]:
             for fact in ("torch", "deterministic_algorithms", "bitwise_reproducible")
         ),
         # Another machine outweighs a setting of the code.
-        (PINNED_CPU, PINNED_CPU | {"torch": "2.12.0", "num_threads": 2}, Outcome.NOT_APPLICABLE, "torch is '2.12.0'"),
+        (PINNED_CPU, PINNED_CPU | {"torch": "2.12.0", "num_threads": 2}, Outcome.NOT_APPLICABLE,
+         "other environment: torch '2.11.0' -> '2.12.0'"),
         (PINNED_CPU, PINNED_CPU | {"cpu_capability": "DEFAULT", "cpu_kernels": None, "num_threads": 2},
-         Outcome.NOT_APPLICABLE, "cpu_capability is 'DEFAULT', the baseline's 'AVX2'"),
+         Outcome.NOT_APPLICABLE, "other environment: cpu_capability 'AVX2' -> 'DEFAULT', cpu_kernels "),
         # Pins that code sets on a CPU that the launcher does not pin are a setting.
         (ARM, ARM | {"cpu_kernels": "MKL_CBWR=AVX2"}, Outcome.REGRESSION, "changed settings: cpu_kernels None -> "),
         (ARM, ARM | DEFAULT_PINS, Outcome.REGRESSION, "changed settings: cpu_capability 'SVE256' -> 'DEFAULT'"),
         # CPUs that the launcher does not pin are other machines by their capability.
-        (OLD_CPU, OLD_CPU | {"cpu_capability": "DEFAULT"}, Outcome.NOT_APPLICABLE, "cpu_capability is 'DEFAULT'"),
-        (OLD_CPU, OLD_CPU | {"cpu_capability": "SVE256"}, Outcome.NOT_APPLICABLE, "cpu_capability is 'SVE256'"),
+        (OLD_CPU, OLD_CPU | {"cpu_capability": "DEFAULT"}, Outcome.NOT_APPLICABLE, "other environment: cpu_"),
+        (OLD_CPU, OLD_CPU | {"cpu_capability": "SVE256"}, Outcome.NOT_APPLICABLE, "other environment: cpu_"),
     ],
 )  # fmt: skip
 def test_other_hash_is_judged_by_what_differs_in_the_environment(recorded, environment, outcome, detail):
@@ -267,7 +275,7 @@ def test_other_vendor_is_another_machine_if_both_sides_report_the_vendor():
     intel, amd = (PINNED_CPU | {"cpu_vendor": name} for name in ("GenuineIntel", "AuthenticAMD"))
     baseline = make_baseline(launches=stored(make_facts(environment=intel)))
     row = check(make_facts(environment=amd, block="elsewhere"), baseline=baseline)["weight_hash"]
-    assert row.detail == "cpu_vendor is 'AuthenticAMD', the baseline's 'GenuineIntel'"
+    assert row.detail == "other environment: cpu_vendor 'GenuineIntel' -> 'AuthenticAMD'"
     assert row.outcome is Outcome.NOT_APPLICABLE
 
 

@@ -80,7 +80,7 @@ def test_bits_that_differ_between_environments_are_not_applicable():
     other = trained(loss=[3.0, 2.0, 9.0], environment={"torch": "2.13.0", "device": "cpu"})
     found = rows(other, trained())
     assert found["loss"].outcome is Outcome.NOT_APPLICABLE
-    assert found["loss"].reason == "torch is '2.13.0', the reference's '2.11.0'"
+    assert found["loss"].reason == "other environment: torch '2.11.0' -> '2.13.0'"
     assert found["weight_hash"].outcome is Outcome.PASS
 
 
