@@ -356,7 +356,7 @@ class WorkloadRunner:
         if ranks is None:
             return [self._world, self._world]
         match ranks:
-            case (int(), int()) if 0 < min(ranks) and max(ranks) <= size and self._launcher.world.nodes == 1:
+            case (int(), int()) if min(ranks) > 0 and max(ranks) <= size and self._launcher.world.nodes == 1:
                 return [DistributedWorld(self._launcher.first(count)) for count in ranks]
         raise SpecError(f"compare_restart: ranks is {ranks!r}, allowed are two numbers from 1 to {size}, on one node")
 

@@ -82,7 +82,7 @@ def test_refused(workload, config, given, said):
     assert said in str(refused.value)
 """
 
-# The bits of PP 2 x FSDP 2 are those of FSDP 2. Its gradient norm is summed in another order, so it differs by rounding.
+# PP 2 x FSDP 2 has the bits of FSDP 2. The gradient norm is summed in another order, so it differs by rounding.
 LAYOUTS = """
 import pytest
 

@@ -452,7 +452,7 @@ def test_metric_that_a_marker_names_is_compared_or_fails_with_the_remedy(project
     project.run("--update-baselines", passed=1)
     project.plant(torch="2.12.0")
     again = ["--update-baselines", "--aorta-record=replace"]
-    line = "Not applicable: weight_hash, torch is '2.12.0'*"
+    line = "Not applicable: weight_hash, other environment: torch '2.11.0' -> '2.12.0'*"
     project.run(failed=1, shows=[f"E  *{line}", f"E  *accept    pytest *::test_one {' '.join(again)}"])
     project.run(*again, passed=1)
     project.run(passed=1)

@@ -228,7 +228,8 @@ def without(fact: str) -> dict[str, object]:
         (PLAIN, NEWER, Outcome.NOT_APPLICABLE, "other environment: torch '2.11.0' -> '2.12.0'"),
         (SURE, SURE | {"nccl": "2.27"}, Outcome.NOT_APPLICABLE, "other environment: nccl None -> '2.27'"),
         # Every fact that differs is named.
-        (SURE | {"nccl": "2.26"}, SURE | {"nccl": "2.27", "cudnn": 91002, "device_name": "H200"}, Outcome.NOT_APPLICABLE,
+        (SURE | {"nccl": "2.26"}, SURE | {"nccl": "2.27", "cudnn": 91002, "device_name": "H200"},
+         Outcome.NOT_APPLICABLE,
          "other environment: cudnn None -> 91002, device_name None -> 'H200', nccl '2.26' -> '2.27'"),
         # Launches before this fact did not report it.
         (SURE | {"cublas": "12.8"}, SURE | {"cublas": "12.9"}, Outcome.NOT_APPLICABLE,
