@@ -114,7 +114,7 @@ def test_two_single_files_are_compared_whatever_they_are_called_with_a_note_on_w
     assert note in test.record.notes
 
 
-def test_reasons_name_the_other_label_not_a_baseline(tmp_path):
+def test_reasons_name_both_values_and_no_baseline(tmp_path):
     hashes = {"old": "a" * 32, "new": "b" * 32}
     for name, torch in (("old", "2.11.0"), ("new", "2.12.0")):
         result = make_result(
@@ -126,7 +126,7 @@ def test_reasons_name_the_other_label_not_a_baseline(tmp_path):
     assert report.warnings == ()
     (test,) = report.tests
     row = next(row for row in test.record.verdicts if row.metric == "weight_hash")
-    assert (row.outcome, row.reason) == (Outcome.NOT_APPLICABLE, "torch is '2.12.0', the old's '2.11.0'")
+    assert (row.outcome, row.reason) == (Outcome.NOT_APPLICABLE, "other environment: torch '2.11.0' -> '2.12.0'")
 
 
 def test_what_has_nothing_to_be_compared_with_is_reported(two):

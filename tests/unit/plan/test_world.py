@@ -58,6 +58,12 @@ def test_lacking_devices_are_reported_with_needed_and_given(size, device, option
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("whole", [World(4, "cuda", tuple(gpus(4))), World(4, "cpu")])
+def test_first_ranks_of_a_world_have_its_first_devices(whole):
+    assert whole.first(2) == (ON_GPUS if whole.devices else ON_CPU)
+    assert whole.first(4) == whole
+
+
 def test_more_cpu_ranks_than_make_sense_are_refused():
     limit = MAX_CPU_RANKS_PER_CORE * os.cpu_count()
     assert resolve_world(WorldSpec(limit, "cpu"), make_options(), []).size == limit
