@@ -163,7 +163,7 @@ def test_the_restart_of_a_script_is_tested_as_the_page_says_and_finds_a_forgotte
 
 
 def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner, on_cpu):
-    result = inner(RESTARTS, "--aorta-launcher=forkserver", "-s")
+    result = inner(RESTARTS, "--aorta-launcher=forkserver")
     result.assert_outcomes(passed=11, failed=1)
     text = result.stdout.str()
     assert "Regression: weight_hash" in text
