@@ -13,9 +13,10 @@ from torch.distributed.tensor import Shard
 
 from pytest_aorta.worker import is_simulated
 
+from ..common.gradients import own_shard
 from ..common.torch_private import capture_scalar_outputs, functional_collectives
 from ..models.common.dtensors import distribute_parameter
-from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows, local_experts
+from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows
 from .parallel_dims import ParallelMesh
 
 # The hidden dimension of each stacked matrix.
@@ -125,7 +126,7 @@ def expert_placement(experts: Experts, mesh: DeviceMesh) -> Shard:
     would otherwise hold no expert.
     """
     num_shards = mesh.size(mesh.ndim - 1)
-    shapes = [local_experts(weight).shape for weight in experts.parameters()]
+    shapes = [own_shard(weight).shape for weight in experts.parameters()]
     dims = [dim for dim in (0, 1) if all(shape[dim] % num_shards == 0 for shape in shapes)]
     # FSDP2 pads only dimension 0, so uneven shards have to be along it.
     return Shard(dims[0] if dims else 0)

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from ...common.gradients import own_shard
 from ...common.torch_private import functional_collectives as collectives
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -55,8 +55,7 @@ class Output(nn.Linear):
         if labels is None:
             return super().forward(x)
         # llama_simple_fsdp gathers the weight each time that it is read.
-        weight = self.weight
-        weight = weight.to_local() if isinstance(weight, DTensor) else weight
+        weight = own_shard(self.weight)
         loss: torch.Tensor = linear_cross_entropy(
             x.flatten(0, 1),
             weight,
