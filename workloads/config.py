@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from .common.faults import LlamaFault
-from .common.learning_rate import LearningRateSchedule
+from .common.settings import TrainingSettings
 from .models.common.attention import AUTO
 from .models.config import ModelConfig
 
@@ -19,9 +19,8 @@ class HashSettings:
     """The keys that choose the hashed tensors and the steps in which they are hashed."""
 
     hash_every: int
-    hash_tensors: tuple[str, ...]
-    hash_tensors_step: int | None
-    hash_operators_step: int | None
+    hash_tensors: tuple[str, ...] = ()
+    hash_tensors_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,22 +54,13 @@ class GraphSettings:
 
 
 @dataclass(frozen=True)
-class LlamaSettings:
-    """The keys that both workloads have.
-
-    ``model``, ``degrees``, ``hashing`` and ``memory`` group keys of the config; ``lr_schedule`` and ``fault`` are
-    blocks.
-    """
+class LlamaSettings(TrainingSettings):
+    """The keys that both workloads have; ``model``, ``degrees``, ``hashing`` and ``memory`` group several keys."""
 
     size: str
-    steps: int
-    warmup: int
-    profile_steps: int
     model: ModelConfig
     activation_checkpointing: str
     seq_len: int
-    batch_size: int
-    gradient_accumulation: int
     degrees: AxisDegrees
     pipeline_parallel_schedule: str
     blocks_per_bucket: int
@@ -81,18 +71,9 @@ class LlamaSettings:
     reduce_dtype: torch.dtype
     compile_loss: bool
     loss_chunks: int
-    max_grad_norm: float | None
-    lr: float
-    betas: tuple[float, float]
-    weight_decay: float
-    lr_schedule: LearningRateSchedule
     optimizer: str
-    deterministic: bool
     fill_uninitialized_memory: bool
-    seed: int
     hashing: HashSettings
-    save_checkpoint: str | None
-    load_checkpoint: str | None
     memory: MemorySettings
     fault: LlamaFault
 

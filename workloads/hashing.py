@@ -18,7 +18,6 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 from pytest_aorta.worker import OperatorCapture, TensorHashes, WeightHash, hash_local, hash_parameters, is_simulated
 
 from .common.gradients import own_shard
-from .common.training import is_hashed
 from .config import HashSettings
 from .distributed.pipeline import Stages
 
@@ -42,7 +41,7 @@ class StepHashes:
         stages: Stages | None = None,
         *,
         steps: int,
-        micro_batches: int,
+        micro_batches: int = 1,
     ) -> None:
         """Hook the modules if ``hash_tensors`` includes their boundaries.
 
@@ -130,7 +129,8 @@ class StepHashes:
         return range(max(1, only - room), only)
 
     def _is_hashed(self, step: int) -> bool:
-        return not is_simulated() and is_hashed(step, self._num_steps, self._settings.hash_every)
+        every = self._settings.hash_every
+        return not is_simulated() and (step == self._num_steps or (every > 0 and step % every == 0))
 
     def _tensor_steps(self) -> list[int]:
         if not self._kinds or is_simulated():

@@ -32,9 +32,7 @@ def make_model(checkpointing="none"):
 
 
 def make_hashes(model, optimizer, steps=3, micro_batches=1, **changes):
-    settings = HashSettings(
-        **{"hash_every": 1, "hash_tensors": (), "hash_tensors_step": None, "hash_operators_step": None} | changes
-    )
+    settings = HashSettings(**{"hash_every": 1} | changes)
     return StepHashes(settings, model, optimizer, steps=steps, micro_batches=micro_batches)
 
 

@@ -11,7 +11,7 @@ from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule
 from aorta_workloads.common.streams import InlineStream
 from aorta_workloads.ddp_overlap.workload import DdpOverlapSettings
-from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
+from aorta_workloads.ranking.data import Batch, InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
 from aorta_workloads.ranking.settings import RankingSettings
@@ -128,7 +128,7 @@ def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
     stream, copied = CountingStream(), []
     feed = InputFeed(batches, CPU, stream, ahead)
     for step in range(7):
-        taken = feed.take(step)
+        taken = feed.take()
         expected = batches[step % 3]
         assert all(torch.equal(a, b) for a, b in zip(taken.tensors, expected.tensors, strict=True))
         copied.append(stream.num_submitted)
@@ -141,7 +141,8 @@ def test_first_step_copies_the_next_inputs_too_unless_the_config_says_otherwise(
     workload = RankingWorkload(default_config("ranking", **SIZES | MODEL | changes))
     workload._settings, workload._device, stream = workload.read_settings(), CPU, CountingStream()
     monkeypatch.setattr("aorta_workloads.ranking.training.InlineStream", lambda: stream)
-    workload._make_feed(SimpleNamespace(rank=0, world_size=2), 0).take(0)
+    workload.prepare_batches(SimpleNamespace(rank=0, world_size=2), 0)
+    workload.next_batch()
     assert stream.num_submitted == num_copies
 
 
@@ -169,17 +170,25 @@ def test_only_the_last_micro_batch_reduces_sharded_and_replicated_gradients(is_l
         assert [*asked, *(gradients.enabled for gradients in workload._sums)] == [is_last] * 3
 
 
-def test_each_step_trains_with_the_rate_of_the_schedule(monkeypatch):
-    workload = RankingWorkload(default_config("ranking"))
-    workload._feed = SimpleNamespace(take=lambda _: None)
-    workload._optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+def make_workload(monkeypatch, **changes):
+    """Return a workload of two parameters, whose steps have the gradients that a test assigns."""
+    workload = RankingWorkload(default_config("ranking", **changes))
+    workload._settings, workload._device, workload._model = workload.read_settings(), CPU, nn.Linear(2, 1)
+    workload._optimizer = torch.optim.SGD(workload._model.parameters())
     workload._learning_rate = LearningRate(0.5, LearningRateSchedule(warmup=4), 0, 8)
-    workload._step = 0
-    for name in ("_accumulate", "finish_gradients", "_scale_gradients"):
-        monkeypatch.setattr(workload, name, lambda *_: None)
-    rates = []
+    workload._hashes = workload.make_hashes()
+    monkeypatch.setattr(workload, "finish_gradients", lambda: None)
+    monkeypatch.setattr(workload._optimizer, "zero_grad", lambda: None)
+    return workload
+
+
+EMPTY = Batch(*(torch.empty(0) for _ in range(3)))
+
+
+def test_each_step_trains_with_the_rate_of_the_schedule(monkeypatch):
+    workload, rates = make_workload(monkeypatch), []
     for _ in range(2):
-        workload._train_step()
+        workload._train_step(0, EMPTY)
         rates.append(workload._optimizer.param_groups[0]["lr"])
     assert rates == [0.125, 0.25]
 
@@ -205,14 +214,12 @@ def test_scale_of_the_loss_that_rounds_or_lacks_is_an_error(settings_type, chang
     make_settings(settings_type, workload, **changes | {"loss_scale": 2**16}).check()
 
 
-def test_gradients_are_divided_by_the_scale_before_they_are_clipped():
-    workload = RankingWorkload(default_config("ranking", loss_scale=64, max_grad_norm=2.0))
-    workload._settings = workload.read_settings()
-    workload._model = nn.Linear(2, 1)
+def test_gradients_are_divided_by_the_scale_before_they_are_clipped(monkeypatch):
+    workload = make_workload(monkeypatch, loss_scale=64, max_grad_norm=2.0)
     for small, norm_after in ((0.5, 1.0), (16.0, 2.0)):
         workload._model.weight.grad = torch.full((1, 2), 64 * small)
         workload._model.bias.grad = torch.full((1,), 64 * small * 2**0.5)
-        assert float(workload._scale_gradients()) == pytest.approx(2 * small)
+        assert float(workload._train_step(0, EMPTY)[1]) == pytest.approx(2 * small)
         gradients = torch.cat([parameter.grad.flatten() for parameter in workload._model.parameters()])
         assert float(gradients.norm()) == pytest.approx(norm_after, rel=1e-5)
 

@@ -22,10 +22,10 @@ from pytest_aorta.worker import (
     profiled,
 )
 
+from ..common.result import leave_process_group, peak_memory_metrics
 from ..common.seeding import generator
 from ..common.settings import read_settings
 from ..common.streams import DeviceStream, InlineStream, Stream, ThreadStream
-from ..common.training import leave_process_group, peak_memory_metrics
 from .copies import KINDS, Copy
 
 
@@ -124,7 +124,7 @@ class CopyComputeWorkload(Workload):
 
     def cleanup(self) -> None:
         """Leave the process group and free matrices and copies."""
-        leave_process_group(self, "_variants", "_copies", "_streams", "_left", "_right", "_product", "_spans")
+        leave_process_group(self)
 
     def _make_copies(self) -> list[Copy]:
         settings, kinds = self._settings, self._settings.copy_kinds

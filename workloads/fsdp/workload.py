@@ -21,7 +21,7 @@ from pytest_aorta.worker import (
     profiled,
 )
 
-from ..common.training import leave_process_group, peak_memory_metrics, timed_result
+from ..common.result import leave_process_group, peak_memory_metrics, timed_result
 from .buffers import Buffers
 from .faults import Fault
 from .oracle import CodeTable
@@ -95,7 +95,7 @@ class FsdpWorkload(Workload):
 
     def cleanup(self) -> None:
         """Leave the process group and free the buffers."""
-        leave_process_group(self, "_step", "_fault", "_verification", "_buffers", "_spans")
+        leave_process_group(self)
 
     def _measure(self) -> tuple[StepTimer, float]:
         first = self._settings.warmup + self._settings.verify

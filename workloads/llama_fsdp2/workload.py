@@ -9,8 +9,6 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
-from ..common.settings import read_settings
-from ..common.training import drop
 from ..config import LlamaSettings
 from ..distributed.activation_checkpoint import LADDER
 from ..distributed.fsdp2 import (
@@ -60,11 +58,7 @@ class LlamaFsdp2Settings(LlamaSettings):
 class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
     """Pre-training steps under eager FSDP2; groups are the embedding, buckets of blocks, and norm with output."""
 
-    name = "llama_fsdp2"
-
-    def read_settings(self) -> LlamaFsdp2Settings:
-        """Return the config as typed values."""
-        return read_settings(LlamaFsdp2Settings, self.config)
+    name, settings_type = "llama_fsdp2", LlamaFsdp2Settings
 
     @property
     def reduces_every_micro_batch(self) -> bool:
@@ -115,11 +109,6 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""
         self._root.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
-
-    def cleanup(self) -> None:
-        """Free the wrapped model too."""
-        super().cleanup()
-        drop(self, "_root")
 
 
 def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settings) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from ..common.settings import read_settings
 from ..config import GraphSettings, LlamaSettings
 from ..distributed.activation_checkpoint import LADDER
 from ..distributed.memory import Gathering
@@ -59,11 +58,7 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
 class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     """Pre-training steps under SimpleFSDP (arXiv 2411.00284): a parametrization shards, the compiler schedules."""
 
-    name = "llama_simple_fsdp"
-
-    def read_settings(self) -> LlamaSimpleFsdpSettings:
-        """Return the config as typed values."""
-        return read_settings(LlamaSimpleFsdpSettings, self.config)
+    name, settings_type = "llama_simple_fsdp", LlamaSimpleFsdpSettings
 
     def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
         """Make all parameters DTensors that are gathered where they are read."""

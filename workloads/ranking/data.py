@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -10,7 +11,7 @@ from pytest_aorta.worker import Transfer
 
 from ..common.seeding import seed_of
 from ..common.streams import Prefetcher, Stream
-from .settings import TrainingSettings
+from .settings import ClickSettings
 
 # Constants of splitmix64 (Steele, Lea, Flood 2014) as signed numbers; int64 products wrap around.
 _GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
@@ -60,7 +61,7 @@ def uniform(key: int, numbers: torch.Tensor) -> torch.Tensor:
     return drawn
 
 
-def make_batch(settings: TrainingSettings, number: int, rank: int, world_size: int) -> Batch:
+def make_batch(settings: ClickSettings, number: int, rank: int, world_size: int) -> Batch:
     """Make the ``number``-th batch of ``rank``; the global batch is the same for every world size."""
     model, size, num_micro = settings.model, settings.batch_size, settings.gradient_accumulation
     samples = torch.arange(size) + size * (rank + world_size * torch.arange(num_micro)[:, None])
@@ -90,10 +91,12 @@ class InputFeed:
         self._host = [batch.pinned() for batch in batches] if device.type == "cuda" else batches
         self._buffers = [batches[0].empty_on(device) for _ in range(ahead + 1)]
         self._copies = Prefetcher(stream, ahead, self._copy)
+        self._steps = count()
         self._ahead = ahead
 
-    def take(self, step: int) -> Batch:
-        """Return the batch of ``step``, counted from 0; valid until the next call."""
+    def take(self) -> Batch:
+        """Return the batch of the next step; valid until the next call."""
+        step = next(self._steps)
         self._copies.take(step, last=step + self._ahead)
         return self._buffers[step % len(self._buffers)]
 

@@ -8,42 +8,24 @@ from dataclasses import dataclass
 import torch
 
 from ..common.compiling import CompileSettings
-from ..common.faults import Fault
-from ..common.learning_rate import LearningRateSchedule
+from ..common.settings import TrainingSettings
 from .model import RankingConfig
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class ClickSettings(TrainingSettings):
     """The keys that both workloads have; ``model`` groups the model's dimensions."""
 
-    steps: int
-    warmup: int
-    profile_steps: int
-    batch_size: int
-    gradient_accumulation: int
     model: RankingConfig
     bag_size: int
     h2d_prefetch: bool
     host_batches: int
     compile: CompileSettings
     loss_scale: float
-    max_grad_norm: float | None
-    lr: float
-    betas: tuple[float, float]
-    weight_decay: float
-    lr_schedule: LearningRateSchedule
-    deterministic: bool
-    seed: int
     hash_every: int
-    save_checkpoint: str | None
-    load_checkpoint: str | None
-    hash_operators_step: int | None
-    fault: Fault
 
     def check(self) -> None:
         """Raise ValueError for keys that contradict each other."""
-        self.lr_schedule.check()
         if (self.hash_operators_step or 0) > self.steps:
             raise ValueError(f"hash_operators_step is {self.hash_operators_step} and steps is {self.steps}")
         if not math.log2(self.loss_scale).is_integer():
@@ -63,7 +45,7 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
-class RankingSettings(TrainingSettings):
+class RankingSettings(ClickSettings):
     """The keys of ``ranking``."""
 
     param_dtype: torch.dtype
