@@ -23,7 +23,7 @@ SMALL = {"layers": 3, "gemm_size": 2, "fsdp_shard_size": 4, "h2d_tensor_size": 4
 
 @pytest.fixture
 def events_of_a_step(monkeypatch):
-    """Return a function that runs one step and returns its events as text, and the numbers of the inputs copied by then.
+    """Return a function that runs one step and returns its events as text, and the copied inputs.
 
     ``g0``, ``wg0`` and ``0`` are the start of layer 0's gather, the wait for it, and the use of its parameters; ``r0``
     and ``wr0`` are the start of the reduction of its gradients and the wait for it.
