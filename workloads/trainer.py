@@ -11,7 +11,7 @@ from pytest_aorta.worker import Delay, RankEnv, StepTimer, drop_data
 
 from .combinations import check_combinations
 from .config import LlamaSettings
-from .distributed.activation_checkpoint import Choice, checkpoint_blocks, same_on_all
+from .distributed.activation_checkpoint import checkpoint_blocks, describe
 from .distributed.context import key_lengths, own_positions
 from .distributed.expert import balance_experts
 from .distributed.memory import Decision, Gathering, decide, estimate, own_budget
@@ -110,7 +110,7 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
 
     def facts(self) -> dict[str, Any]:
         """Return the kernel of attention, and the chosen activation checkpointing."""
-        chosen = {} if self._decision is None else {"activation_checkpointing": str(self._decision.choice)}
+        chosen = {} if self._decision is None else {"activation_checkpointing": describe(self._decision.kinds)}
         return {"attention": self._settings.model.attention} | chosen
 
     def _build_model(self) -> Decoder:
@@ -121,7 +121,8 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._parts = parallelize(model, self._mesh, self._settings)
-        checkpoint_blocks(model, self._checkpointing)
+        same = (self._settings.activation_checkpointing,) * config.n_layers
+        checkpoint_blocks(model, same if self._decision is None else self._decision.kinds)
         for part in self._parts:
             self.shard(part, self._mesh)
         drop_data()
@@ -130,13 +131,6 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         for part in self._parts:
             self.prepare(part)
         return model
-
-    @property
-    def _checkpointing(self) -> Choice:
-        """Return the kind of activation checkpointing of each block."""
-        if self._decision is not None:
-            return self._decision.choice
-        return same_on_all(self._settings.activation_checkpointing, self._settings.model.n_layers)
 
     def _decide(self) -> Decision:
         """Choose the activation checkpointing by the memory that a step needs; collective."""

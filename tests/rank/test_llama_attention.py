@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common import flex
 from aorta_workloads.models.common.attention import KERNELS, SDPA, AttentionInputs, choose_kernel
@@ -150,7 +150,7 @@ class CallCounter(TorchDispatchMode):
 def model(checkpointing="none", **changes):
     config = ModelConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5, **changes)
     made = build_model(config)
-    checkpoint_blocks(made, same_on_all(checkpointing, config.n_layers))
+    checkpoint_blocks(made, (checkpointing,) * config.n_layers)
     initialize(made, config.n_layers, seed=0)
     return made
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from aorta_workloads.config import HashSettings
-from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.hashing import MAX_HASHES, Boundaries, StepHashes, observe
 from aorta_workloads.models import build_model
 from aorta_workloads.models.config import ModelConfig
@@ -27,7 +27,7 @@ ROTATIONS = MODEL.freqs_cis(torch.arange(TOKENS.shape[1]))
 def make_model(checkpointing="none"):
     torch.manual_seed(0)
     model = build_model(MODEL)
-    checkpoint_blocks(model, same_on_all(checkpointing, len(model.layers)))
+    checkpoint_blocks(model, (checkpointing,) * len(model.layers))
     return model
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.distributed.pipeline import keep_stage
 from aorta_workloads.models import build_model
@@ -682,7 +682,7 @@ def test_generators_that_torch_gives_to_backward_stay_behind_the_tangents():
 def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
     torch.compiler.reset()
     model = make_sharded(mesh, config=ONE_BLOCK)
-    checkpoint_blocks(model, same_on_all(kind, len(model.layers)))
+    checkpoint_blocks(model, (kind,) * len(model.layers))
     backend = compile.make_backend(
         replace(PLANNED, bucketing="none", overlap_reorder=False),
         dict(model.named_parameters()),

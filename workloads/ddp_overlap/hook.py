@@ -10,16 +10,16 @@ import torch.distributed as dist
 from torch import nn
 
 from ..common.collectives import reduce_scatter
+from ..common.gradients import fill_gradients
 from ..common.streams import Work, collective_stream
 
 
 @dataclass
 class _Bucket:
-    """Gradients of ``parameters`` as one message; ``views`` are the gradients' views of ``buffer``."""
+    """Gradients of ``parameters`` as one message."""
 
     buffer: torch.Tensor
     parameters: list[torch.Tensor]
-    views: list[torch.Tensor]
     work: Work | None = None
 
 
@@ -45,7 +45,7 @@ class BucketReduction:
 
     def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Return a future that is done, for ``bucket``, a ``dist.GradBucket`` that DDP has filled."""
-        self._buckets.append(_Bucket(bucket.buffer(), bucket.parameters(), bucket.gradients()))
+        self._buckets.append(_Bucket(bucket.buffer(), bucket.parameters()))
         if self._overlap:
             self._start(self._buckets[-1])
         # DDP would wait for it at the end of backward, which is when finish() waits for the sums.
@@ -61,11 +61,11 @@ class BucketReduction:
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait()
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                assert parameter.grad is not None
-                # With gradient_as_bucket_view, the gradient is the view.
-                if parameter.grad.data_ptr() != view.data_ptr():
-                    parameter.grad.copy_(view)
+            gradient = bucket.parameters[0].grad
+            assert gradient is not None
+            # With gradient_as_bucket_view, gradients are views of the bucket.
+            if gradient.untyped_storage().data_ptr() != bucket.buffer.untyped_storage().data_ptr():
+                fill_gradients(bucket.parameters, bucket.buffer)
         self.num_in_last_step = len(self._buckets)
         self._buckets.clear()
         if self._stress is not None:
