@@ -63,7 +63,7 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
     def build(self, env: RankEnv) -> Decoder:  # noqa: ARG002
         """Return this rank's part of the model."""
         self._delay = Delay(self._device, self._settings.fault.delay_ms)
-        self._mesh = ParallelMesh.build(self._degrees, self._device.type)
+        self._mesh = ParallelMesh(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
         settings = self._settings = self._settings.with_kernels(self._choose_attention(self._settings))
         self._decision = self._decide() if settings.chooses_checkpointing else None

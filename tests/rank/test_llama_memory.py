@@ -209,7 +209,7 @@ def test_a_rank_of_distributed_experts_evaluates_as_many_rows_as_it_sends(world)
         for keys in (experts, experts | {"expert_parallel_degree": 1})
     )
     distributed, local = (
-        estimate(given, ParallelMesh.build(ParallelDims(1, 2, 1, 1, 1, degree), "cpu"), CPU, Gathering(False))
+        estimate(given, ParallelMesh(ParallelDims(1, 2, 1, 1, 1, degree), "cpu"), CPU, Gathering(False))
         for given, degree in ((settings, 2), (alone, 1))
     )
     kept = [step.by_kind["none"].kept for step in (distributed, local)]
@@ -223,7 +223,7 @@ def test_earlier_stages_of_a_pipeline_keep_more_micro_batches(world):
     for rank in range(2):
         world(2, rank)
         settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
-        mesh = ParallelMesh.build(ParallelDims(1, 1, 1, 1, 2), "cpu")
+        mesh = ParallelMesh(ParallelDims(1, 1, 1, 1, 2), "cpu")
         steps.append(estimate(settings, mesh, CPU, Gathering(False, accumulates_unsharded=True)))
     assert [step.num_in_flight for step in steps] == [2, 1]
     assert [list(step.blocks) for step in steps] == [[0, 1], [2, 3]]
@@ -233,7 +233,7 @@ def test_earlier_stages_of_a_pipeline_keep_more_micro_batches(world):
 @pytest.mark.parametrize(("changes", "less"), [({"compile_loss": True}, 2), ({"loss_chunks": 8}, 2.5)], ids=str)
 def test_a_fused_loss_and_a_loss_in_chunks_keep_fewer_logits(world, changes, less):
     world(1)
-    mesh = ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu")
+    mesh = ParallelMesh(ParallelDims(1, 1, 1, 1), "cpu")
     keys = SMALL | {"attention": "flash", "vocab_size": 8192, "param_dtype": "bfloat16"}
     plain, given = (
         estimate(make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys | more), mesh, CPU, Gathering(False)).loss
@@ -245,7 +245,7 @@ def test_a_fused_loss_and_a_loss_in_chunks_keep_fewer_logits(world, changes, les
 def test_compiled_blocks_keep_less_than_eager_ones(world):
     world(1)
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **SMALL | {"attention": "flash"})
-    mesh = ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu")
+    mesh = ParallelMesh(ParallelDims(1, 1, 1, 1), "cpu")
     eager, compiled = (estimate(settings, mesh, CPU, Gathering(given)).by_kind for given in (False, True))
     assert eager["elementwise"].kept < compiled["none"].kept < eager["none"].kept
     assert {kind: eager[kind] for kind in LADDER[1:]} == {kind: compiled[kind] for kind in LADDER[1:]}

@@ -59,7 +59,7 @@ EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "res
 @pytest.fixture(scope="module")
 def mesh():
     with fake_group(2):
-        yield ParallelMesh.build(ParallelDims(1, 2, 1, 1), "cpu")
+        yield ParallelMesh(ParallelDims(1, 2, 1, 1), "cpu")
 
 
 def make_model(config=DEBUG):
@@ -286,7 +286,7 @@ def recorded_graphs(monkeypatch):
 
 def test_a_captured_step_has_the_gradients_of_one_that_is_not(mesh, recorded_graphs):
     gradients = {}
-    alone = ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu")
+    alone = ParallelMesh(ParallelDims(1, 1, 1, 1), "cpu")
     for cuda_graphs in (False, True):
         torch.compiler.reset()
         model = make_sharded(alone, config=ONE_BLOCK)
@@ -323,7 +323,7 @@ def test_a_captured_step_whose_parameter_moves_is_an_error(recorded_graphs):
     ],
 )
 def test_gradients_of_a_bucket_are_summed_over_replicas_together(mesh, monkeypatch, given, order):
-    replicas = ParallelMesh.build(ParallelDims(2, 1, 1, 1), "cpu")
+    replicas = ParallelMesh(ParallelDims(2, 1, 1, 1), "cpu")
     assert orders_of_a_step(replicas, monkeypatch, **given) == ["", order]
 
 
