@@ -35,7 +35,6 @@ with warnings.catch_warnings():
     from aorta_workloads.passes.annotate import (
         POSITION,
         CollectiveGroups,
-        GroupedParameters,
         Traced,
         check_labels,
         label_reductions,
@@ -367,10 +366,9 @@ def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overla
     """Tensor parallelism without shards and replicas leaves activations, and no bucket."""
     scheduled = []
     monkeypatch.setattr(reorder, "schedule_by_time", lambda _module, bucketing, _deps: scheduled.append(bucketing))
-    parameters = GroupedParameters(("weight",), (UNGROUPED,))
     settings = replace(PLANNED, overlap_reorder=is_asked)
 
-    traced = Traced(settings, parameters, buckets=(("weight",),))
+    traced = Traced(settings, ("weight",), buckets=(("weight",),))
     compile.GraphPasses(("bucket", "reorder"), traced)(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
 
     assert scheduled == [False] * is_asked
@@ -455,7 +453,7 @@ def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeyp
     monkeypatch.setattr(compile, "compile_fx", lambda *_, config_patches: patches.update(config_patches))
     settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
 
-    traced = Traced(settings, GroupedParameters((), ()))
+    traced = Traced(settings)
     compile._compile_inductor(None, (), traced, {})
 
     fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
@@ -483,8 +481,7 @@ def test_gathers_of_other_parameters_than_the_models_are_an_error():
 
 
 def test_a_collective_without_a_parameter_is_an_error_before_buckets_are_made():
-    parameters = GroupedParameters(("weight",), (CollectiveGroups("shards", None),))
-    traced = Traced(PLANNED, parameters, buckets=(("weight",),))
+    traced = Traced(PLANNED, ("weight",), {0: "shards"}, buckets=(("weight",),))
     with pytest.raises(RuntimeError, match=r"collectives \['all_gather_into_tensor_default_1'\] belong to no known"):
         bucket_collectives(gather_in_a_graph(0, None), traced)
 
