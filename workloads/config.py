@@ -9,18 +9,9 @@ from typing import Self
 import torch
 
 from .common.faults import LlamaFault
-from .common.settings import TrainingSettings
+from .common.settings import HashSettings, TrainingSettings
 from .models.common.attention import AUTO
 from .models.config import ModelConfig
-
-
-@dataclass(frozen=True)
-class HashSettings:
-    """The keys that choose the hashed tensors and the steps in which they are hashed."""
-
-    hash_every: int
-    hash_tensors: tuple[str, ...] = ()
-    hash_tensors_step: int | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 from pytest_aorta.worker import OperatorCapture, TensorHashes, WeightHash, hash_local, hash_parameters, is_simulated
 
 from .common.gradients import own_shard
-from .config import HashSettings
+from .common.settings import HashSettings, TrainingSettings
 from .distributed.pipeline import Stages
 
 # The limit of one rank: at 35 bytes per hash, a result file stays below two megabytes.
@@ -34,28 +34,24 @@ class StepHashes:
 
     def __init__(
         self,
-        settings: HashSettings,
+        settings: TrainingSettings,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        tensors: HashSettings | None = None,
         stages: Stages | None = None,
-        *,
-        steps: int,
-        micro_batches: int = 1,
     ) -> None:
         """Hook the modules if ``hash_tensors`` includes their boundaries.
 
         Args:
             model: the whole model, or this rank's part of ``stages``; hashes are of the whole model.
-            steps: number of measured steps.
-            micro_batches: number of micro-batches of each step.
+            tensors: what is hashed besides all weights.
 
         Raises:
             ValueError: There would be too many hashes.
         """
         self._settings, self._model, self._optimizer = settings, model, optimizer
-        self._num_steps, self._num_micro_batches = steps, micro_batches
-        self._stages = stages or Stages()
-        self._kinds = settings.hash_tensors
+        self._stages, tensors = stages or Stages(), tensors or HashSettings()
+        self._kinds, self._only_step = tensors.hash_tensors, tensors.hash_tensors_step
         self._check()
         self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
         self._wants_tensors = False
@@ -123,26 +119,26 @@ class StepHashes:
 
     def _earlier_steps(self) -> range:
         """Return the steps before ``hash_tensors_step`` after which the optimizer is hashed too, the last that fit."""
-        only = 0 if is_simulated() else self._settings.hash_tensors_step or 0
+        only = 0 if is_simulated() else self._only_step or 0
         room = MAX_HASHES // 2 // max(1, len(self._named_state()))
         return range(max(1, only - room), only)
 
     def _is_hashed(self, step: int) -> bool:
         every = self._settings.hash_every
-        return not is_simulated() and (step == self._num_steps or (every > 0 and step % every == 0))
+        return not is_simulated() and (step == self._settings.steps or (every > 0 and step % every == 0))
 
     def _tensor_steps(self) -> list[int]:
         if not self._kinds or is_simulated():
             return []
-        if (only := self._settings.hash_tensors_step) is not None:
-            return [only]
-        return [step for step in range(1, self._num_steps + 1) if self._is_hashed(step)]
+        if self._only_step is not None:
+            return [self._only_step]
+        return [step for step in range(1, self._settings.steps + 1) if self._is_hashed(step)]
 
     def _check(self) -> None:
         if not (steps := self._tensor_steps()):
             return
         num_parameters = len(self._stages.merged({name: None for name, _ in self._model.named_parameters()}))
-        num_boundaries = 2 * sum(1 for _ in self._model.modules()) * self._num_micro_batches
+        num_boundaries = 2 * sum(1 for _ in self._model.modules()) * self._settings.gradient_accumulation
         # Adam keeps the step and two moments.
         most = {"optimizer": 3 * num_parameters, FORWARD: num_boundaries, BACKWARD: num_boundaries}
         num_hashes = len(steps) * sum(most.get(kind, num_parameters) for kind in self._kinds)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pytest_aorta.worker import Delay, RankEnv, StepTimer, drop_data
+from pytest_aorta.worker import Delay, StepTimer, drop_data
 
 from .combinations import check_combinations
 from .config import LlamaSettings
@@ -24,7 +24,7 @@ from .models.common.attention import AttentionInputs, choose_kernel
 from .models.common.data import initialize, sequences
 from .models.common.decoder import Decoder
 from .models.common.float8 import check_float8
-from .models.common.loss import make_loss
+from .models.common.loss import fused, summed_cross_entropy
 from .models.flops import throughput_metrics
 from .training import TrainingWorkload
 
@@ -53,36 +53,28 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         """True if the backward pass of every micro-batch reduces gradients, not only the last of a step."""
         return True
 
-    def check(self, env: RankEnv) -> None:
+    def check(self) -> None:
         """Raise ValueError for config keys that contradict each other, and RuntimeError if float8 can't be computed."""
-        check_combinations(self.name, self.config, device=self._device.type, ranks=env.world_size)
-        self._degrees = ParallelDims.of_world(self._settings.degrees, env.world_size)
+        check_combinations(self.name, self.config, device=self._device.type, ranks=self._env.world_size)
+        self._degrees = ParallelDims.of_world(self._settings.degrees, self._env.world_size)
         if self._settings.float8_linear:
             check_float8(self._device)
 
-    def build(self, env: RankEnv) -> Decoder:  # noqa: ARG002
+    def build(self) -> Decoder:
         """Return this rank's part of the model."""
         self._delay = Delay(self._device, self._settings.fault.delay_ms)
         self._mesh = ParallelMesh(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
         settings = self._settings = self._settings.with_kernels(self._choose_attention(self._settings))
         self._decision = self._decide() if settings.chooses_checkpointing else None
-        self._loss = make_loss(settings.compile_loss)
+        self._loss = fused(summed_cross_entropy) if settings.compile_loss else summed_cross_entropy
         return self._build_model()
 
     def make_hashes(self) -> StepHashes:
         """Return the hashes of the whole model, whose stages are on several ranks."""
-        settings = self._settings
-        return StepHashes(
-            settings.hashing,
-            self._model,
-            self._optimizer,
-            self._stages,
-            steps=settings.steps,
-            micro_batches=settings.gradient_accumulation,
-        )
+        return StepHashes(self._settings, self._model, self._optimizer, self._settings.hashing, self._stages)
 
-    def prepare_batches(self, env: RankEnv, trained_steps: int) -> None:  # noqa: ARG002
+    def prepare_batches(self, trained_steps: int) -> None:
         """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]``, and the pipeline."""
         settings = self._settings
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
@@ -140,7 +132,7 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
             gathering = self.gathering(build_model(settings.model))
         step = estimate(settings, self._mesh, self._device, gathering)
         decision = decide(step, settings.model.n_layers, budget, self._device)
-        if self._rank == 0:
+        if self._env.rank == 0:
             print(decision, flush=True)
         return decision
 
@@ -170,11 +162,11 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
 
     def make_gradients(self, step: int, batch: torch.Tensor) -> torch.Tensor:
         """Make the gradients of all micro-batches; return this rank's part of the loss."""
-        if self._settings.fault.slows(step, self._rank):
+        if self._settings.fault.slows(step, self._env.rank):
             self._delay()
         if self._pipeline is not None:
             return self._pipeline.step(batch)
-        return self._accumulate(batch, self._settings.fault.gradient_scale(step, self._rank))
+        return self._accumulate(batch, self._settings.fault.gradient_scale(step, self._env.rank))
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step, and balance the loads of experts."""

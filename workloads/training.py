@@ -52,19 +52,15 @@ class TrainingWorkload(Workload, Generic[_Settings]):
         return read_settings(self.settings_type, self.config)
 
     @abstractmethod
-    def check(self, env: RankEnv) -> None:
+    def check(self) -> None:
         """Raise ValueError for config keys that contradict each other; called in the process group."""
 
     @abstractmethod
-    def build(self, env: RankEnv) -> nn.Module:
+    def build(self) -> nn.Module:
         """Return the model, distributed over ranks, and set ``_num_parameters`` to those of the whole model."""
 
     @abstractmethod
-    def make_hashes(self) -> StepHashes:
-        """Return the hashes that the config asks for."""
-
-    @abstractmethod
-    def prepare_batches(self, env: RankEnv, trained_steps: int) -> None:
+    def prepare_batches(self, trained_steps: int) -> None:
         """Make the batches that follow the first ``trained_steps``, before any step is timed."""
 
     @abstractmethod
@@ -79,6 +75,10 @@ class TrainingWorkload(Workload, Generic[_Settings]):
     @abstractmethod
     def is_same_on_any_cpu(self) -> bool:
         """True if CPU ranks compute the same bits on CPUs of every vendor."""
+
+    def make_hashes(self) -> StepHashes:
+        """Return the hashes that the config asks for; of weights by default."""
+        return StepHashes(self._settings, self._model, self._optimizer)
 
     def facts(self) -> dict[str, Any]:
         """Return facts for the result's environment; none by default."""
@@ -95,14 +95,14 @@ class TrainingWorkload(Workload, Generic[_Settings]):
         env = RankEnv.read()
         settings = self._settings = self.read_settings()
         settings.prepare_environment()
-        self._rank, self._device = env.rank, env.join(self.name, min_world_size=self.min_world_size)
-        self.check(env)
+        self._env, self._device = env, env.join(self.name, min_world_size=self.min_world_size)
+        self.check()
         settings.lr_schedule.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
             filled = self.config.get("fill_uninitialized_memory", False)
             use_deterministic_algorithms(self._device, fill_uninitialized_memory=filled)
-        self._model = self.build(env)
+        self._model = self.build()
         kind = self.config.get("optimizer", "fused")
         self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay, kind)
         given = settings.load_checkpoint
@@ -113,7 +113,7 @@ class TrainingWorkload(Workload, Generic[_Settings]):
         self._capture = StepCapture(
             self._model, self._optimizer, settings.hash_operators_step, settings.fault, env.rank
         )
-        self.prepare_batches(env, first)
+        self.prepare_batches(first)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""

@@ -177,8 +177,3 @@ def test_a_kernel_that_can_not_run_is_refused_with_those_that_can(kernel):
     message = rf"attention is '{kernel}', which can't run on cpu \(deterministic, torch.float32\): {kernel}: .+"
     with pytest.raises(ValueError, match=message + "Allowed here are auto, flash, math, flex$"):
         choose_kernel(kernel, INPUTS, deterministic=True)
-
-
-def test_an_unknown_kernel_is_an_error():
-    with pytest.raises(ValueError, match="attention is 'auto', allowed are cudnn, flash, efficient, math, flex"):
-        SDPA("auto")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
-from aorta_workloads.config import HashSettings
+from aorta_workloads.common.settings import HashSettings
 from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.hashing import MAX_HASHES, Boundaries, StepHashes, observe
 from aorta_workloads.models import build_model
@@ -32,8 +33,10 @@ def make_model(checkpointing="none"):
 
 
 def make_hashes(model, optimizer, steps=3, micro_batches=1, **changes):
-    settings = HashSettings(**{"hash_every": 1} | changes)
-    return StepHashes(settings, model, optimizer, steps=steps, micro_batches=micro_batches)
+    settings = SimpleNamespace(
+        steps=steps, gradient_accumulation=micro_batches, hash_every=changes.pop("hash_every", 1)
+    )
+    return StepHashes(settings, model, optimizer, HashSettings(**changes))
 
 
 def train(model, steps=3, micro_batches=1, **changes):

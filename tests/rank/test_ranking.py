@@ -141,7 +141,8 @@ def test_first_step_copies_the_next_inputs_too_unless_the_config_says_otherwise(
     workload = RankingWorkload(default_config("ranking", **SIZES | MODEL | changes))
     workload._settings, workload._device, stream = workload.read_settings(), CPU, CountingStream()
     monkeypatch.setattr("aorta_workloads.ranking.training.InlineStream", lambda: stream)
-    workload.prepare_batches(SimpleNamespace(rank=0, world_size=2), 0)
+    workload._env = SimpleNamespace(rank=0, world_size=2)
+    workload.prepare_batches(0)
     workload.next_batch()
     assert stream.num_submitted == num_copies
 

@@ -35,6 +35,14 @@ def _value(kind: Any, name: str, config: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
+class HashSettings:
+    """The keys that choose the tensors that are hashed one by one, and the only step in which they are."""
+
+    hash_tensors: tuple[str, ...] = ()
+    hash_tensors_step: int | None = None
+
+
+@dataclass(frozen=True)
 class TrainingSettings:
     """The keys of all workloads that train a model; ``lr_schedule`` and ``fault`` are blocks."""
 
@@ -52,6 +60,7 @@ class TrainingSettings:
     seed: int
     save_checkpoint: str | None
     load_checkpoint: str | None
+    hash_every: int
     hash_operators_step: int | None
     fault: Fault
 

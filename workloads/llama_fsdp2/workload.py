@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -22,8 +21,7 @@ from ..distributed.fsdp2 import (
 from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
 from ..models.common.decoder import Block, Decoder
-from ..models.common.float8 import FLOAT8_OPTIONS
-from ..passes.async_tensor import micro_pipeline_options
+from ..passes.async_tensor import inductor_options
 from ..trainer import LlamaWorkload
 
 
@@ -113,13 +111,12 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
 
 def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settings) -> None:
     """Compile what blocks compute, but none of the calls around it that gather parameters."""
-    options: dict[str, Any] = dict(FLOAT8_OPTIONS) if settings.float8_linear else {}
+    options = inductor_options(settings, mesh.tensor)
     if mesh.tensor is not None:
         # Imports a part of inductor, which eager models don't need.
         from ..passes.partition import Partitioner
 
         # Only under tensor parallelism, graphs have meshes.
-        divided = micro_pipeline_options(mesh.tensor) if settings.async_tensor_parallel else {}
-        options |= divided | {"custom_partitioner_fn": Partitioner()}
+        options["custom_partitioner_fn"] = Partitioner()
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, options=options or None)  # type: ignore[method-assign]

@@ -22,7 +22,6 @@ class ClickSettings(TrainingSettings):
     host_batches: int
     compile: CompileSettings
     loss_scale: float
-    hash_every: int
 
     def check(self) -> None:
         """Raise ValueError for keys that contradict each other."""

@@ -10,12 +10,8 @@ from typing import TypeAlias, TypeVar
 import torch
 import torch.nn.functional as F
 
-from pytest_aorta.worker import RankEnv
-
 from ..common.rules import CHECKPOINT_RULES, check_rules
 from ..common.streams import DeviceStream, InlineStream
-from ..config import HashSettings
-from ..hashing import StepHashes
 from ..training import TrainingWorkload
 from .data import Batch, InputFeed, make_batch
 from .model import RankingModel, initialize
@@ -48,36 +44,31 @@ class RankingTraining(TrainingWorkload[_Settings]):
     def overlaps(self) -> bool:
         """Return whether the config allows inputs to be copied beside compute."""
 
-    def check(self, env: RankEnv) -> None:  # noqa: ARG002
+    def check(self) -> None:
         """Raise ValueError for config keys that contradict each other."""
         self._settings.check()
         check_rules(CHECKPOINT_RULES, self.config)
 
-    def build(self, env: RankEnv) -> RankingModel:
+    def build(self) -> RankingModel:
         """Return the distributed model."""
         settings = self._settings
         with torch.device(self._device):
             model = RankingModel(settings.model)
         initialize(model, settings.seed)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._global_batch = settings.samples_per_step * env.world_size
+        self._global_batch = settings.samples_per_step * self._env.world_size
         settings.compile.apply(model.blocks)
         self._forward = self.distribute(model)
         return model
-
-    def make_hashes(self) -> StepHashes:
-        """Return the hashes of weights."""
-        settings = self._settings
-        return StepHashes(HashSettings(settings.hash_every), self._model, self._optimizer, steps=settings.steps)
 
     @property
     def is_same_on_any_cpu(self) -> bool:
         """True unless inductor compiles blocks."""
         return not self._settings.compile.enabled
 
-    def prepare_batches(self, env: RankEnv, trained_steps: int) -> None:
+    def prepare_batches(self, trained_steps: int) -> None:
         """Make the host's batches, and copy them to the device ahead of their use."""
-        settings = self._settings
+        settings, env = self._settings, self._env
         # The first batch is the one that follows those of the loaded checkpoint.
         numbers = range(trained_steps, trained_steps + settings.host_batches)
         batches = [make_batch(settings, number % settings.host_batches, env.rank, env.world_size) for number in numbers]
