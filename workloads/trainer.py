@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import torch
@@ -74,13 +76,12 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         """Return the hashes of the whole model, whose stages are on several ranks."""
         return StepHashes(self._settings, self._model, self._optimizer, self._settings.hashing, self._stages)
 
-    def prepare_batches(self, trained_steps: int) -> None:
+    def make_batches(self, trained_steps: int) -> Iterator[torch.Tensor]:
         """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]``, and the pipeline."""
         settings = self._settings
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         steps = range(trained_steps, trained_steps + settings.warmup + settings.steps)
         self._batches = [self._batch(step, positions).to(self._device) for step in steps]
-        self._unused = iter(self._batches)
         self._freqs_cis = settings.model.freqs_cis(positions.to(self._device))
         self._pipeline = None
         if self._mesh.pipeline is not None:
@@ -88,10 +89,8 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
             self._pipeline = Pipeline(
                 self._parts, self._mesh, settings, self._freqs_cis, self._global_loss, reduce_every_micro_batch=at_once
             )
-
-    def next_batch(self) -> torch.Tensor:
-        """Return the tokens of the next step; profiled steps train on the last batch again."""
-        return next(self._unused, self._batches[-1])
+        # Profiled steps train on the last batch again.
+        return chain(self._batches, repeat(self._batches[-1]))
 
     @property
     def is_same_on_any_cpu(self) -> bool:

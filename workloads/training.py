@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -60,12 +60,8 @@ class TrainingWorkload(Workload, Generic[_Settings]):
         """Return the model, distributed over ranks, and set ``_num_parameters`` to those of the whole model."""
 
     @abstractmethod
-    def prepare_batches(self, trained_steps: int) -> None:
-        """Make the batches that follow the first ``trained_steps``, before any step is timed."""
-
-    @abstractmethod
-    def next_batch(self) -> Any:
-        """Return the batch of the next step."""
+    def make_batches(self, trained_steps: int) -> Iterator[Any]:
+        """Make the batches after the first ``trained_steps``; a batch may be valid only until the next one is taken."""
 
     @abstractmethod
     def make_gradients(self, step: int, batch: Any) -> torch.Tensor:
@@ -113,13 +109,13 @@ class TrainingWorkload(Workload, Generic[_Settings]):
         self._capture = StepCapture(
             self._model, self._optimizer, settings.hash_operators_step, settings.fault, env.rank
         )
-        self.prepare_batches(first)
+        self._given = self.make_batches(first)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
         settings, found = self._settings, list[tuple[torch.Tensor, torch.Tensor]]()
         for _ in range(settings.warmup):
-            self._train_step(0, self.next_batch())
+            self._train_step(0, next(self._given))
         timer, elapsed_sec = measure(
             lambda number, timer: found.append(self._measure_step(number + 1, timer)), settings.steps, self._device
         )
@@ -137,7 +133,7 @@ class TrainingWorkload(Workload, Generic[_Settings]):
             checkpoint.save(folder, self._model, self._optimizer)
         result = result.replace(metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))
         # The weights of profiled steps are neither hashed nor saved.
-        return profiled(result, lambda: self._train_step(0, self.next_batch()), settings.profile_steps, self._device)
+        return profiled(result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
         """Return the learning rate of each measured step."""
@@ -176,7 +172,7 @@ class TrainingWorkload(Workload, Generic[_Settings]):
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
         self._hashes.begin(step)
         with self._capture.around(step), timer.step():
-            loss, norm = self._train_step(step, self.next_batch())
+            loss, norm = self._train_step(step, next(self._given))
         # A step without clipping does not need the norm, so the norm is computed outside the timed step.
         norm = self._total_norm() if norm is None else norm
         self._hashes.end(step)

@@ -128,7 +128,7 @@ def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
     stream, copied = CountingStream(), []
     feed = InputFeed(batches, CPU, stream, ahead)
     for step in range(7):
-        taken = feed.take()
+        taken = next(feed)
         expected = batches[step % 3]
         assert all(torch.equal(a, b) for a, b in zip(taken.tensors, expected.tensors, strict=True))
         copied.append(stream.num_submitted)
@@ -142,8 +142,7 @@ def test_first_step_copies_the_next_inputs_too_unless_the_config_says_otherwise(
     workload._settings, workload._device, stream = workload.read_settings(), CPU, CountingStream()
     monkeypatch.setattr("aorta_workloads.ranking.training.InlineStream", lambda: stream)
     workload._env = SimpleNamespace(rank=0, world_size=2)
-    workload.prepare_batches(0)
-    workload.next_batch()
+    next(workload.make_batches(0))
     assert stream.num_submitted == num_copies
 
 

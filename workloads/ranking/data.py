@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -81,7 +82,7 @@ def make_batch(settings: ClickSettings, number: int, rank: int, world_size: int)
     return Batch(dense, rows, clicks)
 
 
-class InputFeed:
+class InputFeed(Iterator[Batch]):
     """Copies of each step's batch to the device, ``ahead`` steps before its use, into ``ahead + 1`` buffers in turn.
 
     Steps use the host's batches in turn, so that a long run needs no more memory than a short one.
@@ -94,7 +95,7 @@ class InputFeed:
         self._steps = count()
         self._ahead = ahead
 
-    def take(self) -> Batch:
+    def __next__(self) -> Batch:
         """Return the batch of the next step; valid until the next call."""
         step = next(self._steps)
         self._copies.take(step, last=step + self._ahead)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias, TypeVar
 
@@ -66,7 +66,7 @@ class RankingTraining(TrainingWorkload[_Settings]):
         """True unless inductor compiles blocks."""
         return not self._settings.compile.enabled
 
-    def prepare_batches(self, trained_steps: int) -> None:
+    def make_batches(self, trained_steps: int) -> Iterator[Batch]:
         """Make the host's batches, and copy them to the device ahead of their use."""
         settings, env = self._settings, self._env
         # The first batch is the one that follows those of the loaded checkpoint.
@@ -76,11 +76,7 @@ class RankingTraining(TrainingWorkload[_Settings]):
         beside = settings.h2d_prefetch and self.overlaps
         on_stream = beside and self._device.type == "cuda"
         stream = DeviceStream(self._device) if on_stream else InlineStream()
-        self._feed = InputFeed(batches, self._device, stream, int(beside))
-
-    def next_batch(self) -> Batch:
-        """Return the batch of the next step, which has been copied to the device."""
-        return self._feed.take()
+        return InputFeed(batches, self._device, stream, int(beside))
 
     def make_gradients(self, step: int, batch: Batch) -> torch.Tensor:  # noqa: ARG002
         """Make every gradient the sum over ranks, without the scale of the loss; return this rank's part of the loss.
