@@ -84,11 +84,6 @@ class LlamaSettings(TrainingSettings):
         return False
 
     @property
-    def chooses_checkpointing(self) -> bool:
-        """Return whether activation checkpointing is chosen in setup, by the memory that steps need."""
-        return self.activation_checkpointing == AUTO
-
-    @property
     def fuses_blocks(self) -> bool:
         """Return whether inductor compiles blocks."""
         return False

@@ -22,7 +22,7 @@ from .distributed.parallelize import parallelize
 from .distributed.pipeline import Pipeline, Stages
 from .hashing import StepHashes
 from .models import build_model
-from .models.common.attention import AttentionInputs, choose_kernel
+from .models.common.attention import AUTO, AttentionInputs, choose_kernel
 from .models.common.data import initialize, sequences
 from .models.common.decoder import Decoder
 from .models.common.float8 import check_float8
@@ -68,7 +68,7 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         self._mesh = ParallelMesh(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
         settings = self._settings = self._settings.with_kernels(self._choose_attention(self._settings))
-        self._decision = self._decide() if settings.chooses_checkpointing else None
+        self._decision = self._decide() if settings.activation_checkpointing == AUTO else None
         self._loss = fused(summed_cross_entropy) if settings.compile_loss else summed_cross_entropy
         return self._build_model()
 
@@ -160,12 +160,19 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         return torch.stack([micro_batches[..., positions], micro_batches[..., positions + 1]], dim=1)
 
     def make_gradients(self, step: int, batch: torch.Tensor) -> torch.Tensor:
-        """Make the gradients of all micro-batches; return this rank's part of the loss."""
+        """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
         if self._settings.fault.slows(step, self._env.rank):
             self._delay()
         if self._pipeline is not None:
             return self._pipeline.step(batch)
-        return self._accumulate(batch, self._settings.fault.gradient_scale(step, self._env.rank))
+        gradient_scale, loss = (
+            self._settings.fault.gradient_scale(step, self._env.rank),
+            torch.zeros((), device=self._device),
+        )
+        for number, tokens in enumerate(batch, 1):
+            self.before_micro_batch(is_last=number == len(batch))
+            loss += self._backward(tokens, gradient_scale)
+        return loss
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step, and balance the loads of experts."""
@@ -173,14 +180,6 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         if (coefficient := self._settings.model.mixture.load_balance_coeff) is not None:
             balance_experts(self._model, self._mesh, coefficient)
         return found
-
-    def _accumulate(self, batch: torch.Tensor, gradient_scale: float) -> torch.Tensor:
-        """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
-        loss = torch.zeros((), device=self._device)
-        for number, tokens in enumerate(batch, 1):
-            self.before_micro_batch(is_last=number == len(batch))
-            loss += self._backward(tokens, gradient_scale)
-        return loss
 
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
         """Add one micro-batch's gradients and return its loss."""

@@ -47,14 +47,14 @@ def test_global_batch_is_the_same_however_many_ranks_share_it(log_world_size, nu
     whole = make_batch(ranking_settings(gradient_accumulation=num_micro, seed=seed), number, 0, 1)
     of_one = ranking_settings(batch_size=8 // world_size, gradient_accumulation=num_micro, seed=seed)
     shares = [make_batch(of_one, number, rank, world_size) for rank in range(world_size)]
-    for tensor, parts in zip(whole.tensors, zip(*(share.tensors for share in shares), strict=True), strict=True):
+    for tensor, parts in zip(whole, zip(*shares, strict=True), strict=True):
         assert torch.equal(tensor, torch.cat(parts, dim=1))
 
 
 def test_seed_and_number_change_every_part_of_a_batch():
     first = make_batch(ranking_settings(), 0, 0, 1)
     for other in (make_batch(ranking_settings(seed=1), 0, 0, 1), make_batch(ranking_settings(), 1, 0, 1)):
-        assert not any(torch.equal(a, b) for a, b in zip(first.tensors, other.tensors, strict=True))
+        assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @bounded
@@ -130,7 +130,7 @@ def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
     for step in range(7):
         taken = next(feed)
         expected = batches[step % 3]
-        assert all(torch.equal(a, b) for a, b in zip(taken.tensors, expected.tensors, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(taken, expected, strict=True))
         copied.append(stream.num_submitted)
     # The first step also makes the copies that later steps make ahead.
     assert copied == [1 + ahead + step for step in range(7)]

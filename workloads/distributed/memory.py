@@ -156,7 +156,10 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
     # all-gather, and frees the buffer before the next all-gather.
     num_units = 1 if len(gathering.kept_by) == len(LADDER) else 1 + gathering.num_ahead
     always = (settings.warmup + settings.steps) * settings.gradient_accumulation * tokens * 2 * torch.int64.itemsize
+    num_in_flight = 1
     if mesh.pipeline is not None:
+        # Under 1F1B, the first stage has the most micro-batches that wait for backward.
+        num_in_flight = min(settings.gradient_accumulation, mesh.pipeline.size() - mesh.pipeline.get_local_rank())
         # Torch's buffers for activations and gradients from other stages, of all micro-batches.
         always += 2 * settings.gradient_accumulation * inputs
     if device.type == "cuda":
@@ -175,7 +178,7 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
         loss=_loss(model, settings, tokens, inputs),
         in_flight=gathering.blocks_per_unit * (num_units * block.gathered + block.reduced),
         kept_by=gathering.kept_by,
-        num_in_flight=_num_in_flight(settings, mesh),
+        num_in_flight=num_in_flight,
         keeps_gradients=is_accumulated and not gathering.accumulates_unsharded,
         always=always,
     )
@@ -240,13 +243,6 @@ def _loss(model: Decoder, settings: LlamaSettings, tokens: int, inputs: int) -> 
     # The outputs of a traced model outlive the loss in their own dtype.
     held = logits * itemsize if settings.holds_logits else 0
     return Activations(norm + size, held + (size if settings.compile_loss else 2 * size))
-
-
-def _num_in_flight(settings: LlamaSettings, mesh: ParallelMesh) -> int:
-    """Return the largest number of micro-batches that wait for backward; under 1F1B, the first stage has the most."""
-    if mesh.pipeline is None:
-        return 1
-    return min(settings.gradient_accumulation, mesh.pipeline.size() - mesh.pipeline.get_local_rank())
 
 
 @dataclass(frozen=True)

@@ -52,19 +52,9 @@ class Mismatch:
             return False
         return int(self.difference - self.count * self.shift) % PRIME == 0
 
-    @property
-    def is_exchange(self) -> bool:
-        """Return whether exactly two elements are wrong, and each has the value of the other."""
-        return self.count == 2 and (self.actual, self.last_actual) == (self.last_expected, self.expected)
-
     def is_multiple(self, factor: int) -> bool:
         """Return whether the first and the last wrong element are ``factor`` times the expected values."""
         return (self.actual, self.last_actual) == (factor * self.expected, factor * self.last_expected)
-
-    @property
-    def is_zero(self) -> bool:
-        """Return whether the first and the last wrong element are zero, which is not a code."""
-        return self.actual == 0 and self.last_actual == 0
 
 
 def failure_detail(run: Settings, mismatch: Mismatch, check: Check, row: int) -> FailureDetail:
@@ -95,13 +85,13 @@ def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: s
     One element never identifies an origin, since dozens of the 251 codes belong to some iteration, layer or rank.
     """
     partial = f"only part, {mismatch.count:.0f} of {total}: " if mismatch.count < total else ""
-    if mismatch.is_zero:
+    if mismatch.actual == mismatch.last_actual == 0:  # no code is zero
         return partial + zeros
     if mismatch.count == 1:
         return partial + f"off by {mismatch.actual - mismatch.expected:+g}; one element does not identify an origin"
     if mismatch.shift in hypotheses and mismatch.is_shifted_throughout:
         return partial + hypotheses[mismatch.shift]
-    if mismatch.is_exchange:
+    if mismatch.count == 2 and (mismatch.actual, mismatch.last_actual) == (mismatch.last_expected, mismatch.expected):
         return partial + "permuted: the right values at wrong positions"
     if mismatch.difference == 0:
         return partial + "the sum is right, so the values may be at wrong positions"

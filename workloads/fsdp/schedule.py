@@ -85,7 +85,10 @@ class TrainingStep:
             if turn >= 2:
                 # This reduce-scatter reads the buffer that is written next.
                 scatters[turn - 2].wait()
-            gradient = self._write_gradient(iteration, layer, turn)
+            gradient = self._buffers.gradients[turn % 2]
+            self._codes.write(gradient, self._buffers.index, iteration, layer)
+            self._contribution.keep_own(gradient, iteration)
+            self._fault.on_gradient(gradient, iteration, layer)
             scatters.append(self._collectives.submit(self._scatter(layer, gradient)))
             if self._fault.runs_in_line(layer):
                 scatters[-1].wait()
@@ -100,13 +103,6 @@ class TrainingStep:
         chunks = self._buffers.gathered[turn % 2]
         self._fault.on_gathered(chunks, iteration, layer, phase)
         self._verification.check_gathered(iteration, layer, phase, chunks)
-
-    def _write_gradient(self, iteration: int, layer: int, turn: int) -> torch.Tensor:
-        gradient = self._buffers.gradients[turn % 2]
-        self._codes.write(gradient, self._buffers.index, iteration, layer)
-        self._contribution.keep_own(gradient, iteration)
-        self._fault.on_gradient(gradient, iteration, layer)
-        return gradient
 
     def _apply_gradients(self, iteration: int) -> None:
         for layer, reduced in enumerate(self._buffers.reduced):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,7 @@ _GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -77235922
 _BITS = 53
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The samples of one step on one rank; the first axis counts micro-batches.
 
     Attributes:
@@ -33,24 +32,6 @@ class Batch:
     dense: torch.Tensor
     rows: torch.Tensor
     clicks: torch.Tensor
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return the three tensors, in the order of the attributes."""
-        return self.dense, self.rows, self.clicks
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of all tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    def pinned(self) -> Batch:
-        """Return a copy in pinned memory; copies to a GPU from pageable memory block the host."""
-        return Batch(*(tensor.pin_memory() for tensor in self.tensors))
-
-    def empty_on(self, device: torch.device) -> Batch:
-        """Return uninitialized tensors of the same shapes on ``device``."""
-        return Batch(*(torch.empty_like(tensor, device=device) for tensor in self.tensors))
 
 
 def uniform(key: int, numbers: torch.Tensor) -> torch.Tensor:
@@ -89,8 +70,12 @@ class InputFeed(Iterator[Batch]):
     """
 
     def __init__(self, batches: list[Batch], device: torch.device, stream: Stream, ahead: int) -> None:
-        self._host = [batch.pinned() for batch in batches] if device.type == "cuda" else batches
-        self._buffers = [batches[0].empty_on(device) for _ in range(ahead + 1)]
+        # Copies to a GPU from pageable memory would block the host.
+        pinned = [Batch(*(tensor.pin_memory() for tensor in batch)) for batch in batches if device.type == "cuda"]
+        self._host = pinned or batches
+        self._buffers = [
+            Batch(*(torch.empty_like(tensor, device=device) for tensor in batches[0])) for _ in range(ahead + 1)
+        ]
         self._copies = Prefetcher(stream, ahead, self._copy)
         self._steps = count()
         self._ahead = ahead
@@ -105,7 +90,7 @@ class InputFeed(Iterator[Batch]):
         source, target = self._host[step % len(self._host)], self._buffers[step % len(self._buffers)]
 
         def copy(_asynchronous: bool) -> None:
-            for ours, theirs in zip(target.tensors, source.tensors, strict=True):
+            for ours, theirs in zip(target, source, strict=True):
                 ours.copy_(theirs, non_blocking=True)
 
         return copy

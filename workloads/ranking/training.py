@@ -72,7 +72,7 @@ class RankingTraining(TrainingWorkload[_Settings]):
         # The first batch is the one that follows those of the loaded checkpoint.
         numbers = range(trained_steps, trained_steps + settings.host_batches)
         batches = [make_batch(settings, number % settings.host_batches, env.rank, env.world_size) for number in numbers]
-        self._bytes_per_step = batches[0].num_bytes
+        self._bytes_per_step = sum(tensor.nbytes for tensor in batches[0])
         beside = settings.h2d_prefetch and self.overlaps
         on_stream = beside and self._device.type == "cuda"
         stream = DeviceStream(self._device) if on_stream else InlineStream()
@@ -84,7 +84,7 @@ class RankingTraining(TrainingWorkload[_Settings]):
         The gradients of all micro-batches are added, one after another.
         """
         scale, total = self._settings.loss_scale, torch.zeros((), device=self._device)
-        micro_batches = list(zip(*batch.tensors, strict=True))
+        micro_batches = list(zip(*batch, strict=True))
         for number, (dense, rows, clicks) in enumerate(micro_batches, 1):
             with self.micro_batch(is_last=number == len(micro_batches)):
                 loss = F.binary_cross_entropy_with_logits(self._forward(dense, rows), clicks, reduction="sum")
