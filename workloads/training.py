@@ -138,7 +138,8 @@ class TrainingWorkload(Workload, Generic[_Settings]):
     def telemetry(self) -> Telemetry:
         """Return the learning rate of each measured step."""
         last = self._learning_rate.num_steps
-        return Telemetry(series={"lr": self._learning_rate.rates(range(last - self._settings.steps, last))})
+        rates = [self._learning_rate.rate(step) for step in range(last - self._settings.steps, last)]
+        return Telemetry(series={"lr": rates})
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the model's parameters by name; this rank holds its shards of them."""
