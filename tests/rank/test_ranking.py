@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule
+from aorta_workloads.common.rules import check_rules
 from aorta_workloads.common.streams import InlineStream
-from aorta_workloads.ddp_overlap.workload import DdpOverlapSettings
 from aorta_workloads.ranking.data import Batch, InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
-from aorta_workloads.ranking.settings import RankingSettings
+from aorta_workloads.ranking.settings import RULES, RankingSettings
 from aorta_workloads.ranking.workload import RankingWorkload
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,11 +106,6 @@ def test_every_parameter_is_trained():
     assert [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum()] == []
 
 
-def test_heads_that_do_not_divide_the_width_are_reported():
-    with pytest.raises(ValueError, match="dim is 16, not a multiple of n_heads 3"):
-        make_model(n_heads=3)
-
-
 class CountingStream(InlineStream):
     """An inline stream that counts its transfers."""
 
@@ -200,18 +195,19 @@ def test_gradients_that_backward_did_not_make_are_an_error():
 
 
 @pytest.mark.parametrize(
-    ("settings_type", "changes", "message"),
+    ("workload", "changes", "message", "right"),
     [
-        (RankingSettings, {"loss_scale": 1000}, "loss_scale is 1000, allowed are powers of 2"),
-        (RankingSettings, {"param_dtype": "float16"}, "param_dtype is float16 and loss_scale is 1: .*underflow"),
-        (DdpOverlapSettings, {"compute_dtype": "float16"}, "compute_dtype is float16 and loss_scale is 1: .*underflow"),
+        ("ranking", {"dim": 16, "n_heads": 3}, "dim is 16 and n_heads is 3: ", {"n_heads": 4}),
+        ("ranking", {"hash_operators_step": 21}, "hash_operators_step is 21 and steps is 20: ", {"steps": 21}),
+        ("ranking", {"loss_scale": 1000}, "loss_scale is 1000: only powers of 2", {"loss_scale": 2**16}),
+        ("ranking", {"param_dtype": "float16"}, "param_dtype is 'float16' and loss_scale is 1: .*", {"loss_scale": 2}),
+        ("ddp_overlap", {"compute_dtype": "float16"}, "compute_dtype is .*: .*underflow", {"loss_scale": 2}),
     ],
 )
-def test_scale_of_the_loss_that_rounds_or_lacks_is_an_error(settings_type, changes, message):
-    workload = "ranking" if settings_type is RankingSettings else "ddp_overlap"
+def test_keys_that_contradict_each_other_are_an_error_that_says_what_to_do(workload, changes, message, right):
     with pytest.raises(ValueError, match=message):
-        make_settings(settings_type, workload, **changes).check()
-    make_settings(settings_type, workload, **changes | {"loss_scale": 2**16}).check()
+        check_rules(RULES, default_config(workload, **changes))
+    check_rules(RULES, default_config(workload, **changes | right))
 
 
 def test_gradients_are_divided_by_the_scale_before_they_are_clipped(monkeypatch):

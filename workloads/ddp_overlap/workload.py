@@ -25,11 +25,6 @@ class DdpOverlapSettings(ClickSettings):
     gradient_as_bucket_view: bool
     static_graph: bool
 
-    def check(self) -> None:
-        """Raise ValueError for keys that contradict each other."""
-        super().check()
-        self.check_scale("compute_dtype", self.compute_dtype)
-
 
 class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
     """The model of ``ranking`` under DDP, whose communication hook sums buckets on streams of its own."""

@@ -10,12 +10,12 @@ from typing import TypeAlias, TypeVar
 import torch
 import torch.nn.functional as F
 
-from ..common.rules import CHECKPOINT_RULES, check_rules
+from ..common.rules import check_rules
 from ..common.streams import DeviceStream, InlineStream
 from ..training import TrainingWorkload
 from .data import Batch, InputFeed, make_batch
 from .model import RankingModel, initialize
-from .settings import ClickSettings
+from .settings import RULES, ClickSettings
 
 # Maps dense features and rows of tables to logits.
 Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -46,8 +46,7 @@ class RankingTraining(TrainingWorkload[_Settings]):
 
     def check(self) -> None:
         """Raise ValueError for config keys that contradict each other."""
-        self._settings.check()
-        check_rules(CHECKPOINT_RULES, self.config)
+        check_rules(RULES, self.config)
 
     def build(self) -> RankingModel:
         """Return the distributed model."""
