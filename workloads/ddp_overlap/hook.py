@@ -90,9 +90,8 @@ class ReduceScatterStress:
         self._clone = clone
         self._group = dist.new_group()
         self._stream = collective_stream(device, beside=beside)
-        self._works: list[Work] = []
-        # The allocator ignores this stream, so references keep it from reusing memory before compute waits.
-        self._in_flight: list[torch.Tensor] = []
+        # The allocator ignores this stream, so references to tensors keep it from reusing memory before compute waits.
+        self._in_flight: list[tuple[Work, torch.Tensor, torch.Tensor]] = []
         self.num_in_last_step = 0
 
     def start(self, buffer: torch.Tensor) -> None:
@@ -101,19 +100,16 @@ class ReduceScatterStress:
         size = buffer.numel() // world_size
         source = (buffer.clone() if self._clone else buffer)[: size * world_size]
         target = buffer.new_empty(size)
-        self._in_flight += [source, target]
-        self._works.append(
-            self._stream.submit(
-                lambda asynchronous: reduce_scatter(target, source, group=self._group, async_op=asynchronous)
-            )
+        work = self._stream.submit(
+            lambda asynchronous: reduce_scatter(target, source, group=self._group, async_op=asynchronous)
         )
+        self._in_flight.append((work, source, target))
 
     def finish(self) -> None:
         """Make compute that follows wait for all started reduce-scatters."""
-        for work in self._works:
+        for work, _, _ in self._in_flight:
             work.wait()
-        self.num_in_last_step = len(self._works)
-        self._works.clear()
+        self.num_in_last_step = len(self._in_flight)
         self._in_flight.clear()
 
 
