@@ -25,6 +25,7 @@ from pytest_aorta.worker import (
 from . import checkpoint
 from .common.adamw import CompiledAdamW, make_adamw
 from .common.capturing import StepCapture
+from .common.collectives import all_gather
 from .common.determinism import use_deterministic_algorithms
 from .common.gradients import clip_factor, clip_gradients, total_norm, whole_norm
 from .common.learning_rate import LearningRate
@@ -187,8 +188,11 @@ class TrainingWorkload(Workload, Generic[_Settings]):
 
 
 def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
+    """Return the sums, added in the order of ranks: an all-reduce's order depends on how many losses there are."""
     if not losses:
         return []
-    summed = torch.stack(losses)
-    dist.all_reduce(summed)
-    return [float(loss) for loss in summed.tolist()]
+    own = torch.stack(losses)
+    gathered = own.new_empty(dist.get_world_size() * len(own))
+    all_gather(gathered, own)
+    first, *others = gathered.view(-1, len(own))
+    return [float(loss) for loss in sum(others, start=first).tolist()]

@@ -269,7 +269,8 @@ class WorkloadRunner:
             raise SpecError(f"compare_restart: after is {after!r}, allowed is an integer from 1 to {steps - 1}")
         if self._launcher.world.simulated:
             self._test.lacks("compares values step by step, which a simulated world does not have")
-        _check_restarts(find_workload(config["workload"], self._options.workload_dirs), config)
+        for given in (config, {**config, **(into or {})}):
+            _check_restarts(find_workload(given["workload"], self._options.workload_dirs), given)
         with tempfile.TemporaryDirectory(dir=self._launcher.shared_folder(), prefix="checkpoint-") as folder:
             straight = self._variant(config, steps)
             saved = self._variant({**config, _SAVE: folder}, after)
