@@ -21,7 +21,9 @@ H200_CLOCK_MHZ = 1980.0
 BUSY = Reading(1755, 3201, 690, 61)
 
 
-def facts_of(*samples: Sample, highest: float | None = H200_CLOCK_MHZ, names: tuple[str, ...] = ("0",)) -> PlatformFacts:
+def facts_of(
+    *samples: Sample, highest: float | None = H200_CLOCK_MHZ, names: tuple[str, ...] = ("0",)
+) -> PlatformFacts:
     return PlatformFacts("NVML", None, summarize(names, [highest] * len(names), samples))
 
 
