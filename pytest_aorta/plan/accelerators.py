@@ -95,7 +95,13 @@ class Sensors(Protocol):
 
 
 class Accelerator(Protocol):
-    """A vendor's devices."""
+    """A vendor's devices.
+
+    Attributes:
+        source: The name of the library that reads sensors.
+    """
+
+    source: str
 
     def devices(self, environ: Mapping[str, str]) -> list[Device] | None:
         """Return the visible devices, in the order of the visibility variables; None without a driver.
@@ -106,10 +112,6 @@ class Accelerator(Protocol):
 
     def show(self, devices: Sequence[Device], environ: dict[str, str]) -> None:
         """Change ``environ`` so that exactly ``devices`` are visible to ranks, in this order."""
-
-    @property
-    def source(self) -> str:
-        """The name of the library that reads sensors."""
 
     def sensors(self, devices: Sequence[Device]) -> Sensors:
         """Return the opened sensors of ``devices``.
