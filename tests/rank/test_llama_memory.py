@@ -248,4 +248,7 @@ def test_compiled_blocks_keep_less_than_eager_ones(world):
     mesh = ParallelMesh(ParallelDims(1, 1, 1, 1), "cpu")
     eager, compiled = (estimate(settings, mesh, CPU, Gathering(given)).by_kind for given in (False, True))
     assert eager["elementwise"].kept < compiled["none"].kept < eager["none"].kept
-    assert {kind: eager[kind] for kind in LADDER[1:]} == {kind: compiled[kind] for kind in LADDER[1:]}
+    # The last product of a compiled block is part of the block's output.
+    output = settings.batch_size * settings.seq_len * settings.model.dim * settings.param_dtype.itemsize
+    less = {kind: eager[kind].kept - compiled[kind].kept for kind in LADDER[1:]}
+    assert less == {"elementwise": output, "selective": output, "full": 0}
