@@ -372,7 +372,12 @@ class Observer:
         return norm
 
     def _note(self, quantity: str, value: object) -> None:
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and not (self._is_simulated or _is_empty(value)):
+        if not isinstance(value, torch.Tensor) or value.numel() != 1 or self._is_simulated:
+            return
+        # Most scripts on CPU take this way, which has to cost less than 1% of a step of a millisecond.
+        if type(value) is torch.Tensor and value.is_cpu:
+            self._values.append((quantity, value if self._is_counting else float(value.item())))
+        elif not _is_empty(value):
             # What the recorder does must not count among the costs of a step, so there the copy is made after the step.
             self._values.append((quantity, value if self._is_counting else _copy(value)))
 
@@ -392,11 +397,11 @@ class Observer:
 
     def _begin(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         # The step of an optimizer that has raised has no end.
-        if any(known is optimizer for known in self._stepping):
+        if self._stepping and any(known is optimizer for known in self._stepping):
             self._stepping.clear()
         self._stepping.append(optimizer)
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
-        if len(self._stepping) == 1 and all(known.optimizer() is not optimizer for known in self._all):
+        if len(self._stepping) == 1 and self._find(optimizer) is None:
             found = self._new(optimizer)
             if self.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
@@ -407,17 +412,15 @@ class Observer:
             self._stepping.pop()
         if self._stepping:
             return
-        for found in self._all:
-            if found.optimizer() is optimizer:
-                break
-        else:
+        if (found := self._find(optimizer)) is None:
             return
-        for one in self._all:
-            one.note_step(found)
+        was_counting = self._is_counting
+        if was_counting:
+            for one in self._all:
+                one.note_step(found)
         found.end_step(self._values)
         self._values = []
-        was_counting = self._is_counting
-        self._is_counting = any(one.is_counted for one in self._all)
+        self._is_counting = was_counting and any(one.is_counted for one in self._all)
         self._turn += 1
         before, found.turn = found.turn, self._turn
         # Optimizers that take turns, as those of a GAN, are in one step.
@@ -436,11 +439,17 @@ class Observer:
                     found.hash()
         if is_chosen and self.hash_weights and not self._is_simulated:
             found.hash_at_the_end()
-        is_covered = any(found in one.counted_with for one in self._all)
+        is_covered = not is_alone and any(found in one.counted_with for one in self._all)
         # Torch fails later if one profiler ends and another one begins within the same step of an optimizer.
         may_profile = not (was_counting or self._is_counting or self.hash_every_step)
         is_profiled = found.begin_step(may_profile=may_profile, is_covered=is_covered)
         self._is_counting = is_profiled or self._is_counting
+
+    def _find(self, optimizer: Optimizer) -> _Optimized | None:
+        for one in self._all:
+            if one.optimizer() is optimizer:
+                return one
+        return None
 
     def _new(self, optimizer: Optimizer) -> _Optimized:
         if not self._all:
