@@ -9,19 +9,9 @@ from typing import Self
 import torch
 
 from .common.faults import LlamaFault
-from .common.learning_rate import LearningRateSchedule
+from .common.settings import HashSettings, TrainingSettings
 from .models.common.attention import AUTO
 from .models.config import ModelConfig
-
-
-@dataclass(frozen=True)
-class HashSettings:
-    """The keys that choose the hashed tensors and the steps in which they are hashed."""
-
-    hash_every: int
-    hash_tensors: tuple[str, ...]
-    hash_tensors_step: int | None
-    hash_operators_step: int | None
 
 
 @dataclass(frozen=True)
@@ -55,22 +45,13 @@ class GraphSettings:
 
 
 @dataclass(frozen=True)
-class LlamaSettings:
-    """The keys that both workloads have.
-
-    ``model``, ``degrees``, ``hashing`` and ``memory`` group keys of the config; ``lr_schedule`` and ``fault`` are
-    blocks.
-    """
+class LlamaSettings(TrainingSettings):
+    """The keys that both workloads have; ``model``, ``degrees``, ``hashing`` and ``memory`` group several keys."""
 
     size: str
-    steps: int
-    warmup: int
-    profile_steps: int
     model: ModelConfig
     activation_checkpointing: str
     seq_len: int
-    batch_size: int
-    gradient_accumulation: int
     degrees: AxisDegrees
     pipeline_parallel_schedule: str
     blocks_per_bucket: int
@@ -81,18 +62,9 @@ class LlamaSettings:
     reduce_dtype: torch.dtype
     compile_loss: bool
     loss_chunks: int
-    max_grad_norm: float | None
-    lr: float
-    betas: tuple[float, float]
-    weight_decay: float
-    lr_schedule: LearningRateSchedule
     optimizer: str
-    deterministic: bool
     fill_uninitialized_memory: bool
-    seed: int
     hashing: HashSettings
-    save_checkpoint: str | None
-    load_checkpoint: str | None
     memory: MemorySettings
     fault: LlamaFault
 
@@ -110,11 +82,6 @@ class LlamaSettings:
     def holds_logits(self) -> bool:
         """Return whether the logits that the model returns exist beside the activations of the loss."""
         return False
-
-    @property
-    def chooses_checkpointing(self) -> bool:
-        """Return whether activation checkpointing is chosen in setup, by the memory that steps need."""
-        return self.activation_checkpointing == AUTO
 
     @property
     def fuses_blocks(self) -> bool:

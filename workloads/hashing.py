@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,8 +17,7 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 from pytest_aorta.worker import OperatorCapture, TensorHashes, WeightHash, hash_local, hash_parameters, is_simulated
 
 from .common.gradients import own_shard
-from .common.training import is_hashed
-from .config import HashSettings
+from .common.settings import HashSettings, TrainingSettings
 from .distributed.pipeline import Stages
 
 # The limit of one rank: at 35 bytes per hash, a result file stays below two megabytes.
@@ -36,28 +34,24 @@ class StepHashes:
 
     def __init__(
         self,
-        settings: HashSettings,
+        settings: TrainingSettings,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        tensors: HashSettings | None = None,
         stages: Stages | None = None,
-        *,
-        steps: int,
-        micro_batches: int,
     ) -> None:
         """Hook the modules if ``hash_tensors`` includes their boundaries.
 
         Args:
             model: the whole model, or this rank's part of ``stages``; hashes are of the whole model.
-            steps: number of measured steps.
-            micro_batches: number of micro-batches of each step.
+            tensors: what is hashed besides all weights.
 
         Raises:
             ValueError: There would be too many hashes.
         """
         self._settings, self._model, self._optimizer = settings, model, optimizer
-        self._num_steps, self._num_micro_batches = steps, micro_batches
-        self._stages = stages or Stages()
-        self._kinds = settings.hash_tensors
+        self._stages, tensors = stages or Stages(), tensors or HashSettings()
+        self._kinds, self._only_step = tensors.hash_tensors, tensors.hash_tensors_step
         self._check()
         self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
         self._wants_tensors = False
@@ -125,25 +119,26 @@ class StepHashes:
 
     def _earlier_steps(self) -> range:
         """Return the steps before ``hash_tensors_step`` after which the optimizer is hashed too, the last that fit."""
-        only = 0 if is_simulated() else self._settings.hash_tensors_step or 0
+        only = 0 if is_simulated() else self._only_step or 0
         room = MAX_HASHES // 2 // max(1, len(self._named_state()))
         return range(max(1, only - room), only)
 
     def _is_hashed(self, step: int) -> bool:
-        return not is_simulated() and is_hashed(step, self._num_steps, self._settings.hash_every)
+        every = self._settings.hash_every
+        return not is_simulated() and (step == self._settings.steps or (every > 0 and step % every == 0))
 
     def _tensor_steps(self) -> list[int]:
         if not self._kinds or is_simulated():
             return []
-        if (only := self._settings.hash_tensors_step) is not None:
-            return [only]
-        return [step for step in range(1, self._num_steps + 1) if self._is_hashed(step)]
+        if self._only_step is not None:
+            return [self._only_step]
+        return [step for step in range(1, self._settings.steps + 1) if self._is_hashed(step)]
 
     def _check(self) -> None:
         if not (steps := self._tensor_steps()):
             return
         num_parameters = len(self._stages.merged({name: None for name, _ in self._model.named_parameters()}))
-        num_boundaries = 2 * sum(1 for _ in self._model.modules()) * self._num_micro_batches
+        num_boundaries = 2 * sum(1 for _ in self._model.modules()) * self._settings.gradient_accumulation
         # Adam keeps the step and two moments.
         most = {"optimizer": 3 * num_parameters, FORWARD: num_boundaries, BACKWARD: num_boundaries}
         num_hashes = len(steps) * sum(most.get(kind, num_parameters) for kind in self._kinds)
@@ -161,27 +156,6 @@ _ALIVE: WeakValueDictionary[int, Boundaries] = WeakValueDictionary()
 _NUMBERS = count()
 
 
-@dataclass
-class _Seen:
-    """Hashes of one step's boundaries, in order of use; the model's current call began at index ``begun``."""
-
-    names: list[str] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
-    hashes: list[str] = field(default_factory=list)
-    begun: int = 0
-
-    def insert(self, index: int, name: str, tensor: torch.Tensor) -> None:
-        self.names.insert(index, name)
-        self.shapes.insert(index, list(tensor.shape))
-        self.hashes.insert(index, hash_local("", tensor))
-
-    def first_within(self, module: str) -> int:
-        """Return the index of the first boundary within ``module``, or the end if there is none."""
-        inside = f"{module}." if module else ""
-        indices = range(self.begun, len(self.names))
-        return next((index for index in indices if self.names[index].startswith(inside)), len(self.names))
-
-
 class Boundaries:
     """Hashes each module's first argument and its output, and the output's gradient, as this rank holds them.
 
@@ -194,7 +168,8 @@ class Boundaries:
         self._number = next(_NUMBERS)
         _ALIVE[self._number] = self
         self._phase: str | None = None
-        self._seen: dict[str, _Seen] = {}
+        # Name, shape and hash of each boundary of a phase, in order of use.
+        self._seen: dict[str, list[tuple[str, list[int], str]]] = {}
         self._calls: Counter[tuple[str, str]] = Counter()
         self._model = model
         for name, module in model.named_modules():
@@ -204,7 +179,7 @@ class Boundaries:
 
     def begin(self) -> None:
         """Start a hashed step; in other steps the operators only copy."""
-        self._seen = {FORWARD: _Seen(), BACKWARD: _Seen()}
+        self._seen = {FORWARD: [], BACKWARD: []}
         self._calls.clear()
         self._phase = BACKWARD
 
@@ -212,7 +187,7 @@ class Boundaries:
         """Call the model."""
         is_seen = self._phase is not None
         if is_seen:
-            self._phase, self._seen[FORWARD].begun = FORWARD, len(self._seen[FORWARD].names)
+            self._phase, self._begun = FORWARD, len(self._seen[FORWARD])
         output = _hook(self._number, "")(self._model, args, self._model(*args))
         self._phase = BACKWARD if is_seen else None
         return output
@@ -221,7 +196,12 @@ class Boundaries:
         """End the step and return the hashes of ``forward`` and of ``backward``."""
         self._phase = None
         return {
-            phase: TensorHashes(seen.names, seen.shapes, {str(step): seen.hashes}) for phase, seen in self._seen.items()
+            phase: TensorHashes(
+                [name for name, _, _ in seen],
+                [shape for _, shape, _ in seen],
+                {str(step): [hashed for _, _, hashed in seen]},
+            )
+            for phase, seen in self._seen.items()
         }
 
     def see(self, phase: str, module: str, part: str, tensor: torch.Tensor, given: torch.Tensor | None) -> None:
@@ -233,23 +213,25 @@ class Boundaries:
         call = f" #{number}" if (number := self._calls[phase, name]) > 1 else ""
         if given is not None:
             # A module receives its input before it calls its children, but its hook runs after theirs.
-            seen.insert(seen.first_within(module), f"{module}:input{call}", given)
-        seen.insert(len(seen.names), name + call, tensor)
+            inside = f"{module}." if module else ""
+            places = range(self._begun, len(seen))
+            place = next((place for place in places if seen[place][0].startswith(inside)), len(seen))
+            seen.insert(place, (f"{module}:input{call}", list(given.shape), hash_local("", given)))
+        seen.append((name + call, list(tensor.shape), hash_local("", tensor)))
 
 
 def _hook(number: int, module: str) -> Callable[..., Any]:
     def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         given = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if isinstance(output, torch.Tensor):
-            return observe(output, _beside(output, given), number, module, "output", FORWARD)
-        if isinstance(output, tuple):
-            return tuple(
-                observe(part, _beside(part, None if index else given), number, module, f"output[{index}]", FORWARD)
-                if isinstance(part, torch.Tensor)
-                else part
-                for index, part in enumerate(output)
-            )
-        return output
+        is_single = not isinstance(output, tuple)
+        seen = [
+            observe(part, _beside(part, None if index else given), number, module, name, FORWARD)
+            if isinstance(part, torch.Tensor)
+            else part
+            for index, part in enumerate((output,) if is_single else output)
+            for name in ("output" if is_single else f"output[{index}]",)
+        ]
+        return seen[0] if is_single else tuple(seen)
 
     return hook
 

@@ -1,25 +1,19 @@
-"""The lifecycle and the training loop of a Llama workload; a subclass shards the model."""
+"""Training of the Llama workloads; a subclass shards the model."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Iterator
+from itertools import chain, repeat
+from typing import Any, TypeVar
 
 import torch
 
-from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry, Workload, drop_data, profiled
+from pytest_aorta.worker import Delay, StepTimer, drop_data
 
-from . import checkpoint as saved_state
 from .combinations import check_combinations
-from .common.capturing import StepCapture
-from .common.compiled_adamw import CompiledAdamW
-from .common.determinism import use_deterministic_algorithms
-from .common.gradients import clip_factor, clip_gradients, total_norm
-from .common.learning_rate import LearningRate
-from .common.training import leave_process_group, make_adamw, measure_training, peak_memory_metrics
 from .config import LlamaSettings
-from .distributed.activation_checkpoint import Choice, checkpoint_blocks, same_on_all
+from .distributed.activation_checkpoint import checkpoint_blocks, describe
 from .distributed.context import key_lengths, own_positions
 from .distributed.expert import balance_experts
 from .distributed.memory import Decision, Gathering, decide, estimate, own_budget
@@ -28,24 +22,19 @@ from .distributed.parallelize import parallelize
 from .distributed.pipeline import Pipeline, Stages
 from .hashing import StepHashes
 from .models import build_model
-from .models.common.attention import AttentionInputs, choose_kernel
+from .models.common.attention import AUTO, AttentionInputs, choose_kernel
 from .models.common.data import initialize, sequences
 from .models.common.decoder import Decoder
 from .models.common.float8 import check_float8
-from .models.common.loss import make_loss
+from .models.common.loss import fused, summed_cross_entropy
 from .models.flops import throughput_metrics
+from .training import TrainingWorkload
 
 _Settings = TypeVar("_Settings", bound=LlamaSettings)
 
 
-class LlamaWorkload(Workload, Generic[_Settings]):
-    """Trains a Llama-3 shaped model with AdamW on synthetic tokens; gradients are summed over ranks."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def read_settings(self) -> _Settings:
-        """Return the config as typed values."""
+class LlamaWorkload(TrainingWorkload[_Settings]):
+    """Trains a Llama-3 shaped model on synthetic tokens."""
 
     @abstractmethod
     def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
@@ -66,60 +55,42 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """True if the backward pass of every micro-batch reduces gradients, not only the last of a step."""
         return True
 
-    def setup(self) -> None:
-        """Join the process group and build the sharded model, its optimizer and all batches.
-
-        Raises:
-            RuntimeError: cuBLAS is not configured for ``deterministic``, or what float8 needs is missing.
-            ValueError: Config keys contradict each other.
-        """
-        env = RankEnv.read()
-        settings = self._settings = self.read_settings()
-        settings.prepare_environment()
-        self._device = env.join(self.name)
-        self._rank = env.rank
-        check_combinations(self.name, self.config, device=self._device.type, ranks=env.world_size)
-        self._degrees = ParallelDims.of_world(settings.degrees, env.world_size)
-        if settings.float8_linear:
+    def check(self) -> None:
+        """Raise ValueError for config keys that contradict each other, and RuntimeError if float8 can't be computed."""
+        check_combinations(self.name, self.config, device=self._device.type, ranks=self._env.world_size)
+        self._degrees = ParallelDims.of_world(self._settings.degrees, self._env.world_size)
+        if self._settings.float8_linear:
             check_float8(self._device)
-        settings.lr_schedule.check()
-        settings.fault.check(steps=settings.steps, world_size=env.world_size)
-        if settings.deterministic:
-            use_deterministic_algorithms(self._device, fill_uninitialized_memory=settings.fill_uninitialized_memory)
-        self._delay = Delay(self._device, settings.fault.delay_ms)
-        self._mesh = ParallelMesh.build(self._degrees, self._device.type)
+
+    def build(self) -> Decoder:
+        """Return this rank's part of the model."""
+        self._delay = Delay(self._device, self._settings.fault.delay_ms)
+        self._mesh = ParallelMesh(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
-        settings = self._settings = settings.with_kernels(self._choose_attention(settings))
-        self._decision = self._decide() if settings.chooses_checkpointing else None
+        settings = self._settings = self._settings.with_kernels(self._choose_attention(self._settings))
+        self._decision = self._decide() if settings.activation_checkpointing == AUTO else None
+        self._loss = fused(summed_cross_entropy) if settings.compile_loss else summed_cross_entropy
+        return self._build_model()
+
+    def make_hashes(self) -> StepHashes:
+        """Return the hashes of the whole model, whose stages are on several ranks."""
+        return StepHashes(self._settings, self._model, self._optimizer, self._settings.hashing, self._stages)
+
+    def make_batches(self, trained_steps: int) -> Iterator[torch.Tensor]:
+        """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]``, and the pipeline."""
+        settings = self._settings
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
-        self._model = self._build_model()
-        self._loss = make_loss(settings.compile_loss)
-        self._optimizer = make_adamw(
-            self._model, settings.lr, settings.betas, settings.weight_decay, settings.optimizer
-        )
-        given = settings.load_checkpoint
-        trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
-        num_steps = settings.warmup + settings.steps
-        self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, trained_steps, trained_steps + num_steps)
-        self._hashes = StepHashes(
-            settings.hashing,
-            self._model,
-            self._optimizer,
-            self._stages,
-            steps=settings.steps,
-            micro_batches=settings.gradient_accumulation,
-        )
-        self._capture = StepCapture(
-            self._model, self._optimizer, settings.hashing.hash_operators_step, settings.fault, self._rank
-        )
-        self._batches = self._make_batches(positions, trained_steps)
-        self._freqs_cis = self._model.config.freqs_cis(positions.to(self._device))
+        steps = range(trained_steps, trained_steps + settings.warmup + settings.steps)
+        self._batches = [self._batch(step, positions).to(self._device) for step in steps]
+        self._freqs_cis = settings.model.freqs_cis(positions.to(self._device))
         self._pipeline = None
         if self._mesh.pipeline is not None:
             at_once = self.reduces_every_micro_batch
             self._pipeline = Pipeline(
                 self._parts, self._mesh, settings, self._freqs_cis, self._global_loss, reduce_every_micro_batch=at_once
             )
+        # Profiled steps train on the last batch again.
+        return chain(self._batches, repeat(self._batches[-1]))
 
     @property
     def is_same_on_any_cpu(self) -> bool:
@@ -128,48 +99,10 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         settings = self._settings
         return settings.optimizer == "fused" and not (settings.fuses_blocks or settings.compile_loss)
 
-    def run(self) -> RankResult:
-        """Warm up, train the measured steps, read their results from the device, then profile further steps."""
-        settings = self._settings
-        for batch in self._batches[: settings.warmup]:
-            self._train_step(0, batch)
-        measured = self._batches[settings.warmup :]
-        result = measure_training(
-            lambda step, timer: self._measure_step(step, measured[step - 1], timer),
-            settings.steps,
-            self._device,
-            any_cpu=self.is_same_on_any_cpu,
-        )
-        last = self._learning_rate.step
-        self._rates = self._learning_rate.rates(range(last - settings.steps, last))
-        if (folder := settings.save_checkpoint) is not None:
-            saved_state.save(folder, self._model, self._optimizer)
-        result = result.replace(
-            environment=result.environment
-            | {"attention": settings.model.attention}
-            | ({} if self._decision is None else {"activation_checkpointing": str(self._decision.choice)}),
-            metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm),
-            weight_hashes=self._hashes.weight_hashes,
-            tensor_hashes=self._hashes.tensor_hashes,
-            boundary_hashes=self._hashes.boundary_hashes,
-        )
-        # Profiled steps train on the last batch again; their weights are neither hashed nor saved.
-        batch = self._batches[-1]
-        return profiled(result, lambda: self._train_step(0, batch), settings.profile_steps, self._device)
-
-    def telemetry(self) -> Telemetry:
-        """Return the learning rate of each measured step."""
-        return Telemetry(series={"lr": self._rates})
-
-    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the model's parameters by name; this rank holds its shards of them."""
-        return self._model.named_parameters()
-
-    def cleanup(self) -> None:
-        """Leave the process group and free model, optimizer and batches."""
-        leave_process_group(
-            self, "_hashes", "_capture", "_pipeline", "_optimizer", "_parts", "_model", "_batches", "_stages", "_mesh"
-        )
+    def facts(self) -> dict[str, Any]:
+        """Return the kernel of attention, and the chosen activation checkpointing."""
+        chosen = {} if self._decision is None else {"activation_checkpointing": describe(self._decision.kinds)}
+        return {"attention": self._settings.model.attention} | chosen
 
     def _build_model(self) -> Decoder:
         """Shard the model on the meta device, then allocate and fill only this rank's shards."""
@@ -179,7 +112,8 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._parts = parallelize(model, self._mesh, self._settings)
-        checkpoint_blocks(model, self._checkpointing)
+        same = (self._settings.activation_checkpointing,) * config.n_layers
+        checkpoint_blocks(model, same if self._decision is None else self._decision.kinds)
         for part in self._parts:
             self.shard(part, self._mesh)
         drop_data()
@@ -189,13 +123,6 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             self.prepare(part)
         return model
 
-    @property
-    def _checkpointing(self) -> Choice:
-        """Return the kind of activation checkpointing of each block."""
-        if self._decision is not None:
-            return self._decision.choice
-        return same_on_all(self._settings.activation_checkpointing, self._settings.model.n_layers)
-
     def _decide(self) -> Decision:
         """Choose the activation checkpointing by the memory that a step needs; collective."""
         settings = self._settings
@@ -204,7 +131,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             gathering = self.gathering(build_model(settings.model))
         step = estimate(settings, self._mesh, self._device, gathering)
         decision = decide(step, settings.model.n_layers, budget, self._device)
-        if self._rank == 0:
+        if self._env.rank == 0:
             print(decision, flush=True)
         return decision
 
@@ -224,11 +151,6 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         )
         return choose_kernel(model.attention, inputs, deterministic=settings.deterministic)
 
-    def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:
-        """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]`` before any step is timed."""
-        num_steps = self._settings.warmup + self._settings.steps
-        return [self._batch(step, positions).to(self._device) for step in range(first_step, first_step + num_steps)]
-
     def _batch(self, step: int, positions: torch.Tensor) -> torch.Tensor:
         settings, num_ranks, rank = self._settings, self._degrees.data_parallel, self._mesh.data_rank
         firsts = [(number * num_ranks + rank) * settings.batch_size for number in range(settings.gradient_accumulation)]
@@ -237,38 +159,27 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         micro_batches = tokens.unflatten(0, (-1, settings.batch_size))
         return torch.stack([micro_batches[..., positions], micro_batches[..., positions + 1]], dim=1)
 
-    def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.
-
-        ``step`` is 0 in warm-up and in profiled steps.
-        """
-        self._optimizer.zero_grad()
-        if self._pipeline is None:
-            loss = self._accumulate(batch, self._settings.fault.gradient_scale(step, self._rank))
-        else:
-            loss = self._pipeline.step(batch)
-        self._hashes.gradients("gradients", step)
-        norm = None
-        if (max_norm := self._settings.max_grad_norm) is not None:
-            norm = self._total_norm()
-            if isinstance(self._optimizer, CompiledAdamW):
-                self._optimizer.gradient_factor = clip_factor(max_norm, norm)
-            else:
-                clip_gradients(self._model, max_norm, norm)
-        self._hashes.gradients("clipped", step)
-        self._learning_rate.apply(self._optimizer)
-        self._optimizer.step()
-        if (coefficient := self._settings.model.mixture.load_balance_coeff) is not None:
-            balance_experts(self._model, self._mesh, coefficient)
-        return loss, norm
-
-    def _accumulate(self, batch: torch.Tensor, gradient_scale: float) -> torch.Tensor:
+    def make_gradients(self, step: int, batch: torch.Tensor) -> torch.Tensor:
         """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
-        loss = torch.zeros((), device=self._device)
+        if self._settings.fault.slows(step, self._env.rank):
+            self._delay()
+        if self._pipeline is not None:
+            return self._pipeline.step(batch)
+        gradient_scale, loss = (
+            self._settings.fault.gradient_scale(step, self._env.rank),
+            torch.zeros((), device=self._device),
+        )
         for number, tokens in enumerate(batch, 1):
             self.before_micro_batch(is_last=number == len(batch))
             loss += self._backward(tokens, gradient_scale)
         return loss
+
+    def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run one optimizer step, and balance the loads of experts."""
+        found = super()._train_step(step, batch)
+        if (coefficient := self._settings.model.mixture.load_balance_coeff) is not None:
+            balance_experts(self._model, self._mesh, coefficient)
+        return found
 
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
         """Add one micro-batch's gradients and return its loss."""
@@ -290,30 +201,20 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def _num_global_tokens(self) -> int:
         return self._settings.tokens_per_step * self._degrees.data_parallel
 
-    def _measure_step(self, step: int, batch: torch.Tensor, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
-        fault = self._settings.fault
-        self._hashes.begin(step)
-        with self._capture.around(step), timer.step():
-            if fault.slows(step, self._rank):
-                self._delay()
-            loss, norm = self._train_step(step, batch)
-        # A step without clipping does not need the norm, so the norm is computed outside the timed step.
-        norm = self._total_norm() if norm is None else norm
-        self._hashes.end(step)
+    def _measure_step(self, step: int, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one measured step; ranks with the same loss add it once."""
+        loss, norm = super()._measure_step(step, timer)
         return loss if self._mesh.counts_loss else torch.zeros_like(loss), norm
 
     def _total_norm(self) -> torch.Tensor:
-        return self._stages.norm(total_norm(self._model))
+        return self._stages.norm(super()._total_norm())
 
     def _metrics(self, step_time_s: float, grad_norms: list[float]) -> dict[str, float]:
-        settings = self._settings
+        settings, metrics = self._settings, super()._metrics(step_time_s, grad_norms)
         tokens_per_s = settings.tokens_per_step * settings.steps / self._degrees.ranks_per_sequence / step_time_s
-        metrics = {
-            "tokens_per_s": tokens_per_s,
-            "num_parameters": float(self._num_parameters),
-            **({"grad_norm_last": grad_norms[-1]} if grad_norms else {}),
-        } | peak_memory_metrics(self._device)
+        metrics["tokens_per_s"] = tokens_per_s
+        if grad_norms:
+            metrics["grad_norm_last"] = grad_norms[-1]
         metrics |= throughput_metrics(
             settings.model, settings.seq_len, settings.param_dtype, tokens_per_s, self._device
         )

@@ -464,13 +464,18 @@ def cpu_tables(lab: Lab, block: str, trials: int) -> None:
         for percent in (0, 50, 100, 200, 400)
     ]
     show(lab, f"{block}, p50 at T = 100%, one block", rows)
-    for max_pairs in (6, 12):
+    large, small = (0, 10, 20, 50), (0, 2, 5, 10)
+    for max_pairs, tolerance, changes in ((6, 0.1, large), (12, 0.1, large), (12, 0.02, small)):
         rows = [
-            (f"+{percent}%", ab(lab, p50, 0.1, scaled(percent), trials, UNCHANGED, [block], max_pairs))
-            for percent in (0, 10, 20, 50)
+            (f"+{percent}%", ab(lab, p50, tolerance, scaled(percent), trials, UNCHANGED, [block], max_pairs))
+            for percent in changes
         ]
-        real = ab(lab, p50, 0.1, scaled(0), trials, ("slow20",), [block], max_pairs)
-        show(lab, f"{block}, p50 at T = 10%, A/B of up to {max_pairs} pairs", [*rows, ("added work of 20%", real)])
+        real = ab(lab, p50, tolerance, scaled(0), trials, ("slow20",), [block], max_pairs)
+        show(
+            lab,
+            f"{block}, p50 at T = {tolerance:.0%}, A/B of up to {max_pairs} pairs",
+            [*rows, ("added work of 20%", real)],
+        )
 
 
 def plot(path: Path, found: Mapping[str, Mapping[str, Sequence[float]]]) -> None:

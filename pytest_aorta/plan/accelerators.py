@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,13 +70,6 @@ class Reading(Model, frozen=True):
     throttle_reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Capability:
-    """A device's highest SM clock; None if unknown."""
-
-    max_sm_clock_mhz: float | None = None
-
-
 class SensorsUnavailable(AortaError):
     """The devices' sensors can't be read; the message gives the reason."""
 
@@ -85,10 +78,10 @@ class Sensors(Protocol):
     """Opened sensors of some devices.
 
     Attributes:
-        capabilities: Capabilities of each device.
+        max_sm_clocks_mhz: The highest SM clock of each device; None if unknown.
     """
 
-    capabilities: tuple[Capability, ...]
+    max_sm_clocks_mhz: tuple[float | None, ...]
 
     def read(self) -> tuple[Reading, ...]:
         """Return a reading of every device, in order.
@@ -102,7 +95,13 @@ class Sensors(Protocol):
 
 
 class Accelerator(Protocol):
-    """A vendor's devices."""
+    """A vendor's devices.
+
+    Attributes:
+        source: The name of the library that reads sensors.
+    """
+
+    source: str
 
     def devices(self, environ: Mapping[str, str]) -> list[Device] | None:
         """Return the visible devices, in the order of the visibility variables; None without a driver.
@@ -113,10 +112,6 @@ class Accelerator(Protocol):
 
     def show(self, devices: Sequence[Device], environ: dict[str, str]) -> None:
         """Change ``environ`` so that exactly ``devices`` are visible to ranks, in this order."""
-
-    @property
-    def source(self) -> str:
-        """The name of the library that reads sensors."""
 
     def sensors(self, devices: Sequence[Device]) -> Sensors:
         """Return the opened sensors of ``devices``.
@@ -235,7 +230,7 @@ class _NvidiaSensors:
             raise SensorsUnavailable(f"NVML: {error}") from None
         try:
             self._handles = [self._handle(device.uuid) for device in devices]
-            self.capabilities = tuple(map(self._capability, self._handles))
+            self.max_sm_clocks_mhz = tuple(map(self._max_sm_clock_mhz, self._handles))
         except pynvml.NVMLError as error:
             self.close()
             raise SensorsUnavailable(f"NVML: {error}") from None
@@ -252,9 +247,8 @@ class _NvidiaSensors:
         handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
         return self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if uuid.startswith("MIG-") else handle
 
-    def _capability(self, handle: Any) -> Capability:
-        nvml = self._nvml
-        return Capability(self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM))
+    def _max_sm_clock_mhz(self, handle: Any) -> float | None:
+        return self._ask(self._nvml.nvmlDeviceGetMaxClockInfo, handle, self._nvml.NVML_CLOCK_SM)
 
     def _read(self, handle: Any) -> Reading:
         nvml = self._nvml
@@ -370,7 +364,7 @@ class _AmdSensors:
         try:
             handles = self._amdsmi.amdsmi_get_processor_handles()
             self._handles = [handles[names.index(device.uuid)] for device in devices]
-            self.capabilities = tuple(map(self._capability, self._handles))
+            self.max_sm_clocks_mhz = tuple(map(self._max_sm_clock_mhz, self._handles))
             self._counts = [_counts(self._metrics(handle)) for handle in self._handles]
         except (SensorsUnavailable, self._amdsmi.AmdSmiException, ValueError, IndexError) as error:
             self.close()
@@ -393,12 +387,12 @@ class _AmdSensors:
             raise SensorsUnavailable(f"amdsmi: {error}") from None
         return table
 
-    def _capability(self, handle: Any) -> Capability:
+    def _max_sm_clock_mhz(self, handle: Any) -> float | None:
         try:
             info = self._amdsmi.amdsmi_get_clock_info(handle, self._amdsmi.AmdSmiClkType.GFX)
         except self._amdsmi.AmdSmiException:  # not every card reports its clocks
-            return Capability()
-        return Capability(max_sm_clock_mhz=_number(info.get("max_clk")))
+            return None
+        return _number(info.get("max_clk"))
 
 
 def _amd_reading(table: dict[str, Any], before: dict[str, float], now: dict[str, float]) -> Reading:

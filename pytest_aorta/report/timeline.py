@@ -16,7 +16,7 @@ import numpy as np
 from pytest_aorta.common.files import write_text
 from pytest_aorta.report.data import Case, Launch, Report
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.trace.overlap import Intervals, Lane, difference, union
+from pytest_aorta.result.trace.overlap import Lane, difference, union
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime, StepOverlap
 from pytest_aorta.result.trace.rank_files import Iteration
 
@@ -266,15 +266,14 @@ def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[floa
 
     Gaps in lanes may be closed, so use lanes for drawing only, not for computing values.
     """
-    sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
+    sets = {
+        name: union([(round(begin * _NS_PER_MS), round(end * _NS_PER_MS)) for begin, end in intervals])
+        for name, intervals in lanes.items()
+    }
     others = (Lane.COMPUTE, Lane.COPY, Lane.WAIT)
     comm = union(*(moments for name, moments in sets.items() if name not in others))
     sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
     return {name: cast("list[list[float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
-
-
-def _to_ns(intervals: list[list[float]]) -> Intervals:
-    return union([(round(begin * _NS_PER_MS), round(end * _NS_PER_MS)) for begin, end in intervals])
 
 
 def compared_iterations(case: Case) -> dict[str, Any] | None:

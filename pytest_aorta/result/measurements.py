@@ -30,7 +30,7 @@ from pytest_aorta.common.model import (
     WeightHash,
     to_builtins,
 )  # fmt: skip
-from pytest_aorta.plan.accelerators import Capability, Reading
+from pytest_aorta.plan.accelerators import Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.provenance import Provenance
@@ -106,7 +106,7 @@ class PlatformFacts(Model, frozen=True):
 
 
 def summarize(
-    names: Sequence[str], capabilities: Sequence[Capability], samples: Sequence[Sample]
+    names: Sequence[str], max_sm_clocks_mhz: Sequence[float | None], samples: Sequence[Sample]
 ) -> tuple[DeviceFacts, ...]:
     """Return the facts of each device, from samples in order of time; empty without samples."""
     if not samples:
@@ -122,11 +122,11 @@ def summarize(
             power_w=_span([sample.readings[number].power_w for sample in counted]),
             temperature_c=_span([sample.readings[number].temperature_c for sample in counted]),
             throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
-            max_sm_clock_mhz=capability.max_sm_clock_mhz,
+            max_sm_clock_mhz=max_sm_clock_mhz,
             before=samples[0].readings[number],
             after=samples[-1].readings[number],
         )
-        for number, (name, capability) in enumerate(zip(names, capabilities, strict=True))
+        for number, (name, max_sm_clock_mhz) in enumerate(zip(names, max_sm_clocks_mhz, strict=True))
     )
 
 

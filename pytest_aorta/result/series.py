@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from msgspec import Meta, field
 
@@ -30,6 +30,7 @@ _MOST_VALUES = 2048
 # Hex digits that are kept of a rank's hash of all parameters, and of the hash of one parameter on all ranks. They only
 # name what differs: the complete hashes are compared.
 _OF_RANK, _OF_PARAMETER = 8, 4
+_OfRank: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 _MOST_PARAMETERS = 2000
 _MOST_NAMED = 3
 
@@ -74,6 +75,8 @@ class Series(Model, frozen=True, omit_defaults=True):
         loss: step -> sum of the tensors whose ``backward()`` was called.
         grad_norm: step -> what ``clip_grad_norm_`` returned.
         weights: the hashes of the parameters.
+        gradients: step -> hash of what this rank added to gradients, before they were reduced; only where every step is
+            hashed.
     """
 
     optimizer: Text
@@ -85,6 +88,7 @@ class Series(Model, frozen=True, omit_defaults=True):
     loss: dict[Step, float] = field(default_factory=dict)
     grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
     weights: LocalWeights = LocalWeights()
+    gradients: dict[Step, WeightHash] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -111,6 +115,7 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
         grad_norm: ``grad_norm[rank]``: step -> norm of the gradients, of at most 2,048 values.
         weights: step -> for each rank, the begin of the hash of what it holds of the parameters.
         parameters: step -> the begins of the parameters' hashes over all ranks, joined.
+        gradients: step -> for each rank, the begin of the hash of its gradients before they were reduced.
         names: the parameters; not kept in baselines.
     """
 
@@ -121,9 +126,18 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
     p50_ms: Milliseconds | None = None
     loss: list[dict[Step, Finite]] = field(default_factory=list)
     grad_norm: list[dict[Step, NotNegative]] = field(default_factory=list)
-    weights: dict[Step, list[Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]]] = field(default_factory=dict)
+    weights: dict[Step, list[_OfRank]] = field(default_factory=dict)
     parameters: dict[Step, Annotated[str, Meta(pattern="^([0-9a-f]{4})*$")]] = field(default_factory=dict)
+    gradients: dict[Step, list[_OfRank]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+
+    def with_every_step(self, hashed: SeriesFacts) -> SeriesFacts:
+        """Return these facts with the hashes of a launch that computed the same, and hashed every step."""
+        return self.replace(
+            weights=hashed.weights | self.weights,
+            parameters=hashed.parameters | self.parameters,
+            gradients=hashed.gradients,
+        )
 
 
 def joined_hashes(ranks: Sequence[Sequence[Series]]) -> dict[str, str]:
@@ -133,10 +147,11 @@ def joined_hashes(ranks: Sequence[Sequence[Series]]) -> dict[str, str]:
         for number, one in enumerate(series):
             for step, value in one.weights.hashes.items():
                 rows[step].append((number, rank, value))
-    return {step: _digest(rows[step]) for step in sorted(rows, key=int)}
+    return {step: digest(rows[step]) for step in sorted(rows, key=int)}
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """Return 32 hex digits of a value that is equal wherever its text is."""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
@@ -160,18 +175,21 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
         p50_ms=float(f"{median(times[0]):.6g}") if times[0] else None,
         loss=_thinned([rank.loss for rank in ranks]),
         grad_norm=_thinned([rank.grad_norm for rank in ranks]),
-        weights={
-            step: [weights.hashes.get(step, "0" * _OF_RANK)[:_OF_RANK] for weights in held]
-            for step in sorted({step for weights in held for step in weights.hashes}, key=int)
-        },
+        weights=_begins_by_rank([weights.hashes for weights in held]),
         parameters={step: "".join(_begins(held, names, step)) for step in sorted(steps, key=int)},
+        gradients=_begins_by_rank([rank.gradients for rank in ranks]),
         names=names,
     )
 
 
+def _begins_by_rank(ranks: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    steps = sorted({step for rank in ranks for step in rank}, key=int)
+    return {step: [rank.get(step, "0" * _OF_RANK)[:_OF_RANK] for rank in ranks] for step in steps}
+
+
 def _begins(held: Sequence[LocalWeights], names: Sequence[str], step: str) -> list[str]:
     rows = [dict(zip(weights.names, weights.tensors[step], strict=True)) for weights in held]
-    return [_digest([row.get(name) for row in rows])[:_OF_PARAMETER] for name in names]
+    return [digest([row.get(name) for row in rows])[:_OF_PARAMETER] for name in names]
 
 
 def _thinned(ranks: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
@@ -233,16 +251,25 @@ def _diverged(name: str, held: Sequence[LocalWeights]) -> str:
 def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFacts]) -> str:
     """Return the optimizer, step, ranks and parameters for which weights differ first; empty if none do."""
     pairs = list(zip(launch, other, strict=False))
-    steps = sorted({int(step) for here, _ in pairs for step in here.weights})
+    steps = sorted({int(step) for here, there in pairs for step in here.weights.keys() & there.weights.keys()})
     for before, step in zip([None, *steps], steps, strict=False):
         for here, there in pairs:
-            of_ranks = [side.weights.get(str(step), []) for side in (here, there)]
-            if ranks := [rank for rank, (one, two) in enumerate(zip(*of_ranks, strict=False)) if one != two]:
-                who = "all ranks" if len(ranks) == len(of_ranks[0]) > 1 else f"rank {', '.join(map(str, ranks))}"
+            if who := _other_ranks(here.weights, there.weights, str(step)):
                 equal = "" if before is None else f", and are equal {_when(before)}"
                 named = _other_parameters(here, there, str(step))
-                return f"the weights of {here.name} first differ {_when(step)} on {who}{equal}{named}"
+                own = _other_ranks(here.gradients, there.gradients, str(step)) if before == step - 1 else ""
+                reduced = f"; before they are reduced, gradients of step {step} differ on {own}" if own else ""
+                return f"the weights of {here.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
     return ""
+
+
+def _other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], step: str) -> str:
+    """Return the ranks whose hashes of a step differ; empty if none do, or if a side lacks the step."""
+    of_ranks = [side.get(step, []) for side in (here, there)]
+    ranks = [rank for rank, (one, two) in enumerate(zip(*of_ranks, strict=False)) if one != two]
+    if len(ranks) == len(of_ranks[0]) > 1:
+        return "all ranks"
+    return f"rank {', '.join(map(str, ranks))}" if ranks else ""
 
 
 def _other_parameters(here: SeriesFacts, there: SeriesFacts, step: str) -> str:

@@ -477,6 +477,21 @@ class DistributedWorld:
         version = self.launcher.session.references.open() if reference else launch.plan.reference
         return self.launcher.launch(request, version).result
 
+    def hashing_every_step(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult | None:
+        """Repeat the launch of a script, or launch its A/B reference, with hashes of every step.
+
+        None if the script's weights are not hashed by the recorder of optimizer steps.
+
+        Raises:
+            LaunchError, ResultError: As in :meth:`launch`.
+        """
+        launch = self.launcher.find(result)
+        if launch is None or launch.request.record is None or not launch.request.record.hash_weights:
+            return None
+        request = replace(launch.request, record=launch.request.record.replace(hash_every_step=True))
+        version = self.launcher.session.references.open() if reference else launch.plan.reference
+        return self.launcher.launch(request, version).result
+
     def _launch(self, request: LaunchRequest) -> WorkloadResult:
         bisection = self.launcher.session.bisection
         version = bisection.good() if bisection else None

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
+from pytest_aorta.common.errors import BaselineError, ComparisonFailed, LaunchError, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.series import SeriesFacts, first_other_weights
 from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
@@ -43,6 +45,7 @@ from pytest_aorta.verdict.bitwise import (
     split,
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -160,7 +163,7 @@ class WorkloadRunner:
         comparing = with_baseline(stored, facts) if is_alone else with_both(stored, facts, str(version))
         again = {Side.CANDIDATE: (result, False), Side.REFERENCE: (result, True)}
         verdicts, comparison = self._settled(comparison, comparing, again)
-        return self._concluded(comparison, verdicts)
+        return self._concluded(comparison, verdicts, partial(self._located_in_script, result, stored.baseline))
 
     def compare(
         self,
@@ -218,8 +221,9 @@ class WorkloadRunner:
             verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, there, steps, by_step))
             if not by_launch or verdicts.failing(self._fail_on | {Outcome.MISSING}):
                 wants_launches = self._options.locate if locate is None else locate
-                located = (here, there, steps, wants_launches)
-                return self._concluded(comparison, verdicts, located=located)
+                return self._concluded(
+                    comparison, verdicts, partial(self._located, here, there, steps, with_launches=wants_launches)
+                )
             comparison = comparison.replace(rows=verdicts.rows)
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, comparison.case)
         version, most = self._other_version(here, there), self._options.max_launches
@@ -286,7 +290,7 @@ class WorkloadRunner:
         here, case = joined(saved, resumed), self._case_of_variants(label)
         comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, straight))
         verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, straight, steps, by_step))
-        return self._concluded(comparison, verdicts, located=(here, straight, steps, False))
+        return self._concluded(comparison, verdicts, partial(self._located, here, straight, steps, with_launches=False))
 
     def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
         """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.
@@ -413,33 +417,43 @@ class WorkloadRunner:
         )
         learning = learn(first, self._marked, self._defaults(result), self._options)
         learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
-        self._refuse_varying(comparison.case, result, is_alone=len(learned.new.baseline.launches) == 1)
-        self._test.compared(comparison.replace(new=learned.new, detection=learned.detection))
+        hashed = self._refuse_varying(comparison.case, result, is_alone=len(learned.new.baseline.launches) == 1)
+        new = learned.new if hashed is None else _with_every_step(learned.new, launch_facts(hashed))
+        self._test.compared(comparison.replace(new=new, detection=learned.detection))
         return learned.verdicts
 
-    def _refuse_varying(self, case: str, result: WorkloadResult, *, is_alone: bool) -> None:
+    def _refuse_varying(self, case: str, result: WorkloadResult, *, is_alone: bool) -> WorkloadResult | None:
         """Check that launches of the same code compute the same weights; launch again if the result is alone.
+
+        Return the launch of a script that hashed every step, so that later differences are located.
 
         Raises:
             BaselineError: The weights differ; the message says which parameters differ first.
         """
         launch = self._launcher.find(result)
         if launch is None or not result.weight_hashes or not result.environment.get("bitwise_reproducible", True):
-            return
+            return None
+        hashed = self._world.hashing_every_step(result)
         same = [other.result for other in self._launcher.launches if other.request == launch.request]
         others = [other for other in same if other is not result]
-        if is_alone and not others:
+        if is_alone and not others and hashed is None:
             others = [passed(self._world.again(result))]
         steps = result.total_iterations
         found = ((other, first_difference(other, result, steps, ["weight_hash"])) for other in others)
+        lines: list[str] = []
         if varying := next(((other, first) for other, first in found if first is not None), None):
             lines = locate_first(varying[0], result, varying[1], (), None, self._folder)
+        elif hashed is not None:
+            # A hash of all optimizers would not do: it covers those that were hashed in a step.
+            lines = [first_other_weights(*(launch_facts(passed(launch)).series for launch in (hashed, result)))]
+        if any(lines):
             raise BaselineError(
                 f"{case}: not recorded, because two launches of the same code compute different weights:"
                 + "".join(f"\n  {line}" for line in lines)
                 + "\n  next: set the seed before the model is made, give every parameter a value, and start from one "
                 "checkpoint; or do not record weights (recorder.weights, hash_weights, hash_every)"
             )
+        return hashed
 
     def _search(self, comparison: Comparison, result: WorkloadResult, bisection: Bisection) -> Verdicts:
         """Search for the commit that changed a metric of a comparison."""
@@ -485,7 +499,7 @@ class WorkloadRunner:
         self,
         comparison: Comparison,
         verdicts: Verdicts,
-        located: tuple[WorkloadResult, WorkloadResult, int, bool] | None = None,
+        located: Callable[[Comparison, Sequence[Verdict]], Comparison] | None = None,
     ) -> Verdicts:
         """Add a comparison with its verdicts to the test, and fail the test on a failing verdict."""
         # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
@@ -499,7 +513,7 @@ class WorkloadRunner:
         comparison = comparison.replace(has_failed=(bool(failing) or is_nothing) and not is_expected)
         self._test.compared(comparison)
         if failing and located:
-            comparison = self._located(comparison, failing, *located)
+            comparison = located(comparison, failing)
         if failing or is_nothing:
             raise ComparisonFailed(comparison_text(comparison, failing, self._repeated(comparison.baseline)))
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
@@ -526,13 +540,39 @@ class WorkloadRunner:
         options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
         return Repeated(self._test.nodeid, options, tuple(found[:2]), has_later)
 
+    def _located_in_script(
+        self, result: WorkloadResult, baseline: Baseline | None, comparison: Comparison, failing: Sequence[Verdict]
+    ) -> Comparison:
+        """Return the comparison of a script with a note on where its weights first differ, by one more launch."""
+        found = [row for row in failing if row.metric == "weight_hash" and row.outcome is Outcome.REGRESSION]
+        if not found or not result.ranks[0].series:
+            return comparison
+        if not self._options.locate:
+            note = "--aorta-locate launches once more to find the step, the parameters and the rank"
+            return comparison.replace(notes=(*comparison.notes, note))
+        is_by_ab = found[0].is_by_ab
+        try:
+            here = self._world.hashing_every_step(result)
+            other = self._world.hashing_every_step(result, reference=True) if is_by_ab else None
+        except LaunchError as error:
+            return comparison.replace(notes=(*comparison.notes, f"not located, because a launch failed: {error}"))
+        if here is None or (other is None and (is_by_ab or baseline is None)):
+            return comparison
+        # The launch of the baseline that has the hashes of every step.
+        recorded = baseline.center_launches if baseline else []
+        there = launch_facts(other) if other else max(recorded, key=lambda facts: sum(map(_num_hashed, facts.series)))
+        where = first_other_weights(launch_facts(here).series, there.series)
+        note = where or "no weights differ, so launches of the same code differ"
+        return comparison.replace(notes=(*comparison.notes, f"launched once more with hashes of every step: {note}"))
+
     def _located(
         self,
-        comparison: Comparison,
-        failing: Sequence[Verdict],
         here: WorkloadResult,
         there: WorkloadResult,
         steps: int,
+        comparison: Comparison,
+        failing: Sequence[Verdict],
+        *,
         with_launches: bool,
     ) -> Comparison:
         """Return a comparison step by step whose notes locate the first difference."""
@@ -557,6 +597,20 @@ class WorkloadRunner:
             return ""
         is_same = (here.request, here.plan.reference) == (there.request, None)
         return there.plan.reference.name if is_same else ""
+
+
+def _num_hashed(series: SeriesFacts) -> int:
+    return len(series.weights)
+
+
+def _with_every_step(new: NewLaunches, hashed: LaunchFacts) -> NewLaunches:
+    """Return a baseline whose first launch has the hashes of a launch that hashed every step."""
+    first, *others = new.baseline.launches
+    if len(first.facts.series) != len(hashed.series):
+        return new
+    series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
+    launches = (first.replace(facts=first.facts.replace(series=series)), *others)
+    return new.replace(baseline=new.baseline.replace(launches=launches))
 
 
 def _check_restarts(spec: WorkloadSpec, config: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.folder import OUTPUT_LOG
-from pytest_aorta.result.series import Series
+from pytest_aorta.result.series import Series, digest
 from pytest_aorta.result.trace.costs import Costs, joined
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
@@ -56,7 +56,9 @@ _CHECKING = 0.002
 # Values on a device are joined when there are this many, since each value alone takes a block of memory.
 _JOINED = 256
 # Hashes of each parameter show where launches differ; those of many steps would make a large result.
-_STEPS_BY_TENSOR = 5
+_STEPS_BY_TENSOR, _MOST_TENSORS = 5, 20_000
+# Of a launch that hashes every step, the first steps that it hashes.
+_MOST_EVERY = 1000
 # Wrappers by the short names that readers know.
 _SHORT_NAMES = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP", "OptimizedModule": "compiled"}
 _LONGEST_NAME = 200
@@ -99,7 +101,9 @@ class Values:
 class _Optimized:
     """The series of one optimizer: its steps from the first, which has the number 1, with what belongs to each."""
 
-    def __init__(self, optimizer: Optimizer, named: _Named, device: torch.device, warmup: int) -> None:
+    def __init__(
+        self, optimizer: Optimizer, named: _Named, device: torch.device, warmup: int, *, hash_every_step: bool
+    ) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.name, self.model = type(optimizer).__name__, model_of(named(optimizer))
         self.num_steps = 0
@@ -116,6 +120,10 @@ class _Optimized:
         self._is_count_due = False
         self._num_within = 0
         self.hashes = LocalHashes(_STEPS_BY_TENSOR)
+        self._gradients, self._steps_of_gradients = LocalHashes(0), list[int]()
+        if hash_every_step:
+            self.hashes = LocalHashes(max(_STEPS_BY_TENSOR, _MOST_TENSORS // max(1, len(named(optimizer)))))
+            self._watch_gradients(named(optimizer))
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
         self.is_hash_due = False
         self._named, self._warmup = named, warmup
@@ -211,6 +219,25 @@ class _Optimized:
         if (optimizer := self.optimizer()) is not None:
             self.hashes.add(self.num_steps, self._named(optimizer))
 
+    def _watch_gradients(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Hash from now on what this rank adds to gradients, before they are reduced; sharded parameters have none."""
+        for name, part in named:
+            if part.requires_grad and part.is_leaf and not is_dtensor(part):
+                part.register_hook(functools.partial(self._note_gradient, name))
+
+    def _note_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        if self.num_steps < _MOST_EVERY:
+            self._steps_of_gradients.append(self.num_steps + 1)
+            self._gradients.add(len(self._steps_of_gradients), [(name, gradient)])
+
+    def _gradients_by_step(self) -> dict[str, str]:
+        found = self._gradients.digests().hashes
+        by_step: dict[int, list[str]] = {}
+        for number, step in enumerate(self._steps_of_gradients, 1):
+            by_step.setdefault(step, []).append(found.get(str(number), ""))
+        # The order in which gradients are computed may vary.
+        return {str(step): digest(sorted(parts)) for step, parts in by_step.items()}
+
     def hash_at_the_end(self) -> None:
         """Have the parameters hashed when the optimizer is freed, in case that the script drops it with the model."""
         if (optimizer := self.optimizer()) is None:
@@ -255,6 +282,7 @@ class _Optimized:
             loss={str(step): value for step, value in values[_LOSS].items()},
             grad_norm={str(step): value for step, value in values[_NORM].items()},
             weights=self.hashes.digests(),
+            gradients=self._gradients_by_step(),
         )
 
     @property
@@ -270,13 +298,15 @@ class Observer:
         warmup: Number of steps of each optimizer that are not timed, after its first one.
         hash_weights: Whether this rank's parts of the parameters are hashed before the first step, after steps 1, 2,
             4, 8 and so on, and after the last one; in place of a profiled step, after the next one that is not.
+        hash_every_step: Whether the weights are hashed after every step, and this rank's gradients in every step; then
+            no step is profiled.
         optimizers: The optimizers that have stepped.
         has_optimizer: Whether the script has made an optimizer.
         has_loaded: Whether the script has called ``torch.load``.
     """
 
     def __init__(self, *, warmup: int = 3, hash_weights: bool = False) -> None:
-        self.warmup, self.hash_weights = warmup, hash_weights
+        self.warmup, self.hash_weights, self.hash_every_step = warmup, hash_weights, False
         self.has_loaded = self.has_optimizer = False
         self.optimizers = Optimizers()
         self.began_s = time.perf_counter()
@@ -342,7 +372,12 @@ class Observer:
         return norm
 
     def _note(self, quantity: str, value: object) -> None:
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and not (self._is_simulated or _is_empty(value)):
+        if not isinstance(value, torch.Tensor) or value.numel() != 1 or self._is_simulated:
+            return
+        # Most scripts on CPU take this way, which has to cost less than 1% of a step of a millisecond.
+        if type(value) is torch.Tensor and value.is_cpu:
+            self._values.append((quantity, value if self._is_counting else float(value.item())))
+        elif not _is_empty(value):
             # What the recorder does must not count among the costs of a step, so there the copy is made after the step.
             self._values.append((quantity, value if self._is_counting else _copy(value)))
 
@@ -362,11 +397,11 @@ class Observer:
 
     def _begin(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         # The step of an optimizer that has raised has no end.
-        if any(known is optimizer for known in self._stepping):
+        if self._stepping and any(known is optimizer for known in self._stepping):
             self._stepping.clear()
         self._stepping.append(optimizer)
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
-        if len(self._stepping) == 1 and all(known.optimizer() is not optimizer for known in self._all):
+        if len(self._stepping) == 1 and self._find(optimizer) is None:
             found = self._new(optimizer)
             if self.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
@@ -377,23 +412,22 @@ class Observer:
             self._stepping.pop()
         if self._stepping:
             return
-        for found in self._all:
-            if found.optimizer() is optimizer:
-                break
-        else:
+        if (found := self._find(optimizer)) is None:
             return
-        for one in self._all:
-            one.note_step(found)
+        was_counting = self._is_counting
+        if was_counting:
+            for one in self._all:
+                one.note_step(found)
         found.end_step(self._values)
         self._values = []
-        was_counting = self._is_counting
-        self._is_counting = any(one.is_counted for one in self._all)
+        self._is_counting = was_counting and any(one.is_counted for one in self._all)
         self._turn += 1
         before, found.turn = found.turn, self._turn
         # Optimizers that take turns, as those of a GAN, are in one step.
         is_alone = len(self._all) == 1
         self._enter(1 + (found.num_steps if is_alone else min(one.num_steps for one in self._all if one.turn > before)))
         is_chosen = found.num_steps.bit_count() == 1 or found.is_hash_due
+        is_chosen = is_chosen or (self.hash_every_step and found.num_steps <= _MOST_EVERY)
         found.is_hash_due = is_chosen and self._is_counting
         # What the recorder computes must not count among the costs of a step.
         if (is_chosen or self._is_look_due()) and not (self._is_counting or self._is_simulated):
@@ -405,11 +439,17 @@ class Observer:
                     found.hash()
         if is_chosen and self.hash_weights and not self._is_simulated:
             found.hash_at_the_end()
-        is_covered = any(found in one.counted_with for one in self._all)
+        is_covered = not is_alone and any(found in one.counted_with for one in self._all)
         # Torch fails later if one profiler ends and another one begins within the same step of an optimizer.
-        may_profile = not (was_counting or self._is_counting)
+        may_profile = not (was_counting or self._is_counting or self.hash_every_step)
         is_profiled = found.begin_step(may_profile=may_profile, is_covered=is_covered)
         self._is_counting = is_profiled or self._is_counting
+
+    def _find(self, optimizer: Optimizer) -> _Optimized | None:
+        for one in self._all:
+            if one.optimizer() is optimizer:
+                return one
+        return None
 
     def _new(self, optimizer: Optimizer) -> _Optimized:
         if not self._all:
@@ -417,7 +457,9 @@ class Observer:
             # Keep the group: gloo's destructor can deadlock, and would run when the script drops its last reference.
             self._group = dist.group.WORLD if dist.is_initialized() else None
         self.optimizers.add(optimizer)
-        self._all.append(_Optimized(optimizer, self.optimizers.named, self._device, self.warmup))
+        every = self.hash_every_step and not self._is_simulated
+        named = self.optimizers.named
+        self._all.append(_Optimized(optimizer, named, self._device, self.warmup, hash_every_step=every))
         return self._all[-1]
 
     def _is_look_due(self) -> bool:

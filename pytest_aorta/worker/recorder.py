@@ -113,13 +113,16 @@ class Recorder:
         if self._timer is None and self._num_optimized.bit_count() == 1:
             self._optimizers.look(f"step {self._num_optimized}")
 
-    def observe(self, *, warmup: int = 3, hash_weights: bool = False, is_asked: bool = True) -> None:
+    def observe(
+        self, *, warmup: int = 3, hash_weights: bool = False, hash_every_step: bool = False, is_asked: bool = True
+    ) -> None:
         """Record the steps of an unedited script, as :func:`record_optimizer_steps` does.
 
         If it was not asked for, this ends without a word where the script records its steps itself.
         """
         self._observer = self._observer or Observer()
         self._observer.warmup, self._observer.hash_weights = warmup, hash_weights
+        self._observer.hash_every_step = hash_every_step
         self._is_observer_asked = is_asked
         self._observer.start()
 

@@ -72,7 +72,7 @@ class Progress:
         self._bytes[:8] = step.to_bytes(8, "little")
 
 
-@dataclass
+@dataclass(slots=True)
 class _OpenStep:
     """A step that has begun, with the stretches that do not count."""
 

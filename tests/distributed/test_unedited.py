@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.result.folder import steps_entered
+from tests.distributed.test_init import run
 from tests.distributed.test_own_scripts import aorta
 
 LOOPS = Path(__file__).parent / "scripts" / "own_loops.py"
@@ -63,3 +64,45 @@ def test_rank_that_hangs_is_in_the_step_that_the_user_counts(tmp_path):
     # Rank 0 waits in the backward pass of step 7 until the time limit of its group.
     folders = sorted((tmp_path / "results" / "train" / "launches").glob("*/ranks/*"))
     assert [steps_entered(folder) for folder in folders] == [7, 7]
+
+
+_LOCATED = """
+import pytest
+
+@pytest.mark.world(size=2)
+def test_train(workload):
+    workload.check(workload.run_script("train.py", record={"hash_weights": True}))
+"""
+_DDP = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+torch.use_deterministic_algorithms(True)
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 13):
+    optimizer.zero_grad()
+    loss = model(torch.full((2, 8), dist.get_rank() + step / 10)).square().mean()
+    (loss * SCALE).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.extended
+def test_one_more_launch_names_the_step_and_the_rank_whose_gradients_differ_before_they_are_reduced(tmp_path):
+    (tmp_path / "test_train.py").write_text(_LOCATED)
+    (tmp_path / "train.py").write_text(_DDP.replace("SCALE", "1.0"))
+    recorded = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--update-baselines")
+    assert recorded.returncode == 0, recorded.stdout
+    (tmp_path / "train.py").write_text(_DDP.replace("SCALE", "(0.5 if (step, dist.get_rank()) == (6, 1) else 1.0)"))
+    plain = run(tmp_path, "pytest", "--aorta-launcher=forkserver").stdout
+    assert "first differ after step 8 on all ranks, and are equal after step 4" in plain
+    assert "--aorta-locate launches once more" in plain
+    located = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--aorta-locate").stdout
+    assert (
+        "first differ after step 6 on all ranks, and are equal after step 5: module.bias, module.weight; before they "
+        "are reduced, gradients of step 6 differ on rank 1" in located
+    )

@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 from aorta_workloads import checkpoint
+from aorta_workloads.common.adamw import make_adamw
 from aorta_workloads.common.rules import CHECKPOINT_RULES, check_rules
-from aorta_workloads.common.training import make_adamw
 from torch import nn
 
 EVENLY, LAST = 12, 70

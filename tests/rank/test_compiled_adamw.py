@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from aorta_workloads.common.compiled_adamw import CompiledAdamW
+from aorta_workloads.common.adamw import CompiledAdamW
 from aorta_workloads.common.gradients import clip_factor
 from torch import nn
 

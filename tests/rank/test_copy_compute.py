@@ -20,7 +20,7 @@ NUMEL = 2**18
 
 
 def run_once(kind="h2d", fault="none", check=0):
-    copy = Copy.allocate(kind, 1, CPU, fault)
+    copy = Copy(kind, 1, CPU, fault)
     copy.prepare(0, check)
     copy.transfer(False)
     return copy.failure(check, rank=3)
@@ -44,7 +44,7 @@ def test_one_element_that_was_left_out_is_found():
 
 
 def test_data_of_another_check_is_no_success():
-    copy = Copy.allocate("h2d", 1, CPU)
+    copy = Copy("h2d", 1, CPU)
     copy.prepare(0, check=0)
     copy.transfer(False)
     arrived = copy.target.clone()
@@ -80,7 +80,7 @@ def test_span_of_a_copy_is_that_of_its_thread():
     spans, stream, may_go = StreamSpans(CPU, every=1), ThreadStream(), threading.Event()
     with spans.step(0):
         blocked = stream.submit(lambda _: may_go.wait(10))
-        work = stream.submit(spans.around("copy", Copy.allocate("h2d", 1, CPU).transfer))
+        work = stream.submit(spans.around("copy", Copy("h2d", 1, CPU).transfer))
         with spans.span("compute"):
             torch.ones(2**20).sum()
         may_go.set()

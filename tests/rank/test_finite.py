@@ -77,7 +77,7 @@ def test_own_shards_of_fsdp_are_checked_where_it_trains(optimizer):
     config = default_config("fsdp", layers=2, optimizer=optimizer)
     workload = FsdpWorkload(config)
     settings = Settings.read(config, 1, 2)
-    workload._buffers = Buffers.allocate(settings, torch.device("cpu"))
+    workload._buffers = Buffers(settings, torch.device("cpu"))
     trained = optimizer != "none"
     assert len(list(workload.named_parameters())) == 2 * trained
     refuse(workload)

@@ -23,12 +23,12 @@ SMALL = {"layers": 3, "gemm_size": 2, "fsdp_shard_size": 4, "h2d_tensor_size": 4
 
 @pytest.fixture
 def events_of_a_step(monkeypatch):
-    """Return a function that runs one step and returns its events as text.
+    """Return a function that runs one step and returns its events as text, and the copied inputs.
 
     ``g0``, ``wg0`` and ``0`` are the start of layer 0's gather, the wait for it, and the use of its parameters; ``r0``
     and ``wr0`` are the start of the reduction of its gradients and the wait for it.
     """
-    events = []
+    events, copied = [], []
 
     class LoggingStream(Stream):
         def submit(self, transfer):
@@ -38,7 +38,7 @@ def events_of_a_step(monkeypatch):
 
     def run(**changes):
         settings = Settings.read(default_config("fsdp", **SMALL | changes), rank=0, world_size=2)
-        buffers = Buffers.allocate(settings, CPU)
+        buffers = Buffers(settings, CPU)
 
         def log(kind, tensors, wanted):
             events.extend(f"{kind}{layer}" for layer, tensor in enumerate(tensors) if tensor is wanted)
@@ -46,16 +46,19 @@ def events_of_a_step(monkeypatch):
         monkeypatch.setattr(streams, "GlooStream", LoggingStream)
         monkeypatch.setattr(schedule, "all_gather", lambda _, shard, **__: log("g", buffers.shards, shard))
         monkeypatch.setattr(schedule, "reduce_scatter", lambda out, *_, **__: log("r", buffers.reduced, out))
+        monkeypatch.setattr(
+            schedule.TrainingStep, "_input_copy", lambda _, number: lambda _asynchronous: copied.append(number)
+        )
         checks = SimpleNamespace(
             check_input=lambda *_: None,
             check_gathered=lambda _iteration, layer, *_: events.append(str(layer)),
             check_reduced=lambda *_: None,
         )
         fault = Fault(FaultSpec(), rank=0, first_checked=0, write_chunk=lambda *_: None)
-        codes, chosen = CodeTable(settings.dtype, CPU, 0), schedule.Streams.choose(settings, CPU)
+        codes = CodeTable(settings.dtype, CPU, 0)
         spans = StreamSpans(CPU, every=0)
-        schedule.TrainingStep(settings, buffers, chosen, codes, checks, fault, spans).run(0)
-        return " ".join(events)
+        schedule.TrainingStep(settings, buffers, codes, checks, fault, spans).run(0)
+        return " ".join(events), copied
 
     return run
 
@@ -65,13 +68,8 @@ IN_LINE = "g0 0 g1 1 g2 2 g2 2 r2 g1 1 r1 g0 0 r0"
 
 
 @pytest.mark.parametrize(("comm_stream", "order"), [(True, BESIDE), (False, IN_LINE)])
-def test_gathers_are_a_turn_ahead_and_no_buffer_is_written_before_its_reduction_has_ended(
-    events_of_a_step, comm_stream, order
+@pytest.mark.parametrize(("h2d_prefetch", "copied"), [(True, [0, 1]), (False, [0])])
+def test_transfers_are_a_turn_ahead_and_no_buffer_is_written_before_its_reduction_has_ended(
+    events_of_a_step, comm_stream, order, h2d_prefetch, copied
 ):
-    assert events_of_a_step(comm_stream=comm_stream) == order
-
-
-@pytest.mark.parametrize("ahead", [True, False])
-def test_inputs_are_a_step_ahead_if_the_config_asks_for_it(ahead):
-    settings = Settings.read(default_config("fsdp", h2d_prefetch=ahead), rank=0, world_size=2)
-    assert schedule.Streams.choose(settings, CPU).inputs_ahead == ahead
+    assert events_of_a_step(comm_stream=comm_stream, h2d_prefetch=h2d_prefetch) == (order, copied)

@@ -346,7 +346,7 @@ def test_faults_of_time_strike_their_rank_and_their_kind_alone():
         spec = FaultSpec(kind, layer=1, rank=1, every=2)
         fault = Fault(spec, rank=rank, first_checked=0, write_chunk=lambda *_: None)
         by_layer = [fault.runs_in_line(layer) for layer in range(3)]
-        return by_layer, [fault.slows(number) for number in (0, 1)], [fault.delays_host(number) for number in (0, 1)]
+        return by_layer, *([fault.is_due(kind, number) for number in (0, 1)] for kind in ("slowdown", "late_host"))
 
     never = [False, False]
     assert strikes("in_line", 1) == ([False, True, False], never, never)

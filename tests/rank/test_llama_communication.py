@@ -71,7 +71,7 @@ def test_symmetric_memory_turns_multicast_off_whatever_was_set(monkeypatch, keys
 @pytest.fixture
 def tensor_mesh():
     with fake_group(2):
-        yield ParallelMesh.build(ParallelDims(1, 1, 1, 2), "cpu")
+        yield ParallelMesh(ParallelDims(1, 1, 1, 2), "cpu")
 
 
 def collectives_of_a_block(mesh, batch_size):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
-from aorta_workloads.config import HashSettings
-from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.common.settings import HashSettings
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.hashing import MAX_HASHES, Boundaries, StepHashes, observe
 from aorta_workloads.models import build_model
 from aorta_workloads.models.config import ModelConfig
@@ -27,15 +28,15 @@ ROTATIONS = MODEL.freqs_cis(torch.arange(TOKENS.shape[1]))
 def make_model(checkpointing="none"):
     torch.manual_seed(0)
     model = build_model(MODEL)
-    checkpoint_blocks(model, same_on_all(checkpointing, len(model.layers)))
+    checkpoint_blocks(model, (checkpointing,) * len(model.layers))
     return model
 
 
 def make_hashes(model, optimizer, steps=3, micro_batches=1, **changes):
-    settings = HashSettings(
-        **{"hash_every": 1, "hash_tensors": (), "hash_tensors_step": None, "hash_operators_step": None} | changes
+    settings = SimpleNamespace(
+        steps=steps, gradient_accumulation=micro_batches, hash_every=changes.pop("hash_every", 1)
     )
-    return StepHashes(settings, model, optimizer, steps=steps, micro_batches=micro_batches)
+    return StepHashes(settings, model, optimizer, HashSettings(**changes))
 
 
 def train(model, steps=3, micro_batches=1, **changes):

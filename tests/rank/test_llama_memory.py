@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from aorta_workloads.config import MemorySettings
-from aorta_workloads.distributed.activation_checkpoint import LADDER, choices, same_on_all
+from aorta_workloads.distributed.activation_checkpoint import LADDER, choices, describe
 from aorta_workloads.distributed.memory import (
     Activations,
     Gathering,
@@ -57,7 +57,7 @@ def world():
 
 
 def test_a_kind_is_on_all_blocks_before_the_next_is_on_any():
-    names = list(map(str, choices(2)))
+    names = list(map(describe, choices(2)))
     assert names == [
         "none on all 2 blocks",
         "elementwise on 1 of 2 blocks, none on 1",
@@ -67,12 +67,11 @@ def test_a_kind_is_on_all_blocks_before_the_next_is_on_any():
         "full on 1 of 2 blocks, selective on 1",
         "full on all 2 blocks",
     ]
-    assert [same_on_all("selective", 2).kind(block) for block in range(2)] == ["selective"] * 2
 
 
 @given(st.integers(1, 40))
 def test_each_choice_recomputes_more_on_one_block_than_the_choice_before(num_blocks):
-    kinds = [[LADDER.index(choice.kind(block)) for block in range(num_blocks)] for choice in choices(num_blocks)]
+    kinds = [list(map(LADDER.index, choice)) for choice in choices(num_blocks)]
     assert (sum(kinds[0]), kinds[-1]) == (0, [3] * num_blocks)
     for before, after in itertools.pairwise(kinds):
         assert sum(after) == sum(before) + 1
@@ -134,7 +133,7 @@ def test_less_memory_gives_more_recomputation_and_too_little_is_refused(world):
     step = make_step()
     most, least = step.peak(["none"] * 4), step.peak(["full"] * 4)
     chosen = [decide(step, 4, budget, CPU) for budget in (most, most - 1, least)]
-    assert [str(decision.choice) for decision in chosen] == [
+    assert [describe(decision.kinds) for decision in chosen] == [
         "none on all 4 blocks",
         "elementwise on 1 of 4 blocks, none on 3",
         "full on all 4 blocks",
@@ -210,7 +209,7 @@ def test_a_rank_of_distributed_experts_evaluates_as_many_rows_as_it_sends(world)
         for keys in (experts, experts | {"expert_parallel_degree": 1})
     )
     distributed, local = (
-        estimate(given, ParallelMesh.build(ParallelDims(1, 2, 1, 1, 1, degree), "cpu"), CPU, Gathering(False))
+        estimate(given, ParallelMesh(ParallelDims(1, 2, 1, 1, 1, degree), "cpu"), CPU, Gathering(False))
         for given, degree in ((settings, 2), (alone, 1))
     )
     kept = [step.by_kind["none"].kept for step in (distributed, local)]
@@ -224,7 +223,7 @@ def test_earlier_stages_of_a_pipeline_keep_more_micro_batches(world):
     for rank in range(2):
         world(2, rank)
         settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
-        mesh = ParallelMesh.build(ParallelDims(1, 1, 1, 1, 2), "cpu")
+        mesh = ParallelMesh(ParallelDims(1, 1, 1, 1, 2), "cpu")
         steps.append(estimate(settings, mesh, CPU, Gathering(False, accumulates_unsharded=True)))
     assert [step.num_in_flight for step in steps] == [2, 1]
     assert [list(step.blocks) for step in steps] == [[0, 1], [2, 3]]
@@ -234,7 +233,7 @@ def test_earlier_stages_of_a_pipeline_keep_more_micro_batches(world):
 @pytest.mark.parametrize(("changes", "less"), [({"compile_loss": True}, 2), ({"loss_chunks": 8}, 2.5)], ids=str)
 def test_a_fused_loss_and_a_loss_in_chunks_keep_fewer_logits(world, changes, less):
     world(1)
-    mesh = ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu")
+    mesh = ParallelMesh(ParallelDims(1, 1, 1, 1), "cpu")
     keys = SMALL | {"attention": "flash", "vocab_size": 8192, "param_dtype": "bfloat16"}
     plain, given = (
         estimate(make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys | more), mesh, CPU, Gathering(False)).loss
@@ -246,7 +245,10 @@ def test_a_fused_loss_and_a_loss_in_chunks_keep_fewer_logits(world, changes, les
 def test_compiled_blocks_keep_less_than_eager_ones(world):
     world(1)
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **SMALL | {"attention": "flash"})
-    mesh = ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu")
+    mesh = ParallelMesh(ParallelDims(1, 1, 1, 1), "cpu")
     eager, compiled = (estimate(settings, mesh, CPU, Gathering(given)).by_kind for given in (False, True))
     assert eager["elementwise"].kept < compiled["none"].kept < eager["none"].kept
-    assert {kind: eager[kind] for kind in LADDER[1:]} == {kind: compiled[kind] for kind in LADDER[1:]}
+    # The last product of a compiled block is part of the block's output.
+    output = settings.batch_size * settings.seq_len * settings.model.dim * settings.param_dtype.itemsize
+    less = {kind: eager[kind].kept - compiled[kind].kept for kind in LADDER[1:]}
+    assert less == {"elementwise": output, "selective": output, "full": 0}

@@ -91,7 +91,7 @@ def make_mesh():
     def make(rank, degrees, world_size=16):
         groups.close()
         groups.enter_context(fake_group(world_size, rank))
-        return ParallelMesh.build(degrees, "cpu")
+        return ParallelMesh(degrees, "cpu")
 
     with ExitStack() as groups:
         yield make

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from aorta_workloads.common.faults import LlamaFault
-from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.data import initial_value, initialize, sequences
 from aorta_workloads.models.common.rope import apply_rope, precompute_freqs_cis
@@ -129,7 +129,7 @@ def test_shared_key_and_value_heads_equal_repeated_ones():
 @pytest.mark.parametrize(("kind", "num_recomputed"), [("none", 0), ("elementwise", 0), ("selective", 3), ("full", 6)])
 def test_checkpointed_blocks_have_the_same_gradients_and_recompute_their_share_of_matrix_products(kind, num_recomputed):
     kept, recomputed = make_model(), make_model()
-    checkpoint_blocks(recomputed, same_on_all(kind, len(recomputed.layers)))
+    checkpoint_blocks(recomputed, (kind,) * len(recomputed.layers))
     logits(kept, tokens()).square().mean().backward()
     loss = logits(recomputed, tokens()).square().mean()
     with MatmulCounter() as counter:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks, same_on_all
+from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.distributed.pipeline import keep_stage
 from aorta_workloads.models import build_model
@@ -35,7 +35,6 @@ with warnings.catch_warnings():
     from aorta_workloads.passes.annotate import (
         POSITION,
         CollectiveGroups,
-        GroupedParameters,
         Traced,
         check_labels,
         label_reductions,
@@ -59,7 +58,7 @@ EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "res
 @pytest.fixture(scope="module")
 def mesh():
     with fake_group(2):
-        yield ParallelMesh.build(ParallelDims(1, 2, 1, 1), "cpu")
+        yield ParallelMesh(ParallelDims(1, 2, 1, 1), "cpu")
 
 
 def make_model(config=DEBUG):
@@ -286,7 +285,7 @@ def recorded_graphs(monkeypatch):
 
 def test_a_captured_step_has_the_gradients_of_one_that_is_not(mesh, recorded_graphs):
     gradients = {}
-    alone = ParallelMesh.build(ParallelDims(1, 1, 1, 1), "cpu")
+    alone = ParallelMesh(ParallelDims(1, 1, 1, 1), "cpu")
     for cuda_graphs in (False, True):
         torch.compiler.reset()
         model = make_sharded(alone, config=ONE_BLOCK)
@@ -323,7 +322,7 @@ def test_a_captured_step_whose_parameter_moves_is_an_error(recorded_graphs):
     ],
 )
 def test_gradients_of_a_bucket_are_summed_over_replicas_together(mesh, monkeypatch, given, order):
-    replicas = ParallelMesh.build(ParallelDims(2, 1, 1, 1), "cpu")
+    replicas = ParallelMesh(ParallelDims(2, 1, 1, 1), "cpu")
     assert orders_of_a_step(replicas, monkeypatch, **given) == ["", order]
 
 
@@ -367,10 +366,9 @@ def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overla
     """Tensor parallelism without shards and replicas leaves activations, and no bucket."""
     scheduled = []
     monkeypatch.setattr(reorder, "schedule_by_time", lambda _module, bucketing, _deps: scheduled.append(bucketing))
-    parameters = GroupedParameters(("weight",), (UNGROUPED,))
     settings = replace(PLANNED, overlap_reorder=is_asked)
 
-    traced = Traced(settings, parameters, buckets=(("weight",),))
+    traced = Traced(settings, ("weight",), buckets=(("weight",),))
     compile.GraphPasses(("bucket", "reorder"), traced)(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
 
     assert scheduled == [False] * is_asked
@@ -455,7 +453,7 @@ def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeyp
     monkeypatch.setattr(compile, "compile_fx", lambda *_, config_patches: patches.update(config_patches))
     settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
 
-    traced = Traced(settings, GroupedParameters((), ()))
+    traced = Traced(settings)
     compile._compile_inductor(None, (), traced, {})
 
     fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
@@ -483,8 +481,7 @@ def test_gathers_of_other_parameters_than_the_models_are_an_error():
 
 
 def test_a_collective_without_a_parameter_is_an_error_before_buckets_are_made():
-    parameters = GroupedParameters(("weight",), (CollectiveGroups("shards", None),))
-    traced = Traced(PLANNED, parameters, buckets=(("weight",),))
+    traced = Traced(PLANNED, ("weight",), {0: "shards"}, buckets=(("weight",),))
     with pytest.raises(RuntimeError, match=r"collectives \['all_gather_into_tensor_default_1'\] belong to no known"):
         bucket_collectives(gather_in_a_graph(0, None), traced)
 
@@ -682,7 +679,7 @@ def test_generators_that_torch_gives_to_backward_stay_behind_the_tangents():
 def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
     torch.compiler.reset()
     model = make_sharded(mesh, config=ONE_BLOCK)
-    checkpoint_blocks(model, same_on_all(kind, len(model.layers)))
+    checkpoint_blocks(model, (kind,) * len(model.layers))
     backend = compile.make_backend(
         replace(PLANNED, bucketing="none", overlap_reorder=False),
         dict(model.named_parameters()),

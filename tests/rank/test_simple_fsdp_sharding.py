@@ -40,7 +40,7 @@ def shards(implementation, changes):
     """Return placements and local shape of each parameter."""
     workload = implementation(default_config(implementation.name, **changes))
     settings = workload._settings = workload.read_settings().with_kernels("flash")
-    mesh = ParallelMesh.build(ParallelDims.of_world(settings.degrees, 4), "cpu")
+    mesh = ParallelMesh(ParallelDims.of_world(settings.degrees, 4), "cpu")
     with torch.device("meta"):
         model = build_model(settings.model)
     parallelize(model, mesh, settings)
@@ -75,9 +75,7 @@ class Collectives(TorchDispatchMode):
 )
 def test_parameters_are_gathered_and_gradients_summed_over_shards_and_replicas_in_their_dtypes(gathered, reduced):
     model = torch.nn.Linear(8, 8, bias=False)
-    shard_parameters(
-        model, ParallelMesh.build(ParallelDims(2, 2, 1, 1), "cpu"), MixedPrecisionPolicy(gathered, reduced)
-    )
+    shard_parameters(model, ParallelMesh(ParallelDims(2, 2, 1, 1), "cpu"), MixedPrecisionPolicy(gathered, reduced))
 
     with Collectives() as collectives:
         model(torch.ones(2, 8, dtype=gathered)).sum().backward()

@@ -50,4 +50,8 @@ def test_samples_are_those_of_all_micro_batches_of_a_rank():
     workload = RankingWorkload(default_config("ranking", steps=5, gradient_accumulation=3, batch_size=8))
     workload._settings, workload._device = workload.read_settings(), CPU
     workload._num_parameters, workload._bytes_per_step = 7, 11
-    assert workload._metrics(step_time_s=2.0) == {"samples_per_s": 60, "num_parameters": 7, "h2d_bytes_per_step": 11}
+    assert workload._metrics(step_time_s=2.0, grad_norms=[]) == {
+        "samples_per_s": 60,
+        "num_parameters": 7,
+        "h2d_bytes_per_step": 11,
+    }

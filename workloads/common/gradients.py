@@ -1,6 +1,8 @@
-"""The norm of gradients that are DTensors of several meshes: gradients of experts lie on a mesh of their own."""
+"""Gradients as DTensors of several meshes, as those of experts lie on a mesh of their own, or as one message."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -36,6 +38,14 @@ def clip_gradients(model: nn.Module, max_norm: float, norm: torch.Tensor) -> Non
 def clip_factor(max_norm: float, norm: torch.Tensor) -> torch.Tensor:
     """Return the factor by which :func:`clip_gradients` scales gradients, as a plain tensor."""
     return (max_norm / (whole_norm(norm) + 1e-6)).clamp(max=1.0)
+
+
+def fill_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    """Copy the parts of ``flat``, one after another, into the gradients of ``parameters``."""
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        assert parameter.grad is not None
+        parameter.grad.copy_(part.view_as(parameter))
 
 
 def own_shard(tensor: torch.Tensor) -> torch.Tensor:

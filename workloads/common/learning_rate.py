@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +76,3 @@ class LearningRate:
     def rate(self, step: int) -> float:
         """Return the rate of a training step."""
         return self.lr * self.schedule.factor(step, self.num_steps)
-
-    def rates(self, steps: Iterable[int]) -> list[float]:
-        """Return the rates of training steps."""
-        return [self.rate(step) for step in steps]

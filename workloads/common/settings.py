@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 import torch
+
+from .faults import Fault
+from .learning_rate import LearningRateSchedule
 
 _T = TypeVar("_T")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,3 +32,37 @@ def _value(kind: Any, name: str, config: Mapping[str, Any]) -> Any:
     if kind is torch.dtype:
         return _DTYPES[config[name]]
     return tuple(config[name]) if get_origin(kind) is tuple else config[name]
+
+
+@dataclass(frozen=True)
+class HashSettings:
+    """The keys that choose the tensors that are hashed one by one, and the only step in which they are."""
+
+    hash_tensors: tuple[str, ...] = ()
+    hash_tensors_step: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The keys of all workloads that train a model; ``lr_schedule`` and ``fault`` are blocks."""
+
+    steps: int
+    warmup: int
+    profile_steps: int
+    batch_size: int
+    gradient_accumulation: int
+    max_grad_norm: float | None
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    lr_schedule: LearningRateSchedule
+    deterministic: bool
+    seed: int
+    save_checkpoint: str | None
+    load_checkpoint: str | None
+    hash_every: int
+    hash_operators_step: int | None
+    fault: Fault
+
+    def prepare_environment(self) -> None:
+        """Set the variables that libraries read when the process group is made; none by default."""

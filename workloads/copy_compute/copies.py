@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from pytest_aorta.worker import FailureDetail, Transfer
+from pytest_aorta.worker import FailureDetail
 
 from ..common.seeding import generator
 
@@ -14,42 +12,24 @@ KINDS = ("h2d", "d2h", "d2d")
 _ITEM_BYTES = 4
 
 
-@dataclass(frozen=True)
 class Copy:
-    """One kind of copy, of random int32 numbers; ``length`` of them are copied, all unless a fault is planted."""
+    """One kind of copy, of random int32 numbers; all of them are copied unless a fault is planted."""
 
-    kind: str
-    source: torch.Tensor
-    target: torch.Tensor
-    length: int
-
-    @classmethod
-    def allocate(cls, kind: str, copy_mb: float, device: torch.device, fault: str = "none") -> Copy:
+    def __init__(self, kind: str, copy_mb: float, device: torch.device, fault: str = "none") -> None:
         """Allocate both ends; host memory is pinned on CUDA, since only copies of pinned memory run beside compute."""
         numel = max(1, round(copy_mb * 2**20) // _ITEM_BYTES)
         on_cuda = device.type == "cuda"
 
-        def buffer(*, on_host: bool) -> torch.Tensor:
-            if on_host:
-                return torch.empty(numel, dtype=torch.int32, pin_memory=on_cuda)
-            return torch.empty(numel, dtype=torch.int32, device=device)
+        def end(*, on_host: bool) -> torch.Tensor:
+            place = torch.device("cpu") if on_host else device
+            return torch.empty(numel, dtype=torch.int32, device=place, pin_memory=on_host and on_cuda)
 
-        length = {"none": numel, "skipped_copy": 0, "short_copy": numel - 1}[fault]
-        return cls(kind, buffer(on_host=kind == "h2d"), buffer(on_host=kind == "d2h"), length)
+        self.kind, self.source, self.target = kind, end(on_host=kind == "h2d"), end(on_host=kind == "d2h")
+        self._length = {"none": numel, "skipped_copy": 0, "short_copy": numel - 1}[fault]
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of one copy."""
-        return self.source.nbytes
-
-    @property
-    def transfer(self) -> Transfer:
-        """Return the copy as a transfer, which runs on the current stream or thread."""
-
-        def copy(_asynchronous: bool) -> None:
-            self.target[: self.length].copy_(self.source[: self.length], non_blocking=True)
-
-        return copy
+    def transfer(self, _asynchronous: bool) -> None:
+        """Copy on the current stream or thread."""
+        self.target[: self._length].copy_(self.source[: self._length], non_blocking=True)
 
     def prepare(self, seed: int, check: int) -> None:
         """Fill the source with numbers unique to this check, and clear the target."""

@@ -22,10 +22,10 @@ from pytest_aorta.worker import (
     profiled,
 )
 
+from ..common.result import leave_process_group, peak_memory_metrics
 from ..common.seeding import generator
 from ..common.settings import read_settings
 from ..common.streams import DeviceStream, InlineStream, Stream, ThreadStream
-from ..common.training import leave_process_group, peak_memory_metrics
 from .copies import KINDS, Copy
 
 
@@ -81,7 +81,12 @@ class CopyComputeWorkload(Workload):
         self._settings = read_settings(CopyComputeSettings, self.config)
         self._spans = StreamSpans(self._device, self._settings.span_every)
         self._streams = [self._make_stream() for _ in self._settings.copy_kinds]
-        self._copies = self._make_copies()
+        fault = self._settings.fault
+        kinds = [fault.kind if fault.rank == self._rank else "none", "none", "none"]
+        self._copies = [
+            Copy(kind, self._settings.copy_mb, self._device, planted)
+            for kind, planted in zip(self._settings.copy_kinds, kinds, strict=False)
+        ]
         size, random = self._settings.matrix_size, generator(self._device, "matrices", self._settings.seed)
         left, right = (torch.randn(size, size, device=self._device, generator=random) for _ in range(2))
         self._left, self._right = left.to(self._settings.dtype), (right / size**0.5).to(self._settings.dtype)
@@ -124,15 +129,7 @@ class CopyComputeWorkload(Workload):
 
     def cleanup(self) -> None:
         """Leave the process group and free matrices and copies."""
-        leave_process_group(self, "_variants", "_copies", "_streams", "_left", "_right", "_product", "_spans")
-
-    def _make_copies(self) -> list[Copy]:
-        settings, kinds = self._settings, self._settings.copy_kinds
-        faults = [settings.fault.kind if settings.fault.rank == self._rank else "none", *["none"] * len(kinds)]
-        return [
-            Copy.allocate(kind, settings.copy_mb, self._device, fault)
-            for kind, fault in zip(kinds, faults, strict=False)
-        ]
+        leave_process_group(self)
 
     def _make_stream(self) -> Stream:
         if not self._settings.overlap:
@@ -205,6 +202,6 @@ class CopyComputeWorkload(Workload):
         metrics |= {
             "overlap_saving": 1 - mean_ms["overlapped"] / mean_ms["serial"],
             "gemm_throughput_tflops": flops / mean_ms["compute"] / 1e9,
-            "copy_bytes_per_step": float(sum(copy.num_bytes for copy in self._copies)),
+            "copy_bytes_per_step": float(sum(copy.source.nbytes for copy in self._copies)),
         }
         return metrics | peak_memory_metrics(self._device)

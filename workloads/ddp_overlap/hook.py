@@ -10,22 +10,23 @@ import torch.distributed as dist
 from torch import nn
 
 from ..common.collectives import reduce_scatter
+from ..common.gradients import fill_gradients
 from ..common.streams import Work, collective_stream
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Bucket:
-    """Gradients of ``parameters`` as one message; ``views`` are the gradients' views of ``buffer``."""
+    """Gradients of ``parameters`` as one message."""
 
     buffer: torch.Tensor
     parameters: list[torch.Tensor]
-    views: list[torch.Tensor]
+    work: Work | None = None
 
 
 class BucketReduction:
-    """A hook that sums buckets over ranks.
+    """A hook that sums buckets over ranks, beside backward or after it.
 
-    On CUDA an all-reduce beside backward runs on a stream of high priority, on CPU in gloo's threads.
+    Until :meth:`finish`, gradients may be those of this rank alone.
     """
 
     def __init__(self, device: torch.device, *, overlap: bool, stress: ReduceScatterStress | None) -> None:
@@ -35,57 +36,45 @@ class BucketReduction:
             overlap: run all-reduces beside backward; otherwise :meth:`finish` runs them on the compute stream.
             stress: further collectives on each bucket.
         """
-        self._device = device
-        self._overlap = overlap
-        self._stress = stress
-        # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
-        self._stream = torch.cuda.Stream(device, priority=-1) if overlap and device.type == "cuda" else None
-        self._held: list[_Bucket] = []
-        self._num_started = 0
+        self._devices: list[int | str | torch.device] | None = [device] if device.type == "cuda" else None
+        self._overlap, self._stress = overlap, stress
+        self._stream = collective_stream(device, beside=overlap)
+        self._buckets: list[_Bucket] = []
         # Read after the last step: DDP uses one bucket in the first step and makes its final buckets after it.
         self.num_in_last_step = 0
 
     def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Return the future of the gradients in ``bucket``, a ``dist.GradBucket`` that DDP has filled."""
-        buffer = bucket.buffer()
-        self._num_started += 1
-        if not self._overlap:
-            # Until finish() replaces them, the gradients are those of this rank alone.
-            self._held.append(_Bucket(buffer, bucket.parameters(), bucket.gradients()))
-            return self._done(buffer)
-        if self._stress is not None:
-            self._stress.start(buffer)
-        if self._stream is None:
-            future = dist.all_reduce(buffer, async_op=True).get_future()
-            reduced: torch.futures.Future[torch.Tensor] = future.then(lambda ended: ended.value()[0])
-            return reduced
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            dist.all_reduce(buffer)
-            # The future is made on this stream, so DDP's wait for it makes the compute stream wait for this stream.
-            return self._done(buffer)
+        """Return a future that is done, for ``bucket``, a ``dist.GradBucket`` that DDP has filled."""
+        self._buckets.append(_Bucket(bucket.buffer(), bucket.parameters()))
+        if self._overlap:
+            self._start(self._buckets[-1])
+        # DDP would wait for it at the end of backward, which is when finish() waits for the sums.
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=self._devices)
+        future.set_result(bucket.buffer())
+        return future
 
     def finish(self) -> None:
         """Make every gradient the sum over ranks; called after backward."""
-        for bucket in self._held:
-            if self._stress is not None:
-                self._stress.start(bucket.buffer)
-            dist.all_reduce(bucket.buffer)
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                assert parameter.grad is not None
-                # With gradient_as_bucket_view, the gradient is the view.
-                if parameter.grad.data_ptr() != view.data_ptr():
-                    parameter.grad.copy_(view)
-        self._held.clear()
-        self.num_in_last_step, self._num_started = self._num_started, 0
+        for bucket in self._buckets:
+            if bucket.work is None:
+                self._start(bucket)
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+            gradient = bucket.parameters[0].grad
+            assert gradient is not None
+            # With gradient_as_bucket_view, gradients are views of the bucket.
+            if gradient.untyped_storage().data_ptr() != bucket.buffer.untyped_storage().data_ptr():
+                fill_gradients(bucket.parameters, bucket.buffer)
+        self.num_in_last_step = len(self._buckets)
+        self._buckets.clear()
         if self._stress is not None:
             self._stress.finish()
 
-    def _done(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        devices: list[int | str | torch.device] | None = [self._device] if self._device.type == "cuda" else None
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        future.set_result(buffer)
-        return future
+    def _start(self, bucket: _Bucket) -> None:
+        if self._stress is not None:
+            self._stress.start(bucket.buffer)
+        bucket.work = self._stream.submit(lambda asynchronous: dist.all_reduce(bucket.buffer, async_op=asynchronous))
 
 
 class ReduceScatterStress:
@@ -101,9 +90,8 @@ class ReduceScatterStress:
         self._clone = clone
         self._group = dist.new_group()
         self._stream = collective_stream(device, beside=beside)
-        self._works: list[Work] = []
-        # The allocator ignores this stream, so references keep it from reusing memory before compute waits.
-        self._in_flight: list[torch.Tensor] = []
+        # The allocator ignores this stream, so references to tensors keep it from reusing memory before compute waits.
+        self._in_flight: list[tuple[Work, torch.Tensor, torch.Tensor]] = []
         self.num_in_last_step = 0
 
     def start(self, buffer: torch.Tensor) -> None:
@@ -112,19 +100,16 @@ class ReduceScatterStress:
         size = buffer.numel() // world_size
         source = (buffer.clone() if self._clone else buffer)[: size * world_size]
         target = buffer.new_empty(size)
-        self._in_flight += [source, target]
-        self._works.append(
-            self._stream.submit(
-                lambda asynchronous: reduce_scatter(target, source, group=self._group, async_op=asynchronous)
-            )
+        work = self._stream.submit(
+            lambda asynchronous: reduce_scatter(target, source, group=self._group, async_op=asynchronous)
         )
+        self._in_flight.append((work, source, target))
 
     def finish(self) -> None:
         """Make compute that follows wait for all started reduce-scatters."""
-        for work in self._works:
+        for work, _, _ in self._in_flight:
             work.wait()
-        self.num_in_last_step = len(self._works)
-        self._works.clear()
+        self.num_in_last_step = len(self._in_flight)
         self._in_flight.clear()
 
 

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..common.settings import read_settings
-from ..common.training import drop
 from ..ranking.model import RankingModel
-from ..ranking.settings import TrainingSettings
+from ..ranking.settings import ClickSettings
 from ..ranking.training import Forward, RankingTraining
 from .hook import BucketReduction, ReduceScatterStress, wrap
 
 
 @dataclass(frozen=True)
-class DdpOverlapSettings(TrainingSettings):
+class DdpOverlapSettings(ClickSettings):
     """The keys of ``ddp_overlap``."""
 
     compute_dtype: torch.dtype
@@ -27,20 +25,11 @@ class DdpOverlapSettings(TrainingSettings):
     gradient_as_bucket_view: bool
     static_graph: bool
 
-    def check(self) -> None:
-        """Raise ValueError for keys that contradict each other."""
-        super().check()
-        self.check_scale("compute_dtype", self.compute_dtype)
-
 
 class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
     """The model of ``ranking`` under DDP, whose communication hook sums buckets on streams of its own."""
 
-    name = "ddp_overlap"
-
-    def read_settings(self) -> DdpOverlapSettings:
-        """Return the config as typed values."""
-        return read_settings(DdpOverlapSettings, self.config)
+    name, settings_type = "ddp_overlap", DdpOverlapSettings
 
     @property
     def overlaps(self) -> bool:
@@ -72,18 +61,11 @@ class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
         """Run the collectives that do not run beside backward."""
         self._reduction.finish()
 
-    def own_metrics(self) -> dict[str, float]:
-        """Count the collectives of the last step."""
-        return {
+    def _metrics(self, step_time_s: float, grad_norms: list[float]) -> dict[str, float]:
+        return super()._metrics(step_time_s, grad_norms) | {
             "all_reduces_per_step": float(self._reduction.num_in_last_step),
             "reduce_scatters_per_step": float(self._stress.num_in_last_step if self._stress else 0),
         }
-
-    def cleanup(self) -> None:
-        """Free the wrapped model too."""
-        # Before the process group is left: a group that an object still holds does not end.
-        drop(self, "_forward", "_wrapped", "_reduction", "_stress")
-        super().cleanup()
 
     def _forward_by_autocast(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self._device.type, dtype=self._settings.compute_dtype):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -68,10 +68,10 @@ _CONTEXTS: dict[str, dict[str, Any]] = {
 }
 
 
-def checkpoint_blocks(model: Decoder, choice: Choice) -> None:
+def checkpoint_blocks(model: Decoder, kinds: Sequence[str]) -> None:
     """Have each block of ``model`` run under its kind of checkpointing; blocks are named by their number."""
     for name, block in model.layers.named_children():
-        block.checkpoint = checkpointed(choice.kind(int(name)))  # type: ignore[assignment]
+        block.checkpoint = checkpointed(kinds[int(name)])  # type: ignore[assignment]
 
 
 @cache
@@ -94,43 +94,24 @@ def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch
 LADDER = ("none", "elementwise", "selective", "full")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A kind of checkpointing for the first ``num_more`` of ``num_blocks`` blocks, and another kind for the rest.
-
-    The first blocks are recomputed last. By then backward has freed the activations of all other blocks, so the memory
-    of the recomputation does not add to the peak.
-    """
-
-    more: str
-    less: str
-    num_more: int
-    num_blocks: int
-
-    def kind(self, block: int) -> str:
-        """Return the kind of block number ``block``, from 0."""
-        return self.more if block < self.num_more else self.less
-
-    def __str__(self) -> str:
-        """Return the kinds, each with its number of blocks."""
-        if self.num_more in (0, self.num_blocks):
-            return f"{self.kind(0)} on all {self.num_blocks} blocks"
-        rest = self.num_blocks - self.num_more
-        return f"{self.more} on {self.num_more} of {self.num_blocks} blocks, {self.less} on {rest}"
-
-
-def same_on_all(kind: str, num_blocks: int) -> Choice:
-    """Return the choice of one kind for all blocks."""
-    return Choice(kind, kind, num_blocks, num_blocks)
-
-
-def choices(num_blocks: int) -> list[Choice]:
-    """Return all choices from the least recomputation to the most.
+def choices(num_blocks: int) -> list[tuple[str, ...]]:
+    """Return the kinds of all blocks, from the least recomputation to the most.
 
     A kind is used on every block before the next kind is used on any: each kind frees fewer bytes per recomputed
-    operation than the kind before it.
+    operation than the kind before it. The first blocks recompute more. They are recomputed last; by then backward has
+    freed the activations of all other blocks, so the memory of the recomputation does not add to the peak.
     """
-    partial = [
-        Choice(more, less, number, num_blocks) for less, more in pairwise(LADDER) for number in range(1, num_blocks + 1)
+    mixed = [
+        (more,) * number + (less,) * (num_blocks - number)
+        for less, more in pairwise(LADDER)
+        for number in range(1, num_blocks + 1)
     ]
-    return [same_on_all(LADDER[0], num_blocks), *partial]
+    return [(LADDER[0],) * num_blocks, *mixed]
+
+
+def describe(kinds: Sequence[str]) -> str:
+    """Return the kinds of blocks in words, each with its number of blocks."""
+    (first, number), *others = Counter(kinds).items()
+    if not others:
+        return f"{first} on all {number} blocks"
+    return ", ".join([f"{first} on {number} of {len(kinds)} blocks", *(f"{kind} on {rest}" for kind, rest in others)])

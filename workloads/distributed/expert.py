@@ -11,11 +11,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from pytest_aorta.worker import is_simulated
-
+from ..common.gradients import own_shard
 from ..common.torch_private import capture_scalar_outputs, functional_collectives
 from ..models.common.dtensors import distribute_parameter
-from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows, local_experts
+from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher, group_rows
 from .parallel_dims import ParallelMesh
 
 # The hidden dimension of each stacked matrix.
@@ -35,11 +34,14 @@ def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tens
                 distribute_parameter(module, name, mesh, placements)
 
 
-def dispatch_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens."""
+def dispatch_tokens(model: nn.Module, mesh: DeviceMesh, *, evenly: bool) -> None:
+    """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens.
+
+    ``evenly`` is for tensors without data, whose router scores do not say how many tokens ranks exchange.
+    """
     # Ranks read on the host how many tokens they exchange; graphs hold these numbers as symbols.
     capture_scalar_outputs()
-    dispatcher = EvenDispatcher if is_simulated() else AllToAllDispatcher
+    dispatcher = EvenDispatcher if evenly else AllToAllDispatcher
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
             module.dispatcher = dispatcher(mesh.get_group(), mesh.size())
@@ -102,7 +104,7 @@ class AllToAllDispatcher(TokenDispatcher):
 
 
 class EvenDispatcher(AllToAllDispatcher):
-    """A dispatcher of a simulated world, where counts of rows have no data: all ranks send and receive alike."""
+    """A dispatcher of counts of rows without data: all ranks send and receive alike."""
 
     def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
         del sent, received
@@ -125,7 +127,7 @@ def expert_placement(experts: Experts, mesh: DeviceMesh) -> Shard:
     would otherwise hold no expert.
     """
     num_shards = mesh.size(mesh.ndim - 1)
-    shapes = [local_experts(weight).shape for weight in experts.parameters()]
+    shapes = [own_shard(weight).shape for weight in experts.parameters()]
     dims = [dim for dim in (0, 1) if all(shape[dim] % num_shards == 0 for shape in shapes)]
     # FSDP2 pads only dimension 0, so uneven shards have to be along it.
     return Shard(dims[0] if dims else 0)

@@ -15,9 +15,10 @@ from ..common.gradients import own_shard
 from ..config import LlamaSettings, MemorySettings
 from ..models import build_model
 from ..models.common.decoder import Block, Decoder
-from ..models.common.moe import Dispatched, Experts, MoeFeedForward, TokenDispatcher
-from .activation_checkpoint import LADDER, Choice, checkpointed, choices
+from ..models.common.moe import Experts
+from .activation_checkpoint import LADDER, checkpointed, choices, describe
 from .context import own_positions
+from .expert import dispatch_tokens
 from .parallel_dims import ParallelMesh
 from .parallelize import parallelize
 
@@ -140,6 +141,9 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
     with torch.device("meta"):
         model = build_model(settings.model)
     parallelize(model, mesh, settings)
+    if mesh.experts is not None:
+        # The number of rows that a rank receives depends on data; on average it is the number that the rank sends.
+        dispatch_tokens(model, mesh.experts, evenly=True)
     blocks = list(model.layers.children())
     embedding, block, head = (
         _unit(modules, mesh, settings) for modules in ([model.tok_embeddings], blocks[:1], [model.norm, model.output])
@@ -152,7 +156,10 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
     # all-gather, and frees the buffer before the next all-gather.
     num_units = 1 if len(gathering.kept_by) == len(LADDER) else 1 + gathering.num_ahead
     always = (settings.warmup + settings.steps) * settings.gradient_accumulation * tokens * 2 * torch.int64.itemsize
+    num_in_flight = 1
     if mesh.pipeline is not None:
+        # Under 1F1B, the first stage has the most micro-batches that wait for backward.
+        num_in_flight = min(settings.gradient_accumulation, mesh.pipeline.size() - mesh.pipeline.get_local_rank())
         # Torch's buffers for activations and gradients from other stages, of all micro-batches.
         always += 2 * settings.gradient_accumulation * inputs
     if device.type == "cuda":
@@ -171,7 +178,7 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
         loss=_loss(model, settings, tokens, inputs),
         in_flight=gathering.blocks_per_unit * (num_units * block.gathered + block.reduced),
         kept_by=gathering.kept_by,
-        num_in_flight=_num_in_flight(settings, mesh),
+        num_in_flight=num_in_flight,
         keeps_gradients=is_accumulated and not gathering.accumulates_unsharded,
         always=always,
     )
@@ -197,9 +204,6 @@ def _by_kind(
     """
     block, (positions, num_parts) = next(iter(model.layers.children())), lengths
     assert isinstance(block, Block)
-    if isinstance(block.feed_forward, MoeFeedForward):
-        # The number of rows that a rank receives depends on data; on average it is the number that the rank sends.
-        block.feed_forward.dispatcher = _Balanced(block.feed_forward.experts)
     block.to(settings.param_dtype)
     measured: dict[str, Activations] = {}
     with without_data() as memory:
@@ -220,18 +224,12 @@ def _by_kind(
         # recomputes. Of the blocks that were measured, each kept at most a third of that.
         none, less = measured["none"], measured["elementwise"]
         measured["none"] = Activations(less.kept + (none.kept - less.kept) // 3, none.working)
+        if not settings.model.num_experts:
+            # The last product is added to the block's output in one kernel, so a compiled block keeps only the sum.
+            for kind in ("elementwise", "selective"):
+                found = measured[kind]
+                measured[kind] = Activations(found.kept - x.numel() * x.itemsize, found.working)
     return measured
-
-
-class _Balanced(TokenDispatcher):
-    """A dispatcher without data, with which this rank's experts get as many rows as the rank sends."""
-
-    def __init__(self, experts: Experts) -> None:
-        self._num_experts = len(own_shard(experts.w1))
-
-    def dispatch(self, rows: torch.Tensor, counts: torch.Tensor) -> Dispatched:
-        """Keep all rows."""
-        return Dispatched(rows, counts[: self._num_experts])
 
 
 def _loss(model: Decoder, settings: LlamaSettings, tokens: int, inputs: int) -> Activations:
@@ -252,18 +250,11 @@ def _loss(model: Decoder, settings: LlamaSettings, tokens: int, inputs: int) -> 
     return Activations(norm + size, held + (size if settings.compile_loss else 2 * size))
 
 
-def _num_in_flight(settings: LlamaSettings, mesh: ParallelMesh) -> int:
-    """Return the largest number of micro-batches that wait for backward; under 1F1B, the first stage has the most."""
-    if mesh.pipeline is None:
-        return 1
-    return min(settings.gradient_accumulation, mesh.pipeline.size() - mesh.pipeline.get_local_rank())
-
-
 @dataclass(frozen=True)
 class Decision:
-    """The activation checkpointing, with its estimated peak, the largest of all ranks, and their smallest budget."""
+    """The activation checkpointing of each block, its estimated peak, the largest of all ranks, and least budget."""
 
-    choice: Choice
+    kinds: tuple[str, ...]
     estimate: int
     budget: int
 
@@ -275,7 +266,7 @@ class Decision:
     def __str__(self) -> str:
         """Return the decision as a sentence."""
         return (
-            f"activation_checkpointing: auto chose {self.choice}; estimated {_gib(self.estimate)} of "
+            f"activation_checkpointing: auto chose {describe(self.kinds)}; estimated {_gib(self.estimate)} of "
             f"{_gib(self.budget)} allowed"
         )
 
@@ -312,13 +303,13 @@ def decide(step: StepMemory, num_blocks: int, budget: int, device: torch.device)
         ValueError: Even recomputing every block needs more than the budget.
     """
     candidates = choices(num_blocks)
-    peaks = [step.peak([choice.kind(block) for block in step.blocks]) for choice in candidates]
+    peaks = [step.peak([kinds[block] for block in step.blocks]) for kinds in candidates]
     most = torch.tensor([-budget, *peaks], dtype=torch.int64, device=device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     negative, *peaks = most.tolist()
-    for choice, peak in zip(candidates, peaks, strict=True):
+    for kinds, peak in zip(candidates, peaks, strict=True):
         if peak <= -negative:
-            return Decision(choice, peak, -negative)
+            return Decision(kinds, peak, -negative)
     raise ValueError(
         f"activation_checkpointing is auto, and even full recomputation of all {num_blocks} blocks needs an estimated "
         f"{_gib(peaks[-1])} on one rank, of {_gib(-negative)} allowed. On this rank, parameters, gradients and "

@@ -81,25 +81,34 @@ class ParameterAxes:
     non_dp_mesh: DeviceMesh | None
 
 
-@dataclass(frozen=True)
 class ParallelMesh:
     """The device mesh of a pipeline's stage, outermost axis first: ``dp_replicate``, ``fsdp``, ``tp``.
 
-    An axis of a single rank is left out. The axis of stages, ``pp``, is outside of all others, so that the ranks of a
-    stage are neighbors; without pipeline parallelism the world is one stage.
+    An axis of a single rank is left out, and its attribute is None. The axis of stages, ``pp``, is outside of all
+    others, so that the ranks of a stage are neighbors; without pipeline parallelism the world is one stage.
 
     ``fsdp`` always exists. This axis includes the ranks of context parallelism: each of these ranks computes with
     whole parameters, so parameters are sharded over them as over any others.
+
+    Attributes:
+        degrees: the number of ranks along each axis.
+        pipeline: the axis of stages.
+        whole: all axes of a stage.
+        replicas: the axis along which parameters are replicated.
+        shards: the axis along which parameters are sharded for data parallelism.
+        tensor: the axis along which matrices are split.
+        context: the axis along which sequences are split: neighbors within ``fsdp``.
+        experts: the axis along which experts are distributed: neighbors within ``fsdp``.
+        data: the mesh that gradients are reduced over: ``[fsdp]``, or ``[dp_replicate, fsdp]`` with replicas.
+        expert_data: the mesh that gradients of experts are reduced over: ``data`` without the axis of experts.
+        dense_axes: the axes of all parameters except those of distributed experts.
+        expert_axes: the axes of the parameters of experts.
+        data_rank: the index of this rank's part of a global batch; ranks that share a sequence read the same part.
+        context_rank: the index of the part of each sequence that this rank computes.
+        counts_loss: whether this rank's loss is added to the global sum; ranks with the same loss add it once.
     """
 
-    degrees: ParallelDims
-    pipeline: DeviceMesh | None
-    whole: DeviceMesh
-    context: DeviceMesh | None
-    _experts: DeviceMesh | None = None
-
-    @classmethod
-    def build(cls, degrees: ParallelDims, device_type: str) -> ParallelMesh:
+    def __init__(self, degrees: ParallelDims, device_type: str) -> None:
         """Make the process groups; collective over the world."""
         sizes = {
             PIPELINE: degrees.pipeline_parallel,
@@ -112,82 +121,29 @@ class ParallelMesh:
         if TENSOR in kept:
             # DTensors reduce norms over the group of both dimensions at once; torch has no public function for this.
             world[SHARD, TENSOR]._flatten()
-        context = _context_mesh(degrees, device_type)
+        self.degrees = degrees
+        self.context = _context_mesh(degrees, device_type)
         experts = _expert_mesh(kept, degrees.expert_parallel, device_type)
-        if PIPELINE not in kept:
-            return cls(degrees, None, world, context, experts)
-        stage = world[tuple(name for name in kept if name != PIPELINE)]
-        return cls(degrees, world[PIPELINE], stage, context, experts)
-
-    @property
-    def replicas(self) -> DeviceMesh | None:
-        """Return the axis along which parameters are replicated."""
-        return self.whole[REPLICATE] if REPLICATE in self._names else None
-
-    @property
-    def shards(self) -> DeviceMesh:
-        """Return the axis along which parameters are sharded for data parallelism."""
-        return self.whole[SHARD]
-
-    @property
-    def tensor(self) -> DeviceMesh | None:
-        """Return the axis along which matrices are split."""
-        return self.whole[TENSOR] if TENSOR in self._names else None
-
-    @property
-    def data(self) -> DeviceMesh:
-        """Return the mesh that gradients are reduced over: ``[fsdp]``, or ``[dp_replicate, fsdp]`` with replicas."""
-        return self.shards if self.replicas is None else self.whole[REPLICATE, SHARD]
-
-    @property
-    def experts(self) -> DeviceMesh | None:
-        """Return the axis along which experts are distributed: neighbors within ``fsdp``."""
-        return None if self._experts is None else self._experts[_EXPERT]
-
-    @property
-    def expert_data(self) -> DeviceMesh:
-        """Return the mesh that gradients of experts are reduced over: :attr:`data` without the axis of experts."""
-        if self._experts is None:
-            return self.data
-        return self._experts[_EXPERT_SHARD] if self.replicas is None else self._experts[REPLICATE, _EXPERT_SHARD]
-
-    @property
-    def dense_axes(self) -> ParameterAxes:
-        """Return the axes of all parameters except those of distributed experts."""
-        return ParameterAxes(self.whole, self.replicas, self.shards, self.tensor)
-
-    @property
-    def expert_axes(self) -> ParameterAxes:
-        """Return the axes of the parameters of experts."""
-        if self._experts is None:
-            return self.dense_axes
-        mesh, split = self._experts, (_EXPERT,) if self.tensor is None else (_EXPERT, TENSOR)
-        replicas = () if self.replicas is None else (REPLICATE,)
-        whole = mesh[*replicas, _EXPERT_SHARD, *split]
-        return ParameterAxes(whole, mesh[REPLICATE] if replicas else None, mesh[_EXPERT_SHARD], mesh[split])
-
-    @property
-    def data_rank(self) -> int:
-        """Return the index of this rank's part of a global batch; ranks that share a sequence read the same part."""
-        shard = self._position(SHARD) // self.degrees.context_parallel
-        return self._position(REPLICATE) * self.degrees.data_parallel_shard + shard
-
-    @property
-    def context_rank(self) -> int:
-        """Return the index of the part of each sequence that this rank computes."""
-        return 0 if self.context is None else self.context.get_local_rank()
-
-    @property
-    def counts_loss(self) -> bool:
-        """Return whether this rank's loss is added to the global sum; ranks with the same loss add it once."""
-        return self._position(TENSOR) == 0
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return self.whole.mesh_dim_names or ()
-
-    def _position(self, name: str) -> int:
-        return self.whole.get_local_rank(name) if name in self._names else 0
+        self.pipeline = world[PIPELINE] if PIPELINE in kept else None
+        self.whole = world if self.pipeline is None else world[tuple(name for name in kept if name != PIPELINE)]
+        self.replicas = self.whole[REPLICATE] if REPLICATE in kept else None
+        self.shards = self.whole[SHARD]
+        self.tensor = self.whole[TENSOR] if TENSOR in kept else None
+        self.data = self.shards if self.replicas is None else self.whole[REPLICATE, SHARD]
+        self.dense_axes = ParameterAxes(self.whole, self.replicas, self.shards, self.tensor)
+        self.experts, self.expert_data, self.expert_axes = None, self.data, self.dense_axes
+        if experts is not None:
+            self.experts, shards = experts[_EXPERT], experts[_EXPERT_SHARD]
+            split = (_EXPERT,) if self.tensor is None else (_EXPERT, TENSOR)
+            outer = (_EXPERT_SHARD,) if self.replicas is None else (REPLICATE, _EXPERT_SHARD)
+            self.expert_data = experts[outer]
+            replicas = None if self.replicas is None else experts[REPLICATE]
+            self.expert_axes = ParameterAxes(experts[*outer, *split], replicas, shards, experts[split])
+        replica = 0 if self.replicas is None else self.replicas.get_local_rank()
+        shard = self.shards.get_local_rank() // degrees.context_parallel
+        self.data_rank = replica * degrees.data_parallel_shard + shard
+        self.context_rank = 0 if self.context is None else self.context.get_local_rank()
+        self.counts_loss = self.tensor is None or self.tensor.get_local_rank() == 0
 
 
 def _context_mesh(degrees: ParallelDims, device_type: str) -> DeviceMesh | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pytest_aorta.worker import is_simulated
+
 from ..config import LlamaSettings
 from ..models.common.decoder import Decoder
 from ..models.common.float8 import convert_blocks
@@ -38,4 +40,4 @@ def _split_modules(model: Decoder, mesh: ParallelMesh, settings: LlamaSettings) 
     if (split := mesh.expert_axes.non_dp_mesh) is not None:
         split_experts(model, split, distributed=mesh.experts is not None, tensor_parallel=mesh.tensor is not None)
     if mesh.experts is not None:
-        dispatch_tokens(model, mesh.experts)
+        dispatch_tokens(model, mesh.experts, evenly=is_simulated())

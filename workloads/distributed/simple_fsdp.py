@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPreci
         if not own:
             continue
         axes, along = mesh.dense_axes, Shard(0)
-        if _is_distributed(module, mesh):
+        if isinstance(module, Experts) and mesh.experts is not None:
             axes, along = mesh.expert_axes, expert_placement(module, mesh.expert_data)
         for name, parameter in own.items():
             sharded = nn.Parameter(_shard(parameter, axes, along), requires_grad=parameter.requires_grad)
@@ -60,10 +60,6 @@ def collective_groups(model: nn.Module, mesh: ParallelMesh) -> dict[str, Collect
 
 def _group_name(axis: DeviceMesh | None) -> str | None:
     return None if axis is None or axis.size() == 1 else axis.get_group().group_name
-
-
-def _is_distributed(module: nn.Module, mesh: ParallelMesh) -> TypeGuard[Experts]:
-    return isinstance(module, Experts) and mesh.experts is not None
 
 
 def _shard(parameter: nn.Parameter, axes: ParameterAxes, along: Shard) -> DTensor:

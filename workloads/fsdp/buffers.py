@@ -2,76 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from .oracle import INPUT_SLOTS, CodeTable, chunk_index, world_index
 from .settings import Settings
 
 
-@dataclass(frozen=True)
 class Gemm:
     """Operands and results of a layer's GEMMs, shared by all layers.
 
     GEMMs do not use the gathered parameters: codes would overflow float16, and speed should not depend on codes.
     """
 
-    activation: torch.Tensor
-    weight: torch.Tensor
-    output: torch.Tensor
-    activation_gradient: torch.Tensor
-    weight_gradient: torch.Tensor
-
-    @classmethod
-    def allocate(cls, size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Gemm:
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device, seed: int) -> None:
         """Allocate random square operands, scaled so that results stay in range."""
         generator = torch.Generator(device).manual_seed(seed)
         operands = [torch.randn(size, size, device=device, generator=generator) for _ in range(2)]
-        results = [torch.zeros(size, size, dtype=dtype, device=device) for _ in range(3)]
-        return cls(*[(operand / size**0.5).to(dtype) for operand in operands], *results)
+        self.activation, self.weight = ((operand / size**0.5).to(dtype) for operand in operands)
+        self.output, self.activation_gradient, self.weight_gradient = (
+            torch.zeros(size, size, dtype=dtype, device=device) for _ in range(3)
+        )
 
 
-@dataclass(frozen=True)
 class Buffers:
     """A rank's tensors; lists are by layer, except the pairs ``inputs``, ``gathered`` and ``gradients``."""
 
-    index: torch.Tensor
-    own_index: torch.Tensor
-    input_index: torch.Tensor
-    host_inputs: list[torch.Tensor]
-    inputs: list[torch.Tensor]
-    shards: list[torch.Tensor]
-    gathered: list[torch.Tensor]
-    gradients: list[torch.Tensor]
-    reduced: list[torch.Tensor]
-    weights: list[torch.Tensor]
-    gemm: Gemm
-
-    @classmethod
-    def allocate(cls, settings: Settings, device: torch.device) -> Buffers:
+    def __init__(self, settings: Settings, device: torch.device) -> None:
         """Allocate for ``settings``; buffers start as zeros, which stand for data that never arrived."""
 
         def zeros(count: int, *shape: int) -> list[torch.Tensor]:
             return [torch.zeros(shape, dtype=settings.dtype, device=device) for _ in range(count)]
 
         shard_size, world_size = settings.fsdp_shard_size, settings.world_size
-        index = world_index(shard_size, world_size, device)
-        own_index = index.view(world_size, shard_size)[settings.rank]
-        input_index = chunk_index(settings.h2d_tensor_size, settings.rank, device)
-        return cls(
-            index=index,
-            own_index=own_index,
-            input_index=input_index,
-            host_inputs=_host_inputs(settings, input_index.cpu(), pin=settings.pin_memory and device.type == "cuda"),
-            inputs=zeros(2, settings.h2d_tensor_size),
-            shards=zeros(settings.layers, shard_size),
-            gathered=zeros(2, world_size, shard_size),
-            gradients=zeros(2, settings.gradient_size),
-            reduced=zeros(settings.layers, shard_size),
-            weights=_initial_weights(settings, own_index),
-            gemm=Gemm.allocate(settings.gemm_size, settings.dtype, device, settings.seed),
-        )
+        self.index = world_index(shard_size, world_size, device)
+        self.own_index = self.index.view(world_size, shard_size)[settings.rank]
+        self.input_index = chunk_index(settings.h2d_tensor_size, settings.rank, device)
+        pin = settings.pin_memory and device.type == "cuda"
+        self.host_inputs = _host_inputs(settings, self.input_index.cpu(), pin=pin)
+        self.inputs = zeros(2, settings.h2d_tensor_size)
+        self.shards = zeros(settings.layers, shard_size)
+        self.gathered = zeros(2, world_size, shard_size)
+        self.gradients = zeros(2, settings.gradient_size)
+        self.reduced = zeros(settings.layers, shard_size)
+        self.weights = _initial_weights(settings, self.own_index)
+        self.gemm = Gemm(settings.gemm_size, settings.dtype, device, settings.seed)
 
 
 def _host_inputs(settings: Settings, index: torch.Tensor, *, pin: bool) -> list[torch.Tensor]:

@@ -11,25 +11,19 @@ from pytest_aorta.worker import FailureDetail
 from .oracle import DOUBLE, INPUT_SLOTS, ITERATION_STRIDE, LAYER_STRIDE, NEGATIVE, PRIME, RANK_STRIDE, sources_of_column
 from .settings import Settings
 
-# Slots of an iteration: the input, then each layer's forward and backward all-gather and its reduce-scatter.
-INPUT = 0
-PHASES = ("forward", "backward")
-_CHECKS_PER_LAYER = len(PHASES) + 1
+H2D, ALL_GATHER, REDUCE_SCATTER = "h2d", "all_gather", "reduce_scatter"
 
 
-def slots(layers: int) -> int:
-    """Return the number of checks of an iteration."""
-    return 1 + _CHECKS_PER_LAYER * layers
+@dataclass(frozen=True)
+class Check:
+    """A comparison of all data that one transfer brought; ``iteration`` counts checked iterations.
 
+    The kind is ``h2d``, ``reduce_scatter``, or ``all_gather`` with the phase; ``layer`` is None for the input.
+    """
 
-def gather_slot(layer: int, phase: str) -> int:
-    """Return the slot of a layer's all-gather in ``forward`` or ``backward``."""
-    return 1 + _CHECKS_PER_LAYER * layer + PHASES.index(phase)
-
-
-def reduce_slot(layer: int) -> int:
-    """Return the slot of a layer's reduce-scatter."""
-    return 1 + _CHECKS_PER_LAYER * layer + len(PHASES)
+    kind: str
+    iteration: int
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,42 +52,31 @@ class Mismatch:
             return False
         return int(self.difference - self.count * self.shift) % PRIME == 0
 
-    @property
-    def is_exchange(self) -> bool:
-        """Return whether exactly two elements are wrong, and each has the value of the other."""
-        return self.count == 2 and (self.actual, self.last_actual) == (self.last_expected, self.expected)
-
     def is_multiple(self, factor: int) -> bool:
         """Return whether the first and the last wrong element are ``factor`` times the expected values."""
         return (self.actual, self.last_actual) == (factor * self.expected, factor * self.last_expected)
 
-    @property
-    def is_zero(self) -> bool:
-        """Return whether the first and the last wrong element are zero, which is not a code."""
-        return self.actual == 0 and self.last_actual == 0
 
-
-def failure_detail(run: Settings, mismatch: Mismatch, checked: int, slot: int, row: int) -> FailureDetail:
-    """Locate and explain ``row`` of ``slot`` in the ``checked``-th checked iteration."""
-    layer, check = divmod(slot - 1, _CHECKS_PER_LAYER)
-    index, no_data = int(mismatch.first), "zeroed: no data arrived"
-    where: dict[str, Any] = {"layer": layer, "source_rank": row}
-    if slot == INPUT:
-        kind, total, where = "h2d", run.h2d_tensor_size, {}
-        cause = explain(mismatch, total, input_hypotheses((run.warmup + checked) % INPUT_SLOTS), no_data)
-    elif check < len(PHASES):
-        kind, total = f"all_gather_{PHASES[check]}", run.fsdp_shard_size
-        cause = explain(mismatch, total, shard_hypotheses(run, layer, row), no_data)
+def failure_detail(run: Settings, mismatch: Mismatch, check: Check, row: int) -> FailureDetail:
+    """Locate and explain ``row`` of a check."""
+    iteration, layer = run.warmup + check.iteration, check.layer
+    index, no_data, source = int(mismatch.first), "zeroed: no data arrived", None
+    if layer is None:
+        total = run.h2d_tensor_size
+        cause = explain(mismatch, total, input_hypotheses(iteration % INPUT_SLOTS), no_data)
+    elif check.kind == REDUCE_SCATTER:
+        index, total = index * run.world_size + row, len(range(row, run.fsdp_shard_size, run.world_size))
+        source, cause = _explain_sum(run, mismatch, total, iteration, layer, row)
     else:
-        kind, index = "reduce_scatter", index * run.world_size + row
-        total = len(range(row, run.fsdp_shard_size, run.world_size))
-        where["source_rank"], cause = _explain_sum(run, mismatch, total, run.warmup + checked, layer, row)
+        total, source = run.fsdp_shard_size, row
+        cause = explain(mismatch, total, shard_hypotheses(run, layer, row), no_data)
     values: dict[str, Any] = {"index": index, "expected": mismatch.expected, "actual": mismatch.actual, "cause": cause}
     if not math.isfinite(mismatch.actual):
         # A result contains only finite numbers, so the cause reports this value as text.
         values = {"cause": f"first at index {index}: expected {mismatch.expected:g}, got {mismatch.actual}"}
     count = int(mismatch.count)
-    return FailureDetail(kind=kind, iteration=checked, rank=run.rank, total=total, count=count, **where, **values)
+    where: dict[str, Any] = {"layer": layer, "source_rank": source, "rank": run.rank}
+    return FailureDetail(kind=check.kind, iteration=check.iteration, total=total, count=count, **where, **values)
 
 
 def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: str) -> str:
@@ -102,13 +85,13 @@ def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: s
     One element never identifies an origin, since dozens of the 251 codes belong to some iteration, layer or rank.
     """
     partial = f"only part, {mismatch.count:.0f} of {total}: " if mismatch.count < total else ""
-    if mismatch.is_zero:
+    if mismatch.actual == mismatch.last_actual == 0:  # no code is zero
         return partial + zeros
     if mismatch.count == 1:
         return partial + f"off by {mismatch.actual - mismatch.expected:+g}; one element does not identify an origin"
     if mismatch.shift in hypotheses and mismatch.is_shifted_throughout:
         return partial + hypotheses[mismatch.shift]
-    if mismatch.is_exchange:
+    if mismatch.count == 2 and (mismatch.actual, mismatch.last_actual) == (mismatch.last_expected, mismatch.expected):
         return partial + "permuted: the right values at wrong positions"
     if mismatch.difference == 0:
         return partial + "the sum is right, so the values may be at wrong positions"

@@ -98,21 +98,9 @@ class Fault:
         """Return whether compute waits for the layer's collectives as soon as they are submitted."""
         return self._spec.kind == "in_line" and self._here and self._spec.layer in (None, layer)
 
-    @property
-    def delay_ms(self) -> float:
-        """Return the extra milliseconds of a slow iteration, on the device or on the host."""
-        return self._spec.delay_ms
-
-    def slows(self, iteration: int) -> bool:
-        """Return whether this iteration is slow on this rank."""
-        return self._spec.kind == "slowdown" and self._is_due(iteration)
-
-    def delays_host(self, iteration: int) -> bool:
-        """Return whether this rank's host sleeps after it has enqueued this iteration."""
-        return self._spec.kind == "late_host" and self._is_due(iteration)
-
-    def _is_due(self, iteration: int) -> bool:
-        return self._here and iteration % self._spec.every == 0
+    def is_due(self, kind: str, iteration: int) -> bool:
+        """Return whether ``kind``, of the faults that repeat, strikes this iteration on this rank."""
+        return self._spec.kind == kind and self._here and iteration % self._spec.every == 0
 
     def _strikes(self, iteration: int, layer: int) -> bool:
         return self._here and iteration == self._iteration and layer == self._spec.layer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -11,30 +10,12 @@ import torch.distributed as dist
 from pytest_aorta.worker import Delay, StreamSpans, Transfer
 
 from ..common.collectives import all_gather, reduce_scatter
-from ..common.streams import DeviceStream, InlineStream, Prefetcher, Stream, Work, collective_stream
+from ..common.streams import DeviceStream, InlineStream, Prefetcher, Work, collective_stream
 from .buffers import Buffers
 from .faults import Fault
 from .oracle import INPUT_SLOTS, CodeTable, Contribution
 from .settings import Settings
 from .verification import Verification
-
-
-@dataclass(frozen=True)
-class Streams:
-    """The streams of collectives and of input copies, and how many turns ahead of their use these run."""
-
-    collectives: Stream
-    gathers_ahead: int
-    inputs: Stream
-    inputs_ahead: int
-
-    @classmethod
-    def choose(cls, settings: Settings, device: torch.device) -> Streams:
-        """Choose streams beside compute if the settings ask for them, or else in line."""
-        on_cuda = device.type == "cuda"
-        collectives = collective_stream(device, beside=settings.comm_stream)
-        inputs = DeviceStream(device) if settings.h2d_prefetch and on_cuda else InlineStream()
-        return cls(collectives, int(settings.comm_stream), inputs, int(settings.h2d_prefetch))
 
 
 class TrainingStep:
@@ -48,27 +29,25 @@ class TrainingStep:
         self,
         settings: Settings,
         buffers: Buffers,
-        streams: Streams,
         codes: CodeTable,
         verification: Verification,
         fault: Fault,
         spans: StreamSpans,
     ) -> None:
         """Prepare the streams; nothing is submitted before the first :meth:`run`."""
-        self._spans = spans
-        self._layers = settings.layers
-        self._buffers = buffers
-        self._collectives = streams.collectives
-        self._codes = codes
-        self._verification = verification
-        self._fault = fault
+        self._layers, self._buffers, self._codes = settings.layers, buffers, codes
+        self._verification, self._fault, self._spans = verification, fault, spans
         device = buffers.index.device
         self._contribution = Contribution(settings.world_size, settings.rank, settings.dtype, device)
-        self._delay = Delay(device, fault.delay_ms)
-        self._inputs = Prefetcher(streams.inputs, streams.inputs_ahead, self._input_copy)
+        self._delay_ms = settings.fault.delay_ms
+        self._delay = Delay(device, self._delay_ms)
+        on_stream = settings.h2d_prefetch and device.type == "cuda"
+        inputs = DeviceStream(device) if on_stream else InlineStream()
+        self._inputs = Prefetcher(inputs, int(settings.h2d_prefetch), self._input_copy)
+        self._collectives = collective_stream(device, beside=settings.comm_stream)
         self._gathers = Prefetcher(
-            streams.collectives,
-            streams.gathers_ahead,
+            self._collectives,
+            int(settings.comm_stream),
             self._gather,
             in_line=lambda number: fault.runs_in_line(self._layer_of_gather(number)),
         )
@@ -83,10 +62,10 @@ class TrainingStep:
         self._forward(iteration)
         self._backward(iteration)
         self._apply_gradients(iteration)
-        if self._fault.slows(iteration):
+        if self._fault.is_due("slowdown", iteration):
             self._delay()
-        if self._fault.delays_host(iteration):
-            time.sleep(self._fault.delay_ms / 1e3)
+        if self._fault.is_due("late_host", iteration):
+            time.sleep(self._delay_ms / 1e3)
 
     def _forward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
@@ -106,7 +85,10 @@ class TrainingStep:
             if turn >= 2:
                 # This reduce-scatter reads the buffer that is written next.
                 scatters[turn - 2].wait()
-            gradient = self._write_gradient(iteration, layer, turn)
+            gradient = self._buffers.gradients[turn % 2]
+            self._codes.write(gradient, self._buffers.index, iteration, layer)
+            self._contribution.keep_own(gradient, iteration)
+            self._fault.on_gradient(gradient, iteration, layer)
             scatters.append(self._collectives.submit(self._scatter(layer, gradient)))
             if self._fault.runs_in_line(layer):
                 scatters[-1].wait()
@@ -121,13 +103,6 @@ class TrainingStep:
         chunks = self._buffers.gathered[turn % 2]
         self._fault.on_gathered(chunks, iteration, layer, phase)
         self._verification.check_gathered(iteration, layer, phase, chunks)
-
-    def _write_gradient(self, iteration: int, layer: int, turn: int) -> torch.Tensor:
-        gradient = self._buffers.gradients[turn % 2]
-        self._codes.write(gradient, self._buffers.index, iteration, layer)
-        self._contribution.keep_own(gradient, iteration)
-        self._fault.on_gradient(gradient, iteration, layer)
-        return gradient
 
     def _apply_gradients(self, iteration: int) -> None:
         for layer, reduced in enumerate(self._buffers.reduced):

@@ -21,11 +21,11 @@ from pytest_aorta.worker import (
     profiled,
 )
 
-from ..common.training import leave_process_group, peak_memory_metrics, timed_result
+from ..common.result import leave_process_group, peak_memory_metrics, timed_result
 from .buffers import Buffers
 from .faults import Fault
 from .oracle import CodeTable
-from .schedule import Streams, TrainingStep
+from .schedule import TrainingStep
 from .settings import Settings
 from .verification import Verification
 
@@ -50,15 +50,12 @@ class FsdpWorkload(Workload):
         env = RankEnv.read()
         self._device = env.join("fsdp", min_world_size=self.min_world_size)
         self._settings = Settings.read(self.config, env.rank, env.world_size)
-        self._buffers = Buffers.allocate(self._settings, self._device)
+        self._buffers = Buffers(self._settings, self._device)
         codes = CodeTable(self._settings.dtype, self._device, self._settings.seed)
         self._verification = Verification(self._settings, codes, self._buffers.index, self._buffers.input_index)
         self._fault = self._make_fault(codes)
-        streams = Streams.choose(self._settings, self._device)
         self._spans = StreamSpans(self._device, self._settings.span_every)
-        self._step = TrainingStep(
-            self._settings, self._buffers, streams, codes, self._verification, self._fault, self._spans
-        )
+        self._step = TrainingStep(self._settings, self._buffers, codes, self._verification, self._fault, self._spans)
         self._verification.rehearse()
 
     def run(self) -> RankResult:
@@ -95,7 +92,7 @@ class FsdpWorkload(Workload):
 
     def cleanup(self) -> None:
         """Leave the process group and free the buffers."""
-        leave_process_group(self, "_step", "_fault", "_verification", "_buffers", "_spans")
+        leave_process_group(self)
 
     def _measure(self) -> tuple[StepTimer, float]:
         first = self._settings.warmup + self._settings.verify

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
-from ..common.settings import read_settings
-from ..common.training import drop
 from ..config import LlamaSettings
 from ..distributed.activation_checkpoint import LADDER
 from ..distributed.fsdp2 import (
@@ -24,8 +21,7 @@ from ..distributed.fsdp2 import (
 from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
 from ..models.common.decoder import Block, Decoder
-from ..models.common.float8 import FLOAT8_OPTIONS
-from ..passes.async_tensor import micro_pipeline_options
+from ..passes.async_tensor import inductor_options
 from ..trainer import LlamaWorkload
 
 
@@ -60,11 +56,7 @@ class LlamaFsdp2Settings(LlamaSettings):
 class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
     """Pre-training steps under eager FSDP2; groups are the embedding, buckets of blocks, and norm with output."""
 
-    name = "llama_fsdp2"
-
-    def read_settings(self) -> LlamaFsdp2Settings:
-        """Return the config as typed values."""
-        return read_settings(LlamaFsdp2Settings, self.config)
+    name, settings_type = "llama_fsdp2", LlamaFsdp2Settings
 
     @property
     def reduces_every_micro_batch(self) -> bool:
@@ -116,21 +108,15 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""
         self._root.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
 
-    def cleanup(self) -> None:
-        """Free the wrapped model too."""
-        super().cleanup()
-        drop(self, "_root")
-
 
 def _compile(blocks: list[Block], mesh: ParallelMesh, settings: LlamaFsdp2Settings) -> None:
     """Compile what blocks compute, but none of the calls around it that gather parameters."""
-    options: dict[str, Any] = dict(FLOAT8_OPTIONS) if settings.float8_linear else {}
+    options = inductor_options(settings, mesh.tensor)
     if mesh.tensor is not None:
         # Imports a part of inductor, which eager models don't need.
         from ..passes.partition import Partitioner
 
         # Only under tensor parallelism, graphs have meshes.
-        divided = micro_pipeline_options(mesh.tensor) if settings.async_tensor_parallel else {}
-        options |= divided | {"custom_partitioner_fn": Partitioner()}
+        options["custom_partitioner_fn"] = Partitioner()
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, options=options or None)  # type: ignore[method-assign]

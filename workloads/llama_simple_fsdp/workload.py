@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from ..common.settings import read_settings
 from ..config import GraphSettings, LlamaSettings
 from ..distributed.activation_checkpoint import LADDER
 from ..distributed.memory import Gathering
@@ -23,12 +22,11 @@ from ..distributed.simple_fsdp import (
 )
 from ..models import build_model
 from ..models.common.decoder import Decoder
-from ..models.common.float8 import FLOAT8_OPTIONS
 from ..passes.annotate import Bucket
 from ..trainer import LlamaWorkload
 
 try:
-    from ..passes.async_tensor import micro_pipeline_options
+    from ..passes.async_tensor import inductor_options
     from ..passes.compile import make_backend
 except ImportError as error:
     raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: {error}") from error
@@ -59,11 +57,7 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
 class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     """Pre-training steps under SimpleFSDP (arXiv 2411.00284): a parametrization shards, the compiler schedules."""
 
-    name = "llama_simple_fsdp"
-
-    def read_settings(self) -> LlamaSimpleFsdpSettings:
-        """Return the config as typed values."""
-        return read_settings(LlamaSimpleFsdpSettings, self.config)
+    name, settings_type = "llama_simple_fsdp", LlamaSimpleFsdpSettings
 
     def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
         """Make all parameters DTensors that are gathered where they are read."""
@@ -89,10 +83,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         groups = collective_groups(model, self._mesh)
         buckets = self._buckets(model)
         no_reorder = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
-        tensor, is_divided = self._mesh.tensor, self._settings.async_tensor_parallel
-        options = micro_pipeline_options(tensor) if tensor is not None and is_divided else {}
-        if self._settings.float8_linear:
-            options |= FLOAT8_OPTIONS
+        options = inductor_options(self._settings, self._mesh.tensor)
         backend = make_backend(graph, dict(model.named_parameters()), buckets, groups, no_reorder, options)
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import fx, ops
 from torch.utils.checkpoint import CheckpointPolicy
@@ -89,8 +89,7 @@ def _set_policy(node: fx.Node, policy: CheckpointPolicy) -> None:
     node.meta["ac_graph_id"] = _AC_GRAPH_ID
 
 
-@dataclass(frozen=True)
-class CollectiveGroups:
+class CollectiveGroups(NamedTuple):
     """The names of the process groups that gather a parameter's shards and sum its gradient over replicas.
 
     None stands for a group of a single rank, which needs no collective.
@@ -105,52 +104,38 @@ _INPUT = re.compile(r"(?:__grad\()?args\[(\d+)\][.\w]*\)?[.\w]*")
 
 
 @dataclass(frozen=True)
-class GroupedParameters:
-    """Parameters, by name in registration order, with the process groups of their collectives."""
-
-    names: tuple[str, ...]
-    groups: tuple[CollectiveGroups, ...]
-
-    @property
-    def shards(self) -> dict[int, str]:
-        """Return the process group that gathers each parameter, by position; without parameters that none gathers."""
-        return {number: group.shards for number, group in enumerate(self.groups) if group.shards is not None}
-
-    @property
-    def replicas(self) -> dict[int, str]:
-        """Return the process group that sums each gradient over replicas, by position; without those that none sums."""
-        return {number: group.replicas for number, group in enumerate(self.groups) if group.replicas is not None}
-
-    def plan(self, buckets: Sequence[Bucket], group_of: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
-        """Return the positions of the parameters in each bucket that have a group; a bucket is split by group."""
-        number_of = {name: number for number, name in enumerate(self.names)}
-        plan = []
-        for bucket in buckets:
-            by_group: dict[str, list[int]] = {}
-            for number in sorted(number_of[name] for name in bucket):
-                if number in group_of:
-                    by_group.setdefault(group_of[number], []).append(number)
-            plan += [tuple(numbers) for numbers in by_group.values()]
-        return tuple(plan)
-
-
-@dataclass(frozen=True)
 class Traced:
-    """Facts on one model for the passes over its graphs.
+    """Facts on one model for the passes over its graphs; parameters are known by their position in registration order.
 
     Attributes:
         settings: the config keys of graphs.
-        parameters: all parameters, with their process groups.
+        names: the names of all parameters.
+        shards: the process group that gathers each parameter; without parameters that none gathers.
+        replicas: the process group that sums each gradient over replicas; without those that none sums.
         inputs: for each input of the traced graph, the position of the parameter that it is, or None.
         buckets: the parameters of each bucket; without buckets, estimated times decide about reordering.
         fixed: the positions of the parameters whose collectives are not moved.
     """
 
     settings: GraphSettings
-    parameters: GroupedParameters
+    names: tuple[str, ...] = ()
+    shards: dict[int, str] = field(default_factory=dict)
+    replicas: dict[int, str] = field(default_factory=dict)
     inputs: tuple[int | None, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     fixed: frozenset[int] = frozenset()
+
+    def plan(self, group_of: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
+        """Return the positions of the parameters in each bucket that have a group; a bucket is split by group."""
+        number_of = {name: number for number, name in enumerate(self.names)}
+        plan = []
+        for bucket in self.buckets:
+            by_group: dict[str, list[int]] = {}
+            for number in sorted(number_of[name] for name in bucket):
+                if number in group_of:
+                    by_group.setdefault(group_of[number], []).append(number)
+            plan += [tuple(numbers) for numbers in by_group.values()]
+        return tuple(plan)
 
     def position(self, description: Any) -> int | None:
         """Return the position of a parameter, given the description of its input or gradient; else None."""
@@ -160,7 +145,7 @@ class Traced:
 
 def annotate(graph: fx.Graph, traced: Traced) -> None:
     """Label collectives in a graph of forward and backward, and mark gathers to be repeated."""
-    shards, replicas = traced.parameters.shards, traced.parameters.replicas
+    shards, replicas = traced.shards, traced.replicas
     for placeholder in graph.find_nodes(op="placeholder"):
         position = traced.position(placeholder.meta.get("desc"))
         if position in shards:

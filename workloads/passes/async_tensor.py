@@ -17,6 +17,8 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..common.torch_private import CustomGraphPass, get_hash_for_files, symmetric_memory
+from ..config import LlamaSettings
+from ..models.common.float8 import FLOAT8_OPTIONS
 
 _GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -77,6 +79,14 @@ def _node(graph: fx.Graph, target: Any, args: tuple[Any, ...], value: torch.Tens
     node = graph.call_function(target, args)
     node.meta["val"] = value
     return node
+
+
+def inductor_options(settings: LlamaSettings, tensor: DeviceMesh | None) -> dict[str, Any]:
+    """Return inductor's options for a model whose matrices are split over ``tensor``."""
+    options: dict[str, Any] = dict(FLOAT8_OPTIONS) if settings.float8_linear else {}
+    if settings.async_tensor_parallel and tensor is not None:
+        options |= micro_pipeline_options(tensor)
+    return options
 
 
 def micro_pipeline_options(mesh: DeviceMesh) -> dict[str, Any]:

@@ -22,9 +22,8 @@ def bucket_collectives(graph: fx.Graph, traced: Traced) -> None:
     Raises:
         RuntimeError: A collective belongs to no known parameter, or its parameter to no bucket.
     """
-    parameters = traced.parameters
-    kinds = {(ALL_GATHER, REDUCE_SCATTER): parameters.shards, (ALL_REDUCE,): parameters.replicas}
-    if not any(parameters.plan(traced.buckets, group_of) for group_of in kinds.values()):
+    kinds = {(ALL_GATHER, REDUCE_SCATTER): traced.shards, (ALL_REDUCE,): traced.replicas}
+    if not any(traced.plan(group_of) for group_of in kinds.values()):
         return
     groups = {group for group_of in kinds.values() for group in group_of.values()}
     nodes = collectives(graph, groups)
@@ -36,12 +35,12 @@ def bucket_collectives(graph: fx.Graph, traced: Traced) -> None:
     # The order of members is that of parameters in the bucket's payload.
     in_order = list if traced.settings.bucket_order == "registration" else sorted
     for targets, group_of in kinds.items():
-        for is_later, bucket, target in product((False, True), parameters.plan(traced.buckets, group_of), targets):
+        for is_later, bucket, target in product((False, True), traced.plan(group_of), targets):
             if members := [node for position in bucket for node in by_parameter[target, position, is_later]]:
                 _merge(graph, in_order(members), bucket)
     graph.lint()
     if left := sorted({node.meta[POSITION] for node in collectives(graph, groups) if POSITION in node.meta}):
-        raise RuntimeError(f"the collectives of {[parameters.names[number] for number in left]} were not bucketed")
+        raise RuntimeError(f"the collectives of {[traced.names[number] for number in left]} were not bucketed")
 
 
 def _merge(graph: fx.Graph, members: list[fx.Node], bucket: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from ..common.torch_private import CustomGraphPass, get_hash_for_files
 from ..config import GraphSettings
-from .annotate import Bucket, CollectiveGroups, GroupedParameters, Traced, annotate
+from .annotate import Bucket, CollectiveGroups, Traced, annotate
 from .bucket import bucket_collectives
 from .cuda_graph import CapturedStep
 from .partition import Partitioner, StepPartitioner
@@ -82,7 +82,9 @@ def make_backend(
     if settings.backend == "eager":
         return "eager"
     names = tuple(parameters)
-    grouped = GroupedParameters(names, tuple(groups[name] for name in names))
+    of_position = list(enumerate(groups[name] for name in names))
+    shards = {number: group.shards for number, group in of_position if group.shards is not None}
+    replicas = {number: group.replicas for number, group in of_position if group.replicas is not None}
     fixed = frozenset(names.index(name) for bucket in no_reorder for name in bucket)
     graphs: list[fx.GraphModule] = []
 
@@ -94,7 +96,7 @@ def make_backend(
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
-        traced = Traced(settings, grouped, inputs_positions, tuple(buckets), fixed)
+        traced = Traced(settings, names, shards, replicas, inputs_positions, tuple(buckets), fixed)
         return _COMPILERS[settings.backend](graph_module, inputs, traced, options or {})
 
     return compile_graph

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from ..common.gradients import own_shard
 
 Run = Callable[[list[Any]], Sequence[Any]]
 
@@ -56,8 +57,7 @@ class CapturedStep:
         return [value.detach() if isinstance(value, torch.Tensor) else value for value in self._outputs]
 
     def _capture(self, given: Sequence[Any]) -> torch.cuda.CUDAGraph:
-        shards = [value.to_local() if isinstance(value, DTensor) else value for value in self._parameters]
-        self._addresses = {shard.data_ptr() for shard in shards}
+        self._addresses = {own_shard(value).data_ptr() for value in self._parameters}
 
         def kept(value: Any) -> Any:
             is_copied = isinstance(value, torch.Tensor) and value.data_ptr() not in self._addresses

@@ -35,8 +35,7 @@ def reorder_collectives(graph: fx.Graph, traced: Traced) -> None:
         return
     # Without explicit dependencies, inductor reorders nodes again.
     insert_overlap_deps = traced.settings.backend == "inductor"
-    parameters = traced.parameters
-    if not any(parameters.plan(traced.buckets, groups) for groups in (parameters.shards, parameters.replicas)):
+    if not any(map(traced.plan, (traced.shards, traced.replicas))):
         assert graph.owning_module is not None
         schedule_by_time(graph.owning_module, traced.settings.bucketing == "auto", insert_overlap_deps)
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import count
+from typing import NamedTuple
 
 import torch
 
@@ -10,15 +12,14 @@ from pytest_aorta.worker import Transfer
 
 from ..common.seeding import seed_of
 from ..common.streams import Prefetcher, Stream
-from .settings import TrainingSettings
+from .settings import ClickSettings
 
 # Constants of splitmix64 (Steele, Lea, Flood 2014) as signed numbers; int64 products wrap around.
 _GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 _BITS = 53
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The samples of one step on one rank; the first axis counts micro-batches.
 
     Attributes:
@@ -32,24 +33,6 @@ class Batch:
     rows: torch.Tensor
     clicks: torch.Tensor
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return the three tensors, in the order of the attributes."""
-        return self.dense, self.rows, self.clicks
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of all tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    def pinned(self) -> Batch:
-        """Return a copy in pinned memory; copies to a GPU from pageable memory block the host."""
-        return Batch(*(tensor.pin_memory() for tensor in self.tensors))
-
-    def empty_on(self, device: torch.device) -> Batch:
-        """Return uninitialized tensors of the same shapes on ``device``."""
-        return Batch(*(torch.empty_like(tensor, device=device) for tensor in self.tensors))
-
 
 def uniform(key: int, numbers: torch.Tensor) -> torch.Tensor:
     """Map each of ``numbers``, int64, to a number in [0, 1), float64; every CPU computes the same."""
@@ -60,7 +43,7 @@ def uniform(key: int, numbers: torch.Tensor) -> torch.Tensor:
     return drawn
 
 
-def make_batch(settings: TrainingSettings, number: int, rank: int, world_size: int) -> Batch:
+def make_batch(settings: ClickSettings, number: int, rank: int, world_size: int) -> Batch:
     """Make the ``number``-th batch of ``rank``; the global batch is the same for every world size."""
     model, size, num_micro = settings.model, settings.batch_size, settings.gradient_accumulation
     samples = torch.arange(size) + size * (rank + world_size * torch.arange(num_micro)[:, None])
@@ -80,20 +63,26 @@ def make_batch(settings: TrainingSettings, number: int, rank: int, world_size: i
     return Batch(dense, rows, clicks)
 
 
-class InputFeed:
+class InputFeed(Iterator[Batch]):
     """Copies of each step's batch to the device, ``ahead`` steps before its use, into ``ahead + 1`` buffers in turn.
 
     Steps use the host's batches in turn, so that a long run needs no more memory than a short one.
     """
 
     def __init__(self, batches: list[Batch], device: torch.device, stream: Stream, ahead: int) -> None:
-        self._host = [batch.pinned() for batch in batches] if device.type == "cuda" else batches
-        self._buffers = [batches[0].empty_on(device) for _ in range(ahead + 1)]
+        # Copies to a GPU from pageable memory would block the host.
+        pinned = [Batch(*(tensor.pin_memory() for tensor in batch)) for batch in batches if device.type == "cuda"]
+        self._host = pinned or batches
+        self._buffers = [
+            Batch(*(torch.empty_like(tensor, device=device) for tensor in batches[0])) for _ in range(ahead + 1)
+        ]
         self._copies = Prefetcher(stream, ahead, self._copy)
+        self._steps = count()
         self._ahead = ahead
 
-    def take(self, step: int) -> Batch:
-        """Return the batch of ``step``, counted from 0; valid until the next call."""
+    def __next__(self) -> Batch:
+        """Return the batch of the next step; valid until the next call."""
+        step = next(self._steps)
         self._copies.take(step, last=step + self._ahead)
         return self._buffers[step % len(self._buffers)]
 
@@ -101,7 +90,7 @@ class InputFeed:
         source, target = self._host[step % len(self._host)], self._buffers[step % len(self._buffers)]
 
         def copy(_asynchronous: bool) -> None:
-            for ours, theirs in zip(target.tensors, source.tensors, strict=True):
+            for ours, theirs in zip(target, source, strict=True):
                 ours.copy_(theirs, non_blocking=True)
 
         return copy

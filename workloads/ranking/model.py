@@ -25,11 +25,6 @@ class RankingConfig:
     num_tables: int
     rows_per_table: int
 
-    def __post_init__(self) -> None:
-        """Raise ValueError if ``n_heads`` does not divide ``dim``."""
-        if self.dim % self.n_heads:
-            raise ValueError(f"dim is {self.dim}, not a multiple of n_heads {self.n_heads}")
-
 
 class EmbeddingTables(nn.Module):
     """All tables as one matrix, ``[num_tables * rows_per_table, dim]``; a bag's embedding is the sum of its rows."""

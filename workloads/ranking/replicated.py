@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..common.gradients import fill_gradients
 from ..common.streams import InlineStream, Stream, Work
 
 
@@ -33,10 +34,7 @@ class GradientSum:
         if self._flat is None or self._work is None:
             raise RuntimeError("gradients of a replicated module were not summed: backward has not made all of them")
         self._work.wait()
-        parts = self._flat.split([parameter.numel() for parameter in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.copy_(part.view_as(parameter))
+        fill_gradients(self._parameters, self._flat)
         self._flat = self._work = None
 
     def _on_gradient(self, _parameter: torch.Tensor) -> None:

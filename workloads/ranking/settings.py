@@ -8,53 +8,21 @@ from dataclasses import dataclass
 import torch
 
 from ..common.compiling import CompileSettings
-from ..common.faults import Fault
-from ..common.learning_rate import LearningRateSchedule
+from ..common.rules import CHECKPOINT_RULES, Rule
+from ..common.settings import TrainingSettings
 from .model import RankingConfig
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class ClickSettings(TrainingSettings):
     """The keys that both workloads have; ``model`` groups the model's dimensions."""
 
-    steps: int
-    warmup: int
-    profile_steps: int
-    batch_size: int
-    gradient_accumulation: int
     model: RankingConfig
     bag_size: int
     h2d_prefetch: bool
     host_batches: int
     compile: CompileSettings
     loss_scale: float
-    max_grad_norm: float | None
-    lr: float
-    betas: tuple[float, float]
-    weight_decay: float
-    lr_schedule: LearningRateSchedule
-    deterministic: bool
-    seed: int
-    hash_every: int
-    save_checkpoint: str | None
-    load_checkpoint: str | None
-    hash_operators_step: int | None
-    fault: Fault
-
-    def check(self) -> None:
-        """Raise ValueError for keys that contradict each other."""
-        self.lr_schedule.check()
-        if (self.hash_operators_step or 0) > self.steps:
-            raise ValueError(f"hash_operators_step is {self.hash_operators_step} and steps is {self.steps}")
-        if not math.log2(self.loss_scale).is_integer():
-            raise ValueError(f"loss_scale is {self.loss_scale}, allowed are powers of 2, which scale without rounding")
-
-    def check_scale(self, key: str, dtype: torch.dtype) -> None:
-        """Raise ValueError if gradients in ``dtype``, the value of ``key``, would underflow."""
-        if dtype == torch.float16 and self.loss_scale == 1:
-            raise ValueError(
-                f"{key} is float16 and loss_scale is 1: small gradients underflow to 0; add a loss_scale, e.g. 65536"
-            )
 
     @property
     def samples_per_step(self) -> int:
@@ -63,7 +31,7 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
-class RankingSettings(TrainingSettings):
+class RankingSettings(ClickSettings):
     """The keys of ``ranking``."""
 
     param_dtype: torch.dtype
@@ -73,7 +41,18 @@ class RankingSettings(TrainingSettings):
     backward_prefetch: int
     one_stream: bool
 
-    def check(self) -> None:
-        """Raise ValueError for keys that contradict each other."""
-        super().check()
-        self.check_scale("param_dtype", self.param_dtype)
+
+def _unscaled(key: str) -> Rule:
+    """Return the rule on gradients in the dtype that ``key`` names, which only one of the workloads has."""
+    reason = "small gradients underflow to 0; add a loss_scale, e.g. 65536"
+    return f"{key} loss_scale", lambda c: getattr(c, key, None) == "float16" and c.loss_scale == 1, reason
+
+
+RULES: tuple[Rule, ...] = (
+    *CHECKPOINT_RULES,
+    ("dim n_heads", lambda c: c.dim % c.n_heads, "heads are equally wide; use a multiple"),
+    ("hash_operators_step steps", lambda c: (c.hash_operators_step or 0) > c.steps, "this step is not measured"),
+    ("loss_scale", lambda c: not math.log2(c.loss_scale).is_integer(), "only powers of 2 scale without rounding"),
+    _unscaled("param_dtype"),
+    _unscaled("compute_dtype"),
+)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..common.settings import read_settings
 from ..common.streams import collective_stream
-from ..common.training import drop
 from .model import RankingModel
 from .replicated import GradientSum
 from .settings import RankingSettings
@@ -21,11 +19,7 @@ class RankingWorkload(RankingTraining[RankingSettings]):
     FSDP2 owns the stream of reduce-scatters and a further one for all-gathers; the workload owns the other two.
     """
 
-    name = "ranking"
-
-    def read_settings(self) -> RankingSettings:
-        """Return the config as typed values."""
-        return read_settings(RankingSettings, self.config)
+    name, settings_type = "ranking", RankingSettings
 
     @property
     def overlaps(self) -> bool:
@@ -53,8 +47,3 @@ class RankingWorkload(RankingTraining[RankingSettings]):
         """Wait for the all-reduces; FSDP2 waits for its own collectives."""
         for gradients in self._sums:
             gradients.finish()
-
-    def cleanup(self) -> None:
-        """Free the wrapped model too."""
-        super().cleanup()
-        drop(self, "_root", "_sums")

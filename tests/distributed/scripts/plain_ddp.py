@@ -25,7 +25,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, foreach=False,
 recorder.start(device)
 for step in range(settings.steps):
     batch = make_batch(settings, step % settings.host_batches, env.rank, env.world_size)
-    dense, rows, clicks = (tensor[0].to(device) for tensor in batch.tensors)
+    dense, rows, clicks = (tensor[0].to(device) for tensor in batch)
     with recorder.step():
         optimizer.zero_grad()
         # DDP takes the mean over ranks of each rank's mean over samples.

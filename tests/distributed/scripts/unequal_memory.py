@@ -31,8 +31,8 @@ def step_memory(kept: int) -> StepMemory:
 
 def num_recomputed(kept: int, budget: int) -> float:
     """Return how many blocks this rank recomputes."""
-    choice = decide(step_memory(kept), NUM_BLOCKS, budget, CPU).choice
-    return float(sum(choice.kind(block) != LADDER[0] for block in range(NUM_BLOCKS)))
+    kinds = decide(step_memory(kept), NUM_BLOCKS, budget, CPU).kinds
+    return float(sum(kind != LADDER[0] for kind in kinds))
 
 
 dist.init_process_group("gloo")

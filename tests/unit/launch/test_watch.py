@@ -13,7 +13,7 @@ from pytest_aorta.plan.accelerators import SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.measurements import Capability, Reading
+from pytest_aorta.result.measurements import Reading
 from tests.unit.builders import gpus, make_plan, replace, write_rank_file
 
 # Only a watch that hangs reaches this limit.
@@ -34,7 +34,7 @@ def count_steps(plan: LaunchPlan, *steps: int) -> None:
 
 
 class FakeSensors:
-    capabilities = (Capability(1980),) * 2
+    max_sm_clocks_mhz = (1980.0,) * 2
 
     def __init__(self, readings=10_000):
         self.left = readings

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.device_kind import AMD, Device
-from pytest_aorta.result.measurements import Capability, Reading
+from pytest_aorta.result.measurements import Reading
 from tests.unit.fake_drivers import HOT_BITS, FakeAmdsmi, FakeNvml
 
 NVIDIA_GPU = Device("1", "NVIDIA H200", "GPU-aabb-2")
@@ -26,7 +26,7 @@ def nvml(monkeypatch):
 
 def test_nvml_is_read_in_whole_units_and_reasons_by_name(nvml):
     sensors = open_sensors([NVIDIA_GPU])
-    assert sensors.capabilities == (Capability(1980),)
+    assert sensors.max_sm_clocks_mhz == (1980,)
     assert sensors.read() == (Reading(1200, None, 690.5, 61, ("sw_power_cap", "hw_thermal_slowdown")),)
     sensors.close()
     assert nvml.num_open == 0
@@ -53,7 +53,7 @@ def amdsmi(monkeypatch):
 
 def test_amdsmi_reports_the_slowest_die_and_reasons_whose_counters_increased(amdsmi):
     sensors = open_sensors([AMD_GPU])
-    assert sensors.capabilities == (Capability(max_sm_clock_mhz=2100),)
+    assert sensors.max_sm_clocks_mhz == (2100,)
     assert sensors.read() == (Reading(1400, 1300, 740, 70, ()),)
     amdsmi.tables[1] |= {"prochot_residency_acc": 6, "ppt_residency_acc": "N/A"}
     assert sensors.read()[0].throttle_reasons == ("prochot",)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.result.measurements import (
-    Capability,
     PlatformFacts,
     Reading,
     Sample,
@@ -18,12 +17,14 @@ from pytest_aorta.result.measurements import (
 )
 from tests.unit.builders import replace
 
-H200 = Capability(max_sm_clock_mhz=1980)
+H200_CLOCK_MHZ = 1980.0
 BUSY = Reading(1755, 3201, 690, 61)
 
 
-def facts_of(*samples: Sample, capability: Capability = H200, names: tuple[str, ...] = ("0",)) -> PlatformFacts:
-    return PlatformFacts("NVML", None, summarize(names, [capability] * len(names), samples))
+def facts_of(
+    *samples: Sample, highest: float | None = H200_CLOCK_MHZ, names: tuple[str, ...] = ("0",)
+) -> PlatformFacts:
+    return PlatformFacts("NVML", None, summarize(names, [highest] * len(names), samples))
 
 
 def in_steps(*reasons: str, clock: float = 1755) -> Sample:
@@ -62,15 +63,15 @@ def test_informative_reason_is_no_throttling(reason):
 
 
 @pytest.mark.parametrize(
-    ("clock", "capability", "is_throttled"),
+    ("clock", "highest", "is_throttled"),
     [
-        (1500, H200, False),
-        (1100, H200, True),
-        (1500, Capability(), False),
+        (1500, H200_CLOCK_MHZ, False),
+        (1100, H200_CLOCK_MHZ, True),
+        (1500, None, False),
     ],
 )
-def test_power_cap_is_throttling_only_at_low_clocks(clock, capability, is_throttled):
-    assert bool(throttled(facts_of(in_steps("sw_power_cap", clock=clock), capability=capability))) == is_throttled
+def test_power_cap_is_throttling_only_at_low_clocks(clock, highest, is_throttled):
+    assert bool(throttled(facts_of(in_steps("sw_power_cap", clock=clock), highest=highest))) == is_throttled
 
 
 def test_the_throttled_one_of_two_devices_is_named():

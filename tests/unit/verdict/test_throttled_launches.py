@@ -7,7 +7,7 @@ import pytest
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import Capability, PlatformFacts, Reading, Sample, summarize
+from pytest_aorta.result.measurements import PlatformFacts, Reading, Sample, summarize
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.causes import notes
@@ -34,7 +34,7 @@ STEADY = launches_near(10.0, 10)
 def hot_facts() -> PlatformFacts:
     hot = Reading(1200, 3201, 400, 88, ("hw_thermal_slowdown",))
     samples = [Sample((Reading(1900), reading), True) for reading in [hot] * 2 + [Reading(1200)] * 3]
-    return PlatformFacts("NVML", None, summarize(["0", "1"], [Capability(1980)] * 2, samples))
+    return PlatformFacts("NVML", None, summarize(["0", "1"], [1980.0] * 2, samples))
 
 
 def judged(*launches: LaunchFacts):

@@ -10,22 +10,19 @@ float32. For a given number of chunks the bits are the same in both implementati
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from ...common.gradients import own_shard
 from ...common.torch_private import functional_collectives as collectives
+from .loss import fused as make_fused
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """The part of the vocabulary that this rank's rows of the weight score.
 
     Attributes:
@@ -54,19 +51,8 @@ class Output(nn.Linear):
         """Return logits, or the cross entropy of ``labels``, summed over tokens and divided by ``num_tokens``."""
         if labels is None:
             return super().forward(x)
-        # llama_simple_fsdp gathers the weight each time that it is read.
-        weight = self.weight
-        weight = weight.to_local() if isinstance(weight, DTensor) else weight
-        loss: torch.Tensor = linear_cross_entropy(
-            x.flatten(0, 1),
-            weight,
-            labels.flatten(),
-            num_tokens,
-            self.num_chunks,
-            self.fused,
-            self.vocabulary.first,
-            self.vocabulary.group,
-        )[0]
+        given = x.flatten(0, 1), own_shard(self.weight), labels.flatten(), num_tokens
+        loss: torch.Tensor = linear_cross_entropy(*given, self.num_chunks, self.fused, *self.vocabulary)[0]
         return loss
 
 
@@ -86,7 +72,7 @@ def in_chunks(
     part of it.
     """
     x, weight = x.detach(), weight.detach()
-    score, differentiate = map(_fused, (_score, _differentiate)) if fused else (_score, _differentiate)
+    score, differentiate = map(make_fused, (_score, _differentiate)) if fused else (_score, _differentiate)
     loss = torch.zeros((), dtype=torch.float32, device=x.device)
     grad_x, grad_weight = x.new_empty(x.shape), torch.zeros_like(weight, dtype=torch.float32)
     for rows in torch.arange(len(x)).chunk(num_chunks):
@@ -165,9 +151,3 @@ def _over_ranks(values: torch.Tensor, group: str) -> tuple[torch.Tensor, torch.T
     gathered = collectives.all_gather_tensor(values.unsqueeze(0), 0, group)  # type: ignore[arg-type]
     logsumexp, scores = collectives.wait_tensor(gathered).unbind(1)
     return logsumexp.logsumexp(0), scores.sum(0)
-
-
-@cache
-def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    fused: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
-    return fused

@@ -1,6 +1,6 @@
 """A decoder that maps token ids to logits: blocks of attention and a feed-forward, RMSNorm, an output of its own.
 
-A model is a subclass that makes the attention of a block. The output matrix is not tied to the embedding.
+A model is a subclass with the type of its attention. The output matrix is not tied to the embedding.
 """
 
 from __future__ import annotations
@@ -83,24 +83,25 @@ class Block(nn.Module):
         return (x + out[0], out[1]) if isinstance(out, tuple) else x + out
 
 
-class Decoder(nn.Module, ABC):
-    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``, or with labels to the loss."""
+class Decoder(nn.Module):
+    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``, or with labels to the loss.
+
+    Attributes:
+        attention_type: makes the attention of one block from the config; each model has its own.
+    """
+
+    attention_type: type[Attention]
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(
-            Block(config, self.make_attention(config), _feed_forward(config, number))
+            Block(config, self.attention_type(config), _feed_forward(config, number))
             for number in range(config.n_layers)
         )
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.output = Output(config.dim, config.vocab_size)
-
-    @staticmethod
-    @abstractmethod
-    def make_attention(config: ModelConfig) -> Attention:
-        """Return the attention of one block."""
 
     def forward(
         self, tokens: torch.Tensor, freqs_cis: torch.Tensor, labels: torch.Tensor | None = None, num_tokens: int = 1

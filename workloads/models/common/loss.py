@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -18,12 +18,8 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
 
 
-def make_loss(compiled: bool) -> Loss:
-    """Return the loss in eager operations, or fused by inductor.
-
-    The fused loss keeps no float32 copy of the logits and rounds differently.
-    """
-    if not compiled:
-        return summed_cross_entropy
-    fused: Loss = torch.compile(summed_cross_entropy, fullgraph=True, dynamic=False)
-    return fused
+@cache
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` compiled by inductor; it keeps no float32 copy of logits, and rounds differently."""
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
+    return compiled

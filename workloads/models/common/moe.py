@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInputOutput, RowwiseParallel
 
+from ...common.gradients import own_shard
 from ..config import MixtureConfig
 from .dtensors import SEQUENCE, Distributed, local_value
 from .feed_forward import FeedForward
@@ -174,17 +175,12 @@ class Experts(nn.Module):
         """Evaluate ``rows`` ``[n, dim]``, in the order of experts; ``counts`` holds the rows of each expert."""
         # Not a forward method, in which hooks would gather matrices: a recomputation of this region must call the same
         # operators (pytorch/pytorch#196862), and the hooks call others in backward.
-        out: torch.Tensor = self.swiglu(rows, counts, *map(local_experts, (self.w1, self.w2, self.w3)))
+        out: torch.Tensor = self.swiglu(rows, counts, *map(own_shard, (self.w1, self.w2, self.w3)))
         return out
 
     def surround(self, run: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
         """Call ``run``, which evaluates rows; under torch 2.11, FSDP2 gathers the matrices around this call."""
         return run(*args)
-
-
-def local_experts(weight: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part: some experts under expert parallelism, a part of each under tensor parallelism."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 class TokenDispatcher:

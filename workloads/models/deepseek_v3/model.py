@@ -77,7 +77,4 @@ class LatentAttention(Attention):
 class DeepSeekV3(Decoder):
     """A decoder with latent attention."""
 
-    @staticmethod
-    def make_attention(config: ModelConfig) -> Attention:
-        """Return the attention of one block."""
-        return LatentAttention(config)
+    attention_type = LatentAttention

@@ -44,7 +44,4 @@ class GroupedQueryAttention(Attention):
 class Llama3(Decoder):
     """A decoder with grouped-query attention."""
 
-    @staticmethod
-    def make_attention(config: ModelConfig) -> Attention:
-        """Return the attention of one block."""
-        return GroupedQueryAttention(config)
+    attention_type = GroupedQueryAttention

@@ -1,4 +1,4 @@
-"""AdamW with one compiled kernel for each parameter, which applies the factor of clipping too."""
+"""AdamW, by torch's kernels or by one compiled kernel for each parameter, which applies the factor of clipping too."""
 
 from __future__ import annotations
 
@@ -7,8 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
-from .gradients import own_shard
+from .gradients import by_mesh, own_shard
+
+
+def make_adamw(
+    model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float, kind: str = "fused"
+) -> torch.optim.AdamW:
+    """Return AdamW for the parameters of ``model``, as one ``fused`` kernel, as many, or ``compiled``."""
+    # Each mesh has a group of its own, because a kernel for many tensors accepts tensors of one mesh only.
+    groups = [{"params": parameters} for parameters in by_mesh(model)]
+    if kind == "compiled":
+        return CompiledAdamW(groups, lr, betas, weight_decay=weight_decay)
+    fused = kind == "fused"
+    # On CPU the other kernels take square roots from MKL, which rounds them differently on another vendor's CPU.
+    foreach = None if not fused and any(parameter.is_cuda for parameter in model.parameters()) else False
+    return torch.optim.AdamW(groups, lr, betas, weight_decay=weight_decay, fused=fused, foreach=foreach)
 
 
 class CompiledAdamW(torch.optim.AdamW):

@@ -1,0 +1,44 @@
+"""The parts of a result that all workloads have, and the end of a workload."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.worker import RankResult, StepTimer, Workload, peak_memory
+
+
+def timed_result(timer: StepTimer, elapsed_sec: float, steps: int) -> RankResult:
+    """Return the times and memory of the measured steps, of ``steps`` that the config asks for."""
+    # NCCL's record of the steps is read before further collectives push entries out.
+    step_times_ms, collective_ms = timer.step_times_ms(), timer.collective_ms()
+    return RankResult(
+        passed=True,
+        failure_count=0,
+        configured_iterations=steps,
+        total_iterations=len(step_times_ms),
+        step_times_ms=step_times_ms,
+        elapsed_sec=elapsed_sec,
+        collective_ms=collective_ms,
+        memory_bytes=timer.memory_bytes(),
+    )
+
+
+def peak_memory_metrics(device: torch.device) -> dict[str, float]:
+    """Return the metric ``peak_memory_bytes`` of an accelerator since the measured loop began; empty on CPU.
+
+    Of tensors without data, the peak is an estimate of an accelerator's.
+    """
+    if (estimated := peak_memory()) is not None:
+        return {"peak_memory_bytes": float(estimated)}
+    if device.type == "cpu":
+        return {}
+    return {"peak_memory_bytes": float(torch.accelerator.max_memory_allocated(device))}
+
+
+def leave_process_group(workload: Workload) -> None:
+    """Drop everything that ``workload`` holds, and leave the process group."""
+    # A group that an object still holds does not end.
+    vars(workload).clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
