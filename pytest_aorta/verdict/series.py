@@ -57,8 +57,10 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
     if all(points == there[-1] for points in (*here, *there)):
         return row.verdict(Outcome.PASS, detail=f"{counted(num_steps, 'step')}, bit for bit", **known)
     if is_exact:
-        detail = _first_other(here, there)
-        return row.verdict(Outcome.REGRESSION if detail else Outcome.PASS, detail=detail, **known)
+        if (first := _first_other(here, there)) is None:
+            return row.verdict(Outcome.PASS, **known)
+        detail, value, recorded = first
+        return row.verdict(Outcome.REGRESSION, detail=detail, **known | {"value": value, "baseline": recorded})
     return _judge_steps(row, here, there, known)
 
 
@@ -91,19 +93,23 @@ def _are_bits_known(row: Row, there: Sequence[Mapping[_Point, float]]) -> bool:
     return is_one_machine and do_repeat and all(map(is_reproducible, launches))
 
 
-def _first_other(here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]]) -> str:
-    """Return the first value that no recorded launch has, with all ranks that differ in this step."""
+def _first_other(
+    here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]]
+) -> tuple[str, float, float] | None:
+    """Return text on the first value that no recorded launch has and all ranks of this step, with both values."""
     different = {
         point for points in here for point, value in points.items() if all(other[point] != value for other in there)
     }
     if not different:
-        return ""
+        return None
     first = _first(different)
     ranks = sorted(point.rank for point in different if (point.series, point.step) == (first.series, first.step))
-    value = next(points[first] for points in here if points[first] != there[-1][first])
+    value, recorded = next(points[first] for points in here if points[first] != there[-1][first]), there[-1][first]
+    who = _ranks(ranks, there[-1])
     return (
-        f"differs first in step {first.step} of {first.name} on {_ranks(ranks, there[-1])}: {value!r}, "
-        f"recorded {there[-1][first]!r}"
+        f"differs first in step {first.step} of {first.name} on {who}: {value!r}, recorded {recorded!r}",
+        value,
+        recorded,
     )
 
 
@@ -145,7 +151,7 @@ def _judge_steps(
         f"{counted(len(worst), 'step')} outside of the tolerance, allowed {'is' if allowed == 1 else 'are'} {allowed}; "
         f"first {first}: {value:.6g}, recorded {center[first]:.6g}; {beside}"
     )
-    return row.verdict(Outcome.REGRESSION, detail=detail, **known)
+    return row.verdict(Outcome.REGRESSION, detail=detail, **known | {"value": value, "baseline": center[first]})
 
 
 def series_notes(launches: Sequence[LaunchFacts]) -> list[str]:

@@ -50,6 +50,7 @@ def test_first_other_bit_names_step_optimizer_and_ranks():
     row = judged(here, there, there)
     assert row.outcome is Outcome.REGRESSION
     assert row.detail == f"differs first in step 3 of {NAME} on rank 1: 0.2500001, recorded 0.25"
+    assert (row.value, row.baseline) == (0.2500001, 0.25)
     assert judged(there, there, there).detail == "4 steps, bit for bit"
     assert {str(judged(side, there, there).tolerance) for side in (here, there)} == {"exact"}
 
