@@ -41,7 +41,7 @@ MEMORY_GROWTH = 0.03
 CANARY_CHANGE = {"cuda": 0.05, "cpu": 1.0}
 # The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
 CLOCK_CHANGE = 0.05
-_CANARY_PARTS = {"gemm_ms": "GEMM", "all_reduce_ms": "all-reduce"}
+_CANARY_PARTS = {"gemm_ms": "matrix products", "all_reduce_ms": "all-reduces"}
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,8 @@ def _canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFac
             continue
         change = median(here) / median(there) - 1
         if change > CANARY_CHANGE[launches[0].device] and _clearly_above(here, there):
-            found.append(f"the canary's {part} was {change:.0%} slower than in the {side}; suspect the machine")
+            longer = f"{change:.0%} longer for {part} than in the {side}"
+            found.append(f"the speed check of the machine took {longer}; suspect the machine")
     return found
 
 

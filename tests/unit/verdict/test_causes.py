@@ -132,14 +132,16 @@ def test_memory_that_shrinks_is_not_noted():
 def canary_notes(launches, reference, side) -> list[str]:
     """Return the notes on the canary if a time is in question."""
     found, _ = notes_on([make_verdict(Outcome.INCONCLUSIVE)], launches, reference, side)
-    return [note for note in found if "canary" in note]
+    return [note for note in found if "speed check" in note]
 
 
-@pytest.mark.parametrize(("name", "part"), [("gemm_ms", "GEMM"), ("all_reduce_ms", "all-reduce")])
+@pytest.mark.parametrize(("name", "part"), [("gemm_ms", "matrix products"), ("all_reduce_ms", "all-reduces")])
 @pytest.mark.parametrize("side", ["baseline", "reference"])
 def test_slower_canary_suspects_the_machine(name, part, side):
     found = canary_notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})], side)
-    assert found == [f"the canary's {part} was 20% slower than in the {side}; suspect the machine"]
+    assert found == [
+        f"the speed check of the machine took 20% longer for {part} than in the {side}; suspect the machine"
+    ]
 
 
 def test_canary_within_the_range_of_the_reference_suspects_nothing():
@@ -152,7 +154,7 @@ def test_canary_within_the_range_of_the_reference_suspects_nothing():
 
     assert notes_of(0.53, 0.56, 0.58) == []
     assert notes_of(0.56, 0.57, 0.58) == [
-        "the canary's all-reduce was 10% slower than in the baseline; suspect the machine"
+        "the speed check of the machine took 10% longer for all-reduces than in the baseline; suspect the machine"
     ]
 
 
