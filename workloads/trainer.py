@@ -165,10 +165,8 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
             self._delay()
         if self._pipeline is not None:
             return self._pipeline.step(batch)
-        gradient_scale, loss = (
-            self._settings.fault.gradient_scale(step, self._env.rank),
-            torch.zeros((), device=self._device),
-        )
+        gradient_scale = self._settings.fault.gradient_scale(step, self._env.rank)
+        loss = torch.zeros((), device=self._device)
         for number, tokens in enumerate(batch, 1):
             self.before_micro_batch(is_last=number == len(batch))
             loss += self._backward(tokens, gradient_scale)
