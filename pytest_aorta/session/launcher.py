@@ -81,7 +81,7 @@ class TestSpec:
 DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 # The step in which a launch that failed by a NaN or infinity had the first one.
-_NOT_FINITE = re.compile(r"NotFinite: .* (?:measured|training) step (\d+)\b")
+_NOT_FINITE = re.compile(r"NotFinite: .*? first (?:in|after) (?:(?:measured|training) )?step (\d+)\b.*")
 
 
 class Session:
@@ -500,10 +500,25 @@ class DistributedWorld:
         except LaunchError as error:
             keys = request.spec.properties if request.spec else ()
             found = _NOT_FINITE.search(str(error))
-            if not self._options.locate or HASH_OPERATORS_STEP not in keys or found is None:
+            if not self._options.locate or found is None:
                 raise
-            lines = "".join(f"\n{line}" for line in self._non_finite(request, version, int(found[1])))
-            raise LaunchError(f"{error}{lines}", error.kind, error.rank, error.run_dir) from None
+            if HASH_OPERATORS_STEP in keys:
+                lines = [*self._non_finite(request, version, int(found[1]))]
+            elif request.record is not None:
+                lines = [self._first_non_finite(request, version)]
+            else:
+                raise
+            raise LaunchError("\n".join([str(error), *lines]), error.kind, error.rank, error.run_dir) from None
+
+    def _first_non_finite(self, request: LaunchRequest, version: AnyReference | None) -> str:
+        """Launch a script again, which looks at its parameters after every step, and return a line on what it finds."""
+        assert request.record is not None
+        try:
+            self.launcher.launch(replace(request, record=request.record.replace(hash_every_step=True)), version)
+        except LaunchError as error:
+            found = _NOT_FINITE.search(str(error))
+            return f"launched once more, with a look after every step: {found[0] if found else error}"
+        return "launched once more, all values are finite: launches of the same code differ"
 
     def _non_finite(self, request: LaunchRequest, version: AnyReference | None, step: int) -> Iterator[str]:
         """Launch again, and yield lines on the operator that wrote the first NaN.
