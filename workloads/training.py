@@ -130,11 +130,15 @@ class TrainingWorkload(Workload, Generic[_Settings]):
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
         )
+        wait = None
         if (folder := settings.save_checkpoint) is not None:
-            checkpoint.save(folder, self._model, self._optimizer)
+            wait = checkpoint.save(folder, self._model, self._optimizer, is_async=settings.async_save)
         result = result.replace(metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))
         # The weights of profiled steps are neither hashed nor saved.
-        return profiled(result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device)
+        result = profiled(result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device)
+        if wait is not None:
+            wait()
+        return result
 
     def telemetry(self) -> Telemetry:
         """Return the learning rate of each measured step."""
