@@ -49,13 +49,14 @@ class FsdpWorkload(Workload):
         """
         env = RankEnv.read()
         self._device = env.join("fsdp", min_world_size=self.min_world_size)
-        self._settings = Settings.read(self.config, env.rank, env.world_size)
-        self._buffers = Buffers(self._settings, self._device)
-        codes = CodeTable(self._settings.dtype, self._device, self._settings.seed)
-        self._verification = Verification(self._settings, codes, self._buffers.index, self._buffers.input_index)
-        self._fault = self._make_fault(codes)
-        self._spans = StreamSpans(self._device, self._settings.span_every)
-        self._step = TrainingStep(self._settings, self._buffers, codes, self._verification, self._fault, self._spans)
+        settings = self._settings = Settings.read(self.config, env.rank, env.world_size)
+        buffers = self._buffers = Buffers(settings, self._device)
+        codes = CodeTable(settings.dtype, self._device, settings.seed)
+        self._verification = Verification(settings, codes, buffers.index, buffers.input_index)
+        chunks = buffers.index.view(env.world_size, -1)
+        self._fault = Fault(settings.fault, codes, chunks, rank=env.rank, first_checked=settings.warmup)
+        self._spans = StreamSpans(self._device, settings.span_every)
+        self._step = TrainingStep(settings, buffers, codes, self._verification, self._fault, self._spans)
         self._verification.rehearse()
 
     def run(self) -> RankResult:
@@ -121,11 +122,3 @@ class FsdpWorkload(Workload):
         shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
         shards = [LocalShard(name, shape, weight, offset) for name, weight in self.named_parameters()]
         return {str(settings.iterations): hash_shards(shards).hex}
-
-    def _make_fault(self, codes: CodeTable) -> Fault:
-        settings, chunks = self._settings, self._buffers.index.view(self._settings.world_size, -1)
-
-        def write_chunk(out: torch.Tensor, iteration: int, layer: int, rank: int) -> None:
-            codes.write(out, chunks[rank], iteration, layer)
-
-        return Fault(settings.fault, rank=settings.rank, first_checked=settings.warmup, write_chunk=write_chunk)
