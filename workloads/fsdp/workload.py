@@ -13,15 +13,13 @@ from pytest_aorta.worker import (
     RankResult,
     StepTimer,
     StreamSpans,
-    Telemetry,
-    Workload,
     environment_facts,
     hash_shards,
     measure,
     profiled,
 )
 
-from ..common.result import leave_process_group, peak_memory_metrics, timed_result
+from ..common.result import SpansWorkload, peak_memory_metrics, timed_result
 from .buffers import Buffers
 from .faults import Fault
 from .oracle import CodeTable
@@ -32,7 +30,7 @@ from .verification import Verification
 _GEMMS_PER_LAYER = 3
 
 
-class FsdpWorkload(Workload):
+class FsdpWorkload(SpansWorkload):
     """FSDP's all-gathers, GEMMs and reduce-scatters as explicit calls, on data that identifies its origin.
 
     Steps run in three phases that differ only in their checks and timing: warm-up, checked, measured.
@@ -83,17 +81,9 @@ class FsdpWorkload(Workload):
         iterations = count(settings.iterations)
         return profiled(result, lambda: self._step.run(next(iterations)), settings.profile_steps, self._device)
 
-    def telemetry(self) -> Telemetry:
-        """Return the stream spans of the sampled steps."""
-        return Telemetry(captures=self._spans.captures())
-
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return this rank's shard of each layer's weights; there are none without an optimizer."""
         return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self._buffers.weights))
-
-    def cleanup(self) -> None:
-        """Leave the process group and free the buffers."""
-        leave_process_group(self)
 
     def _measure(self) -> tuple[StepTimer, float]:
         first = self._settings.warmup + self._settings.verify
