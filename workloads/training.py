@@ -15,7 +15,6 @@ from pytest_aorta.worker import (
     RankResult,
     StepTimer,
     Telemetry,
-    Workload,
     environment_facts,
     is_simulated,
     measure,
@@ -29,14 +28,14 @@ from .common.collectives import all_gather
 from .common.determinism import use_deterministic_algorithms
 from .common.gradients import clip_factor, clip_gradients, total_norm, whole_norm
 from .common.learning_rate import LearningRate
-from .common.result import leave_process_group, peak_memory_metrics, timed_result
+from .common.result import GroupWorkload, peak_memory_metrics, timed_result
 from .common.settings import TrainingSettings, read_settings
 from .hashing import StepHashes
 
 _Settings = TypeVar("_Settings", bound=TrainingSettings)
 
 
-class TrainingWorkload(Workload, Generic[_Settings]):
+class TrainingWorkload(GroupWorkload, Generic[_Settings]):
     """Trains a model with AdamW; gradients are summed over ranks.
 
     Attributes:
@@ -149,10 +148,6 @@ class TrainingWorkload(Workload, Generic[_Settings]):
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the model's parameters by name; this rank holds its shards of them."""
         return self._model.named_parameters()
-
-    def cleanup(self) -> None:
-        """Leave the process group and free all memory."""
-        leave_process_group(self)
 
     def _train_step(self, step: int, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.
