@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_aorta.common.documents import without_collection
 from pytest_aorta.result.trace.costs import CollectiveCost, Costs
 from pytest_aorta.result.trace.families import family_of, is_copy
 from pytest_aorta.result.trace.kineto_events import (
@@ -61,6 +62,7 @@ class RecordedCall:
 FlopsOf = Callable[[str, Mapping[str, Any]], "int | None"]
 
 
+@without_collection()
 def costs_of_step(
     trace: Mapping[str, Any], flops_of: FlopsOf, *, on_device: bool, recorded: Sequence[RecordedCall] = ()
 ) -> Costs:
@@ -130,15 +132,16 @@ def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str],
     """
     found: Counter[str] = Counter()
     without: Counter[str] = Counter()
-    counted: Event | None = None
+    # The thread and the end of the last operator that was counted.
+    within: tuple[object, int] = "", 0
     for event in operators:
-        if counted is not None and event["tid"] == counted["tid"] and holds(counted, event):
+        if event["tid"] == within[0] and end_of(event) <= within[1]:
             continue
         name = event["name"][:_MAX_NAME]
         number = flops_of(event["name"], event["args"])
         if number is not None:
             found[name] += number
-            counted = event
+            within = event["tid"], end_of(event)
         elif name.split("::")[0] not in _WITHOUT_COMPUTE:
             without[name] += 1
     return found, without
