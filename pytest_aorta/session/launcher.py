@@ -466,16 +466,32 @@ class DistributedWorld:
         check_result("again", result)
         if not isinstance(reference, bool):
             raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
-        launch = self.launcher.find(result)
-        if launch is None:
-            raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
+        launch = self._launched(result)
         request = launch.request
         if config:
             if request.spec is None:
                 raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
             request = replace(request, config=resolve_config(request.spec, request.config | config))
+        return self._repeated(launch, request, reference=reference)
+
+    def _launched(self, result: WorkloadResult) -> Launch:
+        if (launch := self.launcher.find(result)) is None:
+            raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
+        return launch
+
+    def _repeated(self, launch: Launch, request: LaunchRequest, *, reference: bool) -> WorkloadResult:
+        """Launch a request in the version of ``launch``, or in that of the A/B reference, and return its result."""
         version = self.launcher.session.references.open() if reference else launch.plan.reference
         return self.launcher.launch(request, version).result
+
+    def locating_costs(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult:
+        """Repeat a launch, or launch its A/B reference, with the places in the program that costs of a step come from.
+
+        Raises:
+            LaunchError, ResultError: As in :meth:`launch`.
+        """
+        launch = self._launched(result)
+        return self._repeated(launch, replace(launch.request, locates_costs=True), reference=reference)
 
     def hashing_every_step(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult | None:
         """Repeat the launch of a script, or launch its A/B reference, with hashes of every step.
@@ -489,8 +505,7 @@ class DistributedWorld:
         if launch is None or launch.request.record is None or not launch.request.record.hash_weights:
             return None
         request = replace(launch.request, record=launch.request.record.replace(hash_every_step=True))
-        version = self.launcher.session.references.open() if reference else launch.plan.reference
-        return self.launcher.launch(request, version).result
+        return self._repeated(launch, request, reference=reference)
 
     def _launch(self, request: LaunchRequest) -> WorkloadResult:
         bisection = self.launcher.session.bisection

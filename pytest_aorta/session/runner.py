@@ -27,6 +27,7 @@ from pytest_aorta.session.rounds import (
     comparison_text,
     failed_checks_text,
     in_pairs,
+    paired,
     settle,
     with_baseline,
     with_both,
@@ -46,13 +47,14 @@ from pytest_aorta.verdict.bitwise import (
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches
-from pytest_aorta.verdict.metrics import METRICS, check_compared
+from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of
 from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
 # Config keys of checkpoints, and of a learning rate that may depend on the length of the run.
 _SAVE, _LOAD, _SCHEDULE = "save_checkpoint", "load_checkpoint", "lr_schedule"
+_CHANGED = (Outcome.REGRESSION, Outcome.IMPROVED)
 N = TypeVar("N")
 R = TypeVar("R")
 
@@ -163,7 +165,7 @@ class WorkloadRunner:
         comparing = with_baseline(stored, facts) if is_alone else with_both(stored, facts, str(version))
         again = {Side.CANDIDATE: (result, False), Side.REFERENCE: (result, True)}
         verdicts, comparison = self._settled(comparison, comparing, again)
-        return self._concluded(comparison, verdicts, partial(self._located_in_script, result, stored.baseline))
+        return self._concluded(comparison, verdicts, partial(self._located_in_check, result, stored))
 
     def compare(
         self,
@@ -232,7 +234,14 @@ class WorkloadRunner:
         comparing = in_pairs(pairs, *facts, reference_first=self._launcher.is_before(there, here))
         again = {Side.CANDIDATE: (here, False), Side.REFERENCE: (there, False)}
         verdicts, comparison = self._settled(comparison, comparing, again)
-        return self._concluded(comparison, verdicts)
+
+        def again_with_places(_: Sequence[Verdict]) -> Sequence[Verdict]:
+            placed = [launch_facts(self._world.locating_costs(result)) for result in (here, there)]
+            return pairs.judge(placed[:1], placed[1:]).rows
+
+        wants_places = self._options.locate if locate is None else locate
+        located = partial(self._costs_located, again_with_places, wants_places)
+        return self._concluded(comparison, verdicts, located)
 
     def compare_restart(
         self,
@@ -511,9 +520,12 @@ class WorkloadRunner:
         is_nothing = bool(self._options.fail_on) and comparison.compared_nothing
         is_expected = any(row.is_expected for row in rows)
         comparison = comparison.replace(has_failed=(bool(failing) or is_nothing) and not is_expected)
-        self._test.compared(comparison)
-        if failing and located:
-            comparison = located(comparison, failing)
+        try:
+            comparison = located(comparison, failing) if failing and located else comparison
+        finally:
+            self._test.compared(comparison)
+        details = {row.metric: row.detail for row in comparison.rows}
+        failing = [row.replace(detail=details[row.metric]) for row in failing]
         if failing or is_nothing:
             raise ComparisonFailed(comparison_text(comparison, failing, self._repeated(comparison.baseline)))
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
@@ -539,6 +551,44 @@ class WorkloadRunner:
         has_later = bool(found) and not found[-1].startswith("HEAD")
         options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
         return Repeated(self._test.nodeid, options, tuple(found[:2]), has_later)
+
+    def _located_in_check(
+        self, result: WorkloadResult, stored: StoredComparison, comparison: Comparison, failing: Sequence[Verdict]
+    ) -> Comparison:
+        """Return a comparison whose notes and costs say where in the program the first difference is."""
+
+        def again_with_places(rows: Sequence[Verdict]) -> Sequence[Verdict]:
+            here = launch_facts(self._world.locating_costs(result))
+            if not (in_pairs := [row for row in rows if row.is_by_ab]):
+                return stored.judge([here]).rows
+            there = launch_facts(self._world.locating_costs(result, reference=True))
+            pairs = paired(stored, [row.metric for row in in_pairs], in_pairs[0].reference.name)
+            return (*stored.judge([here]).rows, *pairs.judge([here], [there]).rows)
+
+        comparison = self._located_in_script(result, stored.baseline, comparison, failing)
+        return self._costs_located(again_with_places, self._options.locate, comparison, failing)
+
+    def _costs_located(
+        self,
+        again: Callable[[Sequence[Verdict]], Sequence[Verdict]],
+        is_asked: bool,
+        comparison: Comparison,
+        failing: Sequence[Verdict],
+    ) -> Comparison:
+        """Return a comparison whose changed costs name lines and modules, by ``again``, which launches for these."""
+        changed = [row for row in failing if metric_of(row.metric).cost and row.outcome in _CHANGED]
+        if not changed:
+            return comparison
+        if not is_asked:
+            note = "--aorta-locate launches once more to name the lines and modules of these costs"
+            return comparison.replace(notes=(*comparison.notes, note))
+        try:
+            found = {row.metric: row for row in again(changed)}
+        except (LaunchError, SpecError) as error:
+            return comparison.replace(notes=(*comparison.notes, f"not located, because a launch failed: {error}"))
+        located = {row.metric: found[row.metric].detail for row in changed if found[row.metric].value == row.value}
+        rows = (row.replace(detail=located.get(row.metric, row.detail)) for row in comparison.rows)
+        return comparison.replace(rows=tuple(rows))
 
     def _located_in_script(
         self, result: WorkloadResult, baseline: Baseline | None, comparison: Comparison, failing: Sequence[Verdict]
