@@ -189,7 +189,7 @@ class WorkloadRunner:
 
         Without ``steps``, ``metrics`` names metrics of launches. The default is the metrics that a comparison with a
         baseline would use. Metrics with noise need more launches: both variants are launched alternately, up to
-        ``--aorta-max-launches`` pairs.
+        ``--aorta-max-launches`` pairs. With ``locate``, changed costs name lines and modules, by one more launch of each.
 
         ``label`` names the comparison in reports and in the history. If a test compares several times with one label,
         later comparisons are numbered from 2.
