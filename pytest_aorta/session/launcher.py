@@ -448,7 +448,9 @@ class DistributedWorld:
         request = LaunchRequest(name, None, config, script, args, **asdict(given), starts_ranks=starts_ranks)
         return self._launch(request)
 
-    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
+    def again(
+        self, result: WorkloadResult, *, reference: bool = False, locates_costs: bool = False, **config: Any
+    ) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
 
         If ``result`` came from an A/B reference, the launch runs that reference's version again.
@@ -456,6 +458,7 @@ class DistributedWorld:
         Args:
             result: a result of this world.
             reference: whether to launch the A/B reference that ``--aorta-ab`` names.
+            locates_costs: whether the costs of a step should name the lines and modules that they come from.
             config: config keys to change.
 
         Raises:
@@ -466,32 +469,16 @@ class DistributedWorld:
         check_result("again", result)
         if not isinstance(reference, bool):
             raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
-        launch = self._launched(result)
-        request = launch.request
+        launch = self.launcher.find(result)
+        if launch is None:
+            raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
+        request = replace(launch.request, locates_costs=locates_costs)
         if config:
             if request.spec is None:
                 raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
             request = replace(request, config=resolve_config(request.spec, request.config | config))
-        return self._repeated(launch, request, reference=reference)
-
-    def _launched(self, result: WorkloadResult) -> Launch:
-        if (launch := self.launcher.find(result)) is None:
-            raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
-        return launch
-
-    def _repeated(self, launch: Launch, request: LaunchRequest, *, reference: bool) -> WorkloadResult:
-        """Launch a request in the version of ``launch``, or in that of the A/B reference, and return its result."""
         version = self.launcher.session.references.open() if reference else launch.plan.reference
         return self.launcher.launch(request, version).result
-
-    def locating_costs(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult:
-        """Repeat a launch, or launch its A/B reference, with the places in the program that costs of a step come from.
-
-        Raises:
-            LaunchError, ResultError: As in :meth:`launch`.
-        """
-        launch = self._launched(result)
-        return self._repeated(launch, replace(launch.request, locates_costs=True), reference=reference)
 
     def hashing_every_step(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult | None:
         """Repeat the launch of a script, or launch its A/B reference, with hashes of every step.
@@ -505,7 +492,8 @@ class DistributedWorld:
         if launch is None or launch.request.record is None or not launch.request.record.hash_weights:
             return None
         request = replace(launch.request, record=launch.request.record.replace(hash_every_step=True))
-        return self._repeated(launch, request, reference=reference)
+        version = self.launcher.session.references.open() if reference else launch.plan.reference
+        return self.launcher.launch(request, version).result
 
     def _launch(self, request: LaunchRequest) -> WorkloadResult:
         bisection = self.launcher.session.bisection

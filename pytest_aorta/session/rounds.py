@@ -86,13 +86,9 @@ def with_both(comparison: StoredComparison, first: LaunchFacts, version: str) ->
     names = [row.metric for row in verdicts.rows if _is_for_pairs(row, comparison)]
     if not names:
         return verdicts
-    return joined(verdicts, (yield from in_pairs(paired(comparison, names, version))))
-
-
-def paired(comparison: StoredComparison, names: Sequence[str], version: str) -> PairedComparison:
-    """Return the comparison with ``version``, in the named metrics, that a stored baseline can't decide."""
     most = comparison.max_launches
-    return PairedComparison(comparison.case, comparison.marked, comparison.variance, names, most, version)
+    pairs = PairedComparison(comparison.case, comparison.marked, comparison.variance, names, most, version)
+    return joined(verdicts, (yield from in_pairs(pairs)))
 
 
 def _is_for_pairs(row: Verdict, comparison: StoredComparison) -> bool:

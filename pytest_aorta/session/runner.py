@@ -27,7 +27,6 @@ from pytest_aorta.session.rounds import (
     comparison_text,
     failed_checks_text,
     in_pairs,
-    paired,
     settle,
     with_baseline,
     with_both,
@@ -165,7 +164,15 @@ class WorkloadRunner:
         comparing = with_baseline(stored, facts) if is_alone else with_both(stored, facts, str(version))
         again = {Side.CANDIDATE: (result, False), Side.REFERENCE: (result, True)}
         verdicts, comparison = self._settled(comparison, comparing, again)
-        return self._concluded(comparison, verdicts, partial(self._located_in_check, result, stored))
+
+        def again_with_places() -> Verdicts:
+            return stored.judge([launch_facts(self._world.again(result, locates_costs=True))])
+
+        def located(comparison: Comparison, failing: Sequence[Verdict]) -> Comparison:
+            comparison = self._located_in_script(result, stored.baseline, comparison, failing)
+            return self._costs_located(again_with_places, self._options.locate, comparison, failing)
+
+        return self._concluded(comparison, verdicts, located)
 
     def compare(
         self,
@@ -189,7 +196,7 @@ class WorkloadRunner:
 
         Without ``steps``, ``metrics`` names metrics of launches. The default is the metrics that a comparison with a
         baseline would use. Metrics with noise need more launches: both variants are launched alternately, up to
-        ``--aorta-max-launches`` pairs. With ``locate``, changed costs name lines and modules, by one more launch of each.
+        ``--aorta-max-launches`` pairs. With ``locate``, a further launch of each names the lines of changed costs.
 
         ``label`` names the comparison in reports and in the history. If a test compares several times with one label,
         later comparisons are numbered from 2.
@@ -219,13 +226,12 @@ class WorkloadRunner:
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
         case = self._case_of_variants(label)
         comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, there))
+        is_asked = self._options.locate if locate is None else locate
         if steps is not None:
             verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, there, steps, by_step))
             if not by_launch or verdicts.failing(self._fail_on | {Outcome.MISSING}):
-                wants_launches = self._options.locate if locate is None else locate
-                return self._concluded(
-                    comparison, verdicts, partial(self._located, here, there, steps, with_launches=wants_launches)
-                )
+                located = partial(self._located, here, there, steps, with_launches=is_asked)
+                return self._concluded(comparison, verdicts, located)
             comparison = comparison.replace(rows=verdicts.rows)
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, comparison.case)
         version, most = self._other_version(here, there), self._options.max_launches
@@ -235,13 +241,11 @@ class WorkloadRunner:
         again = {Side.CANDIDATE: (here, False), Side.REFERENCE: (there, False)}
         verdicts, comparison = self._settled(comparison, comparing, again)
 
-        def again_with_places(_: Sequence[Verdict]) -> Sequence[Verdict]:
-            placed = [launch_facts(self._world.locating_costs(result)) for result in (here, there)]
-            return pairs.judge(placed[:1], placed[1:]).rows
+        def again_with_places() -> Verdicts:
+            placed = [launch_facts(self._world.again(result, locates_costs=True)) for result in (here, there)]
+            return pairs.judge(placed[:1], placed[1:])
 
-        wants_places = self._options.locate if locate is None else locate
-        located = partial(self._costs_located, again_with_places, wants_places)
-        return self._concluded(comparison, verdicts, located)
+        return self._concluded(comparison, verdicts, partial(self._costs_located, again_with_places, is_asked))
 
     def compare_restart(
         self,
@@ -552,43 +556,26 @@ class WorkloadRunner:
         options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
         return Repeated(self._test.nodeid, options, tuple(found[:2]), has_later)
 
-    def _located_in_check(
-        self, result: WorkloadResult, stored: StoredComparison, comparison: Comparison, failing: Sequence[Verdict]
-    ) -> Comparison:
-        """Return a comparison whose notes and costs say where in the program the first difference is."""
-
-        def again_with_places(rows: Sequence[Verdict]) -> Sequence[Verdict]:
-            here = launch_facts(self._world.locating_costs(result))
-            if not (in_pairs := [row for row in rows if row.is_by_ab]):
-                return stored.judge([here]).rows
-            there = launch_facts(self._world.locating_costs(result, reference=True))
-            pairs = paired(stored, [row.metric for row in in_pairs], in_pairs[0].reference.name)
-            return (*stored.judge([here]).rows, *pairs.judge([here], [there]).rows)
-
-        comparison = self._located_in_script(result, stored.baseline, comparison, failing)
-        return self._costs_located(again_with_places, self._options.locate, comparison, failing)
-
     def _costs_located(
-        self,
-        again: Callable[[Sequence[Verdict]], Sequence[Verdict]],
-        is_asked: bool,
-        comparison: Comparison,
-        failing: Sequence[Verdict],
+        self, again: Callable[[], Verdicts], is_asked: bool, comparison: Comparison, failing: Sequence[Verdict]
     ) -> Comparison:
         """Return a comparison whose changed costs name lines and modules, by ``again``, which launches for these."""
         changed = [row for row in failing if metric_of(row.metric).cost and row.outcome in _CHANGED]
         if not changed:
             return comparison
-        if not is_asked:
-            note = "--aorta-locate launches once more to name the lines and modules of these costs"
-            return comparison.replace(notes=(*comparison.notes, note))
-        try:
-            found = {row.metric: row for row in again(changed)}
-        except (LaunchError, SpecError) as error:
-            return comparison.replace(notes=(*comparison.notes, f"not located, because a launch failed: {error}"))
-        located = {row.metric: found[row.metric].detail for row in changed if found[row.metric].value == row.value}
-        rows = (row.replace(detail=located.get(row.metric, row.detail)) for row in comparison.rows)
-        return comparison.replace(rows=tuple(rows))
+        note = "--aorta-locate launches once more to name the lines and modules of these costs"
+        if is_asked:
+            try:
+                found = {(row.metric, row.outcome, row.value): row.detail for row in again().rows}
+            except (LaunchError, SpecError) as error:
+                note = f"not located, because a launch failed: {error}"
+            else:
+                rows = (
+                    row.replace(detail=found.get((row.metric, row.outcome, row.value), row.detail))
+                    for row in comparison.rows
+                )
+                return comparison.replace(rows=tuple(rows))
+        return comparison.replace(notes=(*comparison.notes, note))
 
     def _located_in_script(
         self, result: WorkloadResult, baseline: Baseline | None, comparison: Comparison, failing: Sequence[Verdict]

@@ -99,7 +99,9 @@ def costs_of_step(
         collectives=[row for row, _ in collectives],
         flops=_sorted(flops),
         without_flops=_sorted(without),
-        places=_places(Places(trace, moments), calls) if moments else {},
+        places=_places(Places(events, marks[0]["tid"], moments, trace["baseTimeNanoseconds"]), calls)
+        if moments
+        else {},
         **counts,
     )
 

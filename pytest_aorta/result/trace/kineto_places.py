@@ -9,17 +9,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from pytest_aorta.result.trace.kineto_events import BOUNDARY, Event, begin_of, end_of, is_annotation, with_duration
+from pytest_aorta.result.trace.kineto_events import Event, begin_of, end_of, holds, is_annotation
 
 _BACKWARD = "autograd::engine::evaluate_function: "
 # FSDP2 names the module whose parameters it gathers or whose gradients it reduces.
 _OF_FSDP = re.compile(r"^FSDP::\w+ \((\S+)\)$")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-# Spans of one thread that may begin between an event and the span around the event.
-_MOST_NESTED = 16
 _MAX_TEXT = 200
 
 
@@ -41,66 +39,46 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         """Return text such as ``backward of layers.0 at train.py:12``; empty if nothing is known."""
         module = f"module {self.module}" if self.module[:1] in "0123456789*" and self.module else self.module
-        return (self.relation + " at ".join(filter(None, (module, self.source))))[:_MAX_TEXT]
-
-
-class _Spans:
-    """Spans of one thread, in the order of their begin."""
-
-    def __init__(self, events: Iterable[tuple[Event, Any]]) -> None:
-        self._spans = sorted(
-            ((begin_of(event), end_of(event), value) for event, value in events), key=lambda one: one[0]
-        )
-        self._begins = [begin for begin, *_ in self._spans]
-
-    def around(self, event: Event) -> Any:
-        """Return the value of the innermost span around an event, or None."""
-        last = bisect_right(self._begins, begin_of(event))
-        near = reversed(self._spans[max(0, last - _MOST_NESTED) : last])
-        return next((value for _, end, value in near if end >= end_of(event)), None)
+        where = " at ".join(filter(None, (module, self.source)))
+        return (self.relation + where if where else self.relation.partition(" ")[0])[:_MAX_TEXT]
 
 
 class Places:
-    """The places of a trace's events, given the moments that the thread of the boundaries has noted, in order."""
+    """The places of a trace's events, given the moments that one of its threads has noted, in order."""
 
-    def __init__(self, trace: Mapping[str, Any], moments: Sequence[Moment]) -> None:
-        base, events = trace.get("baseTimeNanoseconds", 0), with_duration(trace)
+    def __init__(self, events: Iterable[Event], thread: object, moments: Sequence[Moment], base_ns: int) -> None:
         self._moments = moments
-        self._began = [moment.began_ns - base for moment in moments]
-        self._thread = next((event["tid"] for event in events if event["name"] == BOUNDARY), None)
-        nodes, modules = defaultdict(list), defaultdict(list)
+        self._began = [moment.began_ns - base_ns for moment in moments]
+        # Id of an event -> the number of autograd's node and the module of FSDP2 that ran around it.
+        self._around: dict[int, tuple[int | None, str]] = {}
         # Of operators with one number, the last one to begin has made the node.
         self._forward: dict[int, Event] = {}
-        for event in sorted(events, key=begin_of):
-            number = event["args"].get("Sequence number", -1)
+        running: list[tuple[Event, int | None, str]] = []
+        for event in sorted(events, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event))):
+            while running and not (running[-1][0]["tid"] == event["tid"] and holds(running[-1][0], event)):
+                running.pop()
+            node, module = self._around[id(event)] = running[-1][1:] if running else (None, "")
+            number = event["args"].get("Sequence number")
             if event["name"].startswith(_BACKWARD):
-                nodes[event["tid"]].append((event, number))
-            elif is_annotation(event):
-                if found := _OF_FSDP.match(event["name"]):
-                    modules[event["tid"]].append((event, found[1]))
-            elif number >= 0 and event["tid"] == self._thread and not event["args"].get("Fwd thread id"):
+                running.append((event, -1 if number is None else number, module))
+            elif is_annotation(event) and (found := _OF_FSDP.match(event["name"])):
+                running.append((event, node, found[1]))
+            elif number is not None and event["tid"] == thread and not event["args"].get("Fwd thread id"):
                 self._forward[number] = event
-        self._nodes = {thread: _Spans(spans) for thread, spans in nodes.items()}
-        self._modules = {thread: _Spans(spans) for thread, spans in modules.items()}
 
     def of(self, event: Event) -> Place:
         """Return the place of an event of the host."""
-        thread, now = event["tid"], self._now(event)
-        module = self._modules[thread].around(event) if thread in self._modules else None
-        number = self._nodes[thread].around(event) if thread in self._nodes else None
-        if number is None or (module is None and now.module):
+        (node, module), now = self._around[id(event)], self._now(event)
+        if node is None or (not module and now.module):
             # A module that runs within backward computes what activation checkpointing has dropped.
-            return Place("recomputation in " if number is not None else "", module or now.module, now.source)
-        if module is not None:
-            return Place("backward of ", module, now.source)
-        if number in self._forward:
-            forward = self._now(self._forward[number])
-            if forward.module or forward.source:
-                return Place("backward of ", forward.module, forward.source)
-        return Place("", "backward", now.source)
+            return Place("" if node is None else "recomputation in ", module or now.module, now.source)
+        if not module and node in self._forward:
+            _, module, source = self._now(self._forward[node])
+            return Place("backward of ", module, source)
+        return Place("backward of " if module else "", module or "backward", now.source)
 
     def _now(self, event: Event) -> Moment:
-        """Return what the thread of the boundaries ran when an event began."""
+        """Return what the noted thread ran when an event began."""
         number = bisect_right(self._began, begin_of(event))
         return self._moments[number - 1] if number else Moment(0, "", "")
 
