@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import math
 import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +23,21 @@ _HUGE = re.compile(r"[eE]\+?0*[0-9]{3}|[0-9]{300}")
 
 class UnreadableFile(AortaError):
     """A file can't be read or does not have the expected format; the message names the file and the reason."""
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect no garbage while the body imports modules or reads a large document.
+
+    Neither is garbage, and the collector would visit all of torch's objects again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def read_bytes(path: Path, *, max_bytes: int, follow_links: bool = False) -> bytes:

@@ -448,7 +448,9 @@ class DistributedWorld:
         request = LaunchRequest(name, None, config, script, args, **asdict(given), starts_ranks=starts_ranks)
         return self._launch(request)
 
-    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
+    def again(
+        self, result: WorkloadResult, *, reference: bool = False, locates_costs: bool = False, **config: Any
+    ) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
 
         If ``result`` came from an A/B reference, the launch runs that reference's version again.
@@ -456,6 +458,7 @@ class DistributedWorld:
         Args:
             result: a result of this world.
             reference: whether to launch the A/B reference that ``--aorta-ab`` names.
+            locates_costs: whether the costs of a step should name the lines and modules that they come from.
             config: config keys to change.
 
         Raises:
@@ -469,7 +472,7 @@ class DistributedWorld:
         launch = self.launcher.find(result)
         if launch is None:
             raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
-        request = launch.request
+        request = replace(launch.request, locates_costs=locates_costs)
         if config:
             if request.spec is None:
                 raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")

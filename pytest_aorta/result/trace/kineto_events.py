@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +12,9 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from pytest_aorta.common.documents import UnreadableFile, read_bytes
+from pytest_aorta.common.documents import UnreadableFile, read_bytes, without_collection
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import Model, decode
+from pytest_aorta.common.model import Model, convert, decode
 from pytest_aorta.result.trace.profiled_steps import Call, Collective
 
 # Limits of one rank's trace, packed and unpacked. A step of an 8B model on one rank has about 30 MB with host events.
@@ -93,22 +92,20 @@ def read_trace(path: Path) -> dict[str, Any]:
     return parse_trace(path, data)
 
 
+@without_collection()
 def parse_trace(path: Path, data: bytes) -> dict[str, Any]:
     """Return the document of a trace; errors, which are those of :func:`read_trace`, name ``path``."""
     # A value of two bytes, "[]," for example, takes thirty times as much memory.
     if (num_values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
         raise TraceTooLarge(path, num_values=num_values)
     try:
-        events = decode(data, _Trace, str(path), by_hand=False).traceEvents
+        document: dict[str, Any] = decode(data, dict[str, Any], str(path), by_hand=False)
+        events = convert(document, _Trace, str(path)).traceEvents
     except UnreadableFile as error:
         raise TraceError(str(error)) from None
     for number, event in enumerate(events):
         if event.ph == "X" and UNSET in (event.ts, event.dur):
             raise TraceError(f"{path}: $.traceEvents[{number}]: an event of phase X lacks `ts` or `dur`")
-    text = data.decode("utf-8", "replace")
-    # Events take several times the memory of their text, so that the document is made only when these are gone.
-    del events, data
-    document: dict[str, Any] = json.loads(text)
     return document
 
 
