@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pytest_aorta.cli import report_problems
+from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import BaselineError, UsageError
 from pytest_aorta.common.text import counted, did_you_mean, emit, output_width, table
 from pytest_aorta.verdict.baseline import (
@@ -178,13 +179,12 @@ def _move_files(found: _Moves, folder: Path) -> None:
     Raises:
         BaselineError: A file could not be written or deleted; the message says what git can undo.
     """
-    try:
+    after = f"; git status shows which files of {folder} are new"
+    with raised_as(BaselineError, "moved in part: ", (BaselineError, OSError), after):
         for _, moved in found:
             write_baseline(folder, moved)
         for file, _ in found:
             Path(file.name).unlink()
-    except (BaselineError, OSError) as error:
-        raise BaselineError(f"moved in part: {error}; git status shows which files of {folder} are new") from None
 
 
 def _read_all(paths: Sequence[Path]) -> tuple[dict[Path, Baseline], list[str]]:

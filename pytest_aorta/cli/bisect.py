@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
+from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.processes import terminable
@@ -53,10 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     here = Path.cwd()
     good, bad = (_commit(here, name, side) for name, side in ((arguments.good, "GOOD"), (arguments.bad, "BAD")))
-    try:
+    with raised_as(UsageError, f"GOOD ({arguments.good}): ", SpecError):
         commits = first_parents(here, good, bad)
-    except SpecError as error:
-        raise UsageError(f"GOOD ({arguments.good}): {error}") from None
     tolerances = _tolerance_texts(arguments.tolerance)
     parse_tolerances(tolerances, "--tolerance")
     if arguments.metric is not None and arguments.metric not in METRICS:
@@ -75,10 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _commit(folder: Path, name: str, side: str) -> str:
     if name.startswith("-"):
         raise UsageError(f"{side}: got {name!r}, allowed is a branch, tag or commit")
-    try:
+    with raised_as(UsageError, f"{side}: ", SpecError):
         return commit_of(folder, name)
-    except SpecError as error:
-        raise UsageError(f"{side}: {error}") from None
 
 
 def _tolerance_texts(given: Sequence[str]) -> dict[str, str]:
@@ -94,10 +91,10 @@ def _tolerance_texts(given: Sequence[str]) -> dict[str, str]:
 
 
 def _command(text: str) -> tuple[str, ...]:
-    try:
+    with raised_as(
+        UsageError, f"--setup: got {text!r}, allowed is a command, quoted as for a shell (", ValueError, ")"
+    ):
         words = tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"--setup: got {text!r}, allowed is a command, quoted as for a shell ({error})") from None
     if not words:
         raise UsageError("--setup: got an empty text, allowed is a program with its arguments")
     if setup_program(words) is None:

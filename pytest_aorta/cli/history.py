@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_aorta.cli import ExitCode, report_problems
+from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.text import counted, emit, output_width, table
@@ -52,10 +53,9 @@ def _write_page(arguments: argparse.Namespace) -> int:
     if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
         raise UsageError(f"history page needs {' and '.join(lacking)}; run pip install 'pytest-aorta[history]'")
     histories, problems = _read(arguments)
-    try:
-        write_text(arguments.output, render(histories))
-    except OSError as error:
-        raise AortaError(f"{arguments.output}: not written: {error.strerror or error}") from None
+    page = render(histories)
+    with raised_as(AortaError, f"{arguments.output}: not written: "):
+        write_text(arguments.output, page)
     emit([str(arguments.output)])
     return report_problems(problems)
 
@@ -197,10 +197,9 @@ def _change_points(values: Sequence[float]) -> list[int]:
     Raises:
         UsageError: Otava is not installed.
     """
-    try:
+    remedy = "); run pip install 'pytest-aorta[history]'"
+    with raised_as(UsageError, "history needs Apache Otava (", ImportError, remedy):
         from otava.analysis import compute_change_points, merge  # an extra, and slow to import
-    except ImportError as error:
-        raise UsageError(f"history needs Apache Otava ({error}); run pip install 'pytest-aorta[history]'") from None
     series = list(values)
     # Otava also computes relative changes, which overflow where a value is nearly 0; they are not used.
     with np.errstate(all="ignore"):

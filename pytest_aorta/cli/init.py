@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.run import add_shared, given_options
-from pytest_aorta.common.documents import read_regular
+from pytest_aorta.common.documents import raised_as, read_regular
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, ResultError, UsageError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.processes import terminable
@@ -255,10 +255,8 @@ def _measured(options: Options, target: _Target, given_size: int | None) -> _Fin
     """
     with closing(Session(options)) as session, terminable():
         size = given_size or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE)
-        try:
+        with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
             world = resolve_world(WorldSpec(size), options, session.devices)
-        except DevicesUnavailable as error:
-            raise UsageError(f"--nproc, --gpus: {error}") from None
         require_torch()
         folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
         with session.launcher(world, TestSpec(WorldSpec(size)), RunningTest(OWNER), folder, timed=True) as launcher:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.cli.workloads import require_folder
-from pytest_aorta.common.documents import UnreadableFile
+from pytest_aorta.common.documents import UnreadableFile, raised_as
 from pytest_aorta.common.errors import DevicesUnavailable, ResultError, SpecError, UsageError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.processes import terminable
@@ -147,11 +147,9 @@ def given_launch(arguments: argparse.Namespace, options: Options) -> _Launch:
 
 
 def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
-    try:
+    with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
         check_budget(session.options, session.devices)
         world = resolve_world(spec.world, session.options, session.devices)
-    except DevicesUnavailable as error:
-        raise UsageError(f"--nproc, --gpus: {error}") from None
     if world.size < launch.min_world_size:
         raise UsageError(
             f"workload {launch.name!r} needs at least {launch.min_world_size} ranks, and this run has {world.size}: "
@@ -248,14 +246,12 @@ def write_trial(folder: Path, result: WorkloadResult) -> Path:
         ResultError: The file can't be written.
     """
     number, path = 0, folder / "trial_0.json"
-    try:
+    with raised_as(ResultError, f"{path}: can't be written: "):
         folder.mkdir(parents=True, exist_ok=True)
         while path.exists():
             number += 1
             path = folder / f"trial_{number}.json"
         write_json(path, result.to_json())
-    except OSError as error:
-        raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return path
 
 
@@ -281,10 +277,8 @@ def _given_config(
 
 
 def _read_file(file: Path) -> dict[str, Any]:
-    try:
+    with raised_as(UsageError, "--config: "):
         document = read_yaml(file)
-    except UnreadableFile as error:
-        raise UsageError(f"--config: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise UsageError(f"--config: {file}: got {type(document).__name__}, allowed is a mapping of config keys")
     return document

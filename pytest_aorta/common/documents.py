@@ -9,6 +9,8 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,24 @@ class UnreadableFile(AortaError):
     """A file can't be read or does not have the expected format; the message names the file and the reason."""
 
 
+@contextmanager
+def raised_as(
+    kind: type[BaseException],
+    before: str = "",
+    of: type[Exception] | tuple[type[Exception], ...] = OSError,
+    after: str = "",
+) -> Iterator[None]:
+    """Raise an error ``of`` some type, or of an unreadable file, in the body as one of another ``kind``.
+
+    Its message is the reason between ``before`` and ``after``.
+    """
+    caught: tuple[type[Exception], ...] = (UnreadableFile, of) if isinstance(of, type) else (UnreadableFile, *of)
+    try:
+        yield
+    except caught as error:
+        raise kind(f"{before}{getattr(error, 'strerror', None) or error}{after}") from None
+
+
 def read_bytes(path: Path, *, max_bytes: int, follow_links: bool = False) -> bytes:
     """Return the content of a regular file, of at most ``max_bytes`` bytes, that another process may have left.
 
@@ -29,10 +49,8 @@ def read_bytes(path: Path, *, max_bytes: int, follow_links: bool = False) -> byt
         UnreadableFile: The file is absent, is not a regular file, is a symbolic link without ``follow_links``, can't be
             read, or is too large.
     """
-    try:
+    with raised_as(UnreadableFile, f"{path}: can't be read: ", (OSError, ValueError)):
         content = read_regular(path, max_bytes + 1, follow_links=follow_links)
-    except (OSError, ValueError) as error:
-        raise UnreadableFile(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > max_bytes:
         raise UnreadableFile(f"{path}: larger than the {max_bytes:,} bytes allowed")
     return content
@@ -85,10 +103,8 @@ def decoded(content: bytes | str, name: str) -> str:
     """
     if not content.strip():
         raise UnreadableFile(f"{name}: empty")
-    try:
+    with raised_as(UnreadableFile, f"{name}: not UTF-8: ", UnicodeDecodeError):
         return content if isinstance(content, str) else content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{name}: not UTF-8: {error}") from None
 
 
 def conflict(text: str) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile
+from pytest_aorta.common.documents import UnreadableFile, raised_as
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, remove_scratch, write_json
 from pytest_aorta.common.model import decode, to_builtins
@@ -263,20 +263,16 @@ class GuardedLaunch:
         self._has_ended = False
         self._lost: LaunchOutcome | None = None
         self._problem = ""
-        try:
+        with raised_as(LaunchError, f"results folder {plan.run_dir} can't be written: "):
             prepare_folder(plan)
-        except OSError as error:
-            raise LaunchError(f"results folder {plan.run_dir} can't be written: {error.strerror or error}") from None
         with ExitStack() as pipes:
             lifeline_end, self._lifeline = _pipe(pipes)
             self._pipe, verdict_end = _pipe(pipes)
-            try:
+            with raised_as(LaunchError, f"the guard can't be started in {plan.cwd}: "):
                 for fd in plan.lease_fds:
                     record_launch(fd, plan.run_dir)
                 start = start_guard or _start_guard
                 self._guard = start(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
-            except OSError as error:
-                raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
             lifeline_end.close()
             verdict_end.close()
             limit_s = plan.timeout_s + STOP_S

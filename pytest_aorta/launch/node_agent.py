@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile
+from pytest_aorta.common.documents import UnreadableFile, raised_as
 from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
@@ -308,10 +308,8 @@ def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
         raise LaunchError(f"GPUs: {len(devices)} are visible, and {world.ranks_per_node} ranks need one each")
     leased = LeasedWorld(world, devices, exclusive=True, wait_s=LEASE_S, owner=f"node {plan.node} of {plan.name}")
     leases.callback(leased.release)
-    try:
+    with raised_as(LaunchError, "devices are in use: ", LeaseError):
         own = leased.world()
-    except LeaseError as error:
-        raise LaunchError(f"devices are in use: {error}") from None
     there, here = ({device.model for device in chosen} for chosen in (world.devices, own.devices))
     if there != here:
         # Step times would mix two kinds of machine.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, read_json
+from pytest_aorta.common.documents import UnreadableFile, raised_as, read_json
 from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.guarded import start_watcher, with_own_code
 from pytest_aorta.launch.node_agent import (
@@ -154,12 +154,10 @@ class Coordinator:
         words = [word.replace("{nodes}", str(self.plan.world.nodes)) for word in self.plan.node_launcher]
         agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", str(self.plan.run_dir)]
         prepare = partial(prepare_agent, os.getpid())
-        try:
+        with raised_as(_LauncherFailed, "can't be started: "):
             self.launcher = subprocess.Popen(
                 [*words, *agent], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare
             )
-        except OSError as error:
-            raise _LauncherFailed(f"can't be started: {error.strerror or error}") from None
 
     def await_nodes(self, deadline_s: float) -> None:
         """Wait until every node has an agent or a node has failed."""

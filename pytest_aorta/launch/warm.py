@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
 from pytest_aorta.launch.guarded import (
@@ -131,21 +132,18 @@ class ForkServer:
         own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
         # The server belongs to no launch; the guards that it forks write their launch's id over the value.
         own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
-        try:
-            with servers_end:
-                self._process = subprocess.Popen(
-                    [*program, str(servers_end.fileno()), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=subprocess.STDOUT,
-                    cwd=plan.cwd,
-                    env=own,
-                    pass_fds=(servers_end.fileno(),),
-                    # A Ctrl-C in the terminal must reach only pytest.
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise _ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None
+        with raised_as(_ServerUnfit, f"the server can't be started in {plan.cwd}: "), servers_end:
+            self._process = subprocess.Popen(
+                [*program, str(servers_end.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                cwd=plan.cwd,
+                env=own,
+                pass_fds=(servers_end.fileno(),),
+                # A Ctrl-C in the terminal must reach only pytest.
+                start_new_session=True,
+            )
         self.limit_s = plan.timeout_s
         try:
             self._reply(START_S)

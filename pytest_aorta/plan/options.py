@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.profiler import PROFILERS, TORCH, ProfilerSchedule
@@ -227,12 +228,10 @@ class Option:
         Raises:
             SpecError: The value is not allowed.
         """
-        try:
+        with raised_as(SpecError, f"ini key {self.key}: ", ArgumentTypeError):
             value = self.type(given if self.ini in ("args", "bool") else str(given))
             if self.choices and value not in self.choices:
                 raise _not_allowed(given, f"one of {', '.join(self.choices)}")
-        except ArgumentTypeError as error:
-            raise SpecError(f"ini key {self.key}: {error}") from None
         return value
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.model import to_json
@@ -196,10 +197,8 @@ class Launcher:
         Raises:
             LaunchError: It can't be made.
         """
-        try:
+        with raised_as(LaunchError, _unwritable(self._run_base)):
             self._run_base.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(self._run_base, error) from None
         return self._run_base.absolute()
 
     def find(self, result: WorkloadResult) -> Launch | None:
@@ -284,10 +283,8 @@ class Launcher:
 
     def _plan(self, request: LaunchRequest, version: AnyReference | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm
-        try:
+        with raised_as(LaunchError, _unwritable(self._run_base)):
             run_dir = create_numbered_folder(self._run_base, slug(request.name, max_length=40))
-        except OSError as error:
-            raise _unwritable(self._run_base, error) from None
         # A fork server can start ranks on its own host only.
         is_local = self.world.nodes == 1
         preferred = options.launcher if warm is None else _WARM[warm]
@@ -318,13 +315,13 @@ def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _unwritable(plan.run_dir, error) from None
+            raise LaunchError(f"{_unwritable(plan.run_dir)}{error.strerror or error}") from None
         error.add_note(f"launch of {plan.name!r} ended before its limit of {plan.timeout_s:g} s; see {plan.run_dir}")
         raise
 
 
-def _unwritable(folder: Path, error: OSError) -> LaunchError:
-    return LaunchError(f"results folder {folder} can't be written: {error.strerror or error}")
+def _unwritable(folder: Path) -> str:
+    return f"results folder {folder} can't be written: "
 
 
 class DistributedWorld:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile
+from pytest_aorta.common.documents import UnreadableFile, raised_as
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.process.rank import ask_for_evidence, without_collection
@@ -154,11 +154,9 @@ def _own_address() -> str:
     given = os.environ.get("MASTER_ADDR")
     name = given or socket.gethostname()
     remedy = "set MASTER_ADDR to this host's address in the network of the nodes"
-    try:
+    with raised_as(SystemExit, f"{name!r} is no address of this host (", after=f"); {remedy}"):
         address = str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
         socket.create_server((address, 0)).close()
-    except OSError as error:
-        raise SystemExit(f"{name!r} is no address of this host ({error.strerror or error}); {remedy}") from None
     if not given and address.startswith("127."):
         raise SystemExit(f"{name!r} is the loopback address {address}, which no other node reaches; {remedy}")
     return address

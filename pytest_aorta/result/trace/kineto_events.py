@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from pytest_aorta.common.documents import UnreadableFile, read_bytes
+from pytest_aorta.common.documents import raised_as, read_bytes
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import Model, decode
 from pytest_aorta.result.trace.profiled_steps import Call, Collective
@@ -86,10 +86,8 @@ def read_trace(path: Path) -> dict[str, Any]:
     """
     if path.exists():
         check_size(path)
-    try:
+    with raised_as(TraceError):
         data = _unzipped(path, read_bytes(path, max_bytes=MAX_TRACE_BYTES))
-    except UnreadableFile as error:
-        raise TraceError(str(error)) from None
     return parse_trace(path, data)
 
 
@@ -98,10 +96,8 @@ def parse_trace(path: Path, data: bytes) -> dict[str, Any]:
     # A value of two bytes, "[]," for example, takes thirty times as much memory.
     if (num_values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
         raise TraceTooLarge(path, num_values=num_values)
-    try:
+    with raised_as(TraceError):
         events = decode(data, _Trace, str(path), by_hand=False).traceEvents
-    except UnreadableFile as error:
-        raise TraceError(str(error)) from None
     for number, event in enumerate(events):
         if event.ph == "X" and UNSET in (event.ts, event.dur):
             raise TraceError(f"{path}: $.traceEvents[{number}]: an event of phase X lacks `ts` or `dur`")
@@ -115,11 +111,8 @@ def parse_trace(path: Path, data: bytes) -> dict[str, Any]:
 def _unzipped(path: Path, data: bytes) -> bytes:
     if data[:2] != b"\x1f\x8b":
         return data
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            text = file.read(MAX_TRACE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: not a whole gzip file: {error}") from None
+    with raised_as(TraceError, f"{path}: not a whole gzip file: ", (OSError, EOFError, zlib.error)):
+        text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_TRACE_BYTES + 1)
     if len(text) > MAX_TRACE_BYTES:
         raise TraceError(
             f"{path}: {len(data):,} bytes are more than {MAX_TRACE_BYTES:,} bytes when unpacked, which is the limit; "
