@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
                 results.append(launch.start(distributed_world))
                 written = write_trial(folder, results[-1])
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
-                emit([f"  {note}" for note in test.launches[-1].traces])
+                emit([f"  {note}" for note in test.record.launches[-1].traces])
                 sys.stdout.flush()
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])

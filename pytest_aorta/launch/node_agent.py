@@ -24,7 +24,7 @@ from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.guarded import GuardedLaunch
-from pytest_aorta.launch.leases import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
@@ -306,7 +306,8 @@ def _on_own_devices(plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
     devices = visible_devices() if world.device == "cuda" else []
     if world.device == "cuda" and len(devices) < world.ranks_per_node:
         raise LaunchError(f"GPUs: {len(devices)} are visible, and {world.ranks_per_node} ranks need one each")
-    leased = LeasedWorld(world, devices, exclusive=True, wait_s=LEASE_S, owner=f"node {plan.node} of {plan.name}")
+    owner = f"node {plan.node} of {plan.name}"
+    leased = LeasedWorld(world, devices, functools.partial(lease, exclusive=True, wait_s=LEASE_S, owner=owner))
     leases.callback(leased.release)
     with raised_as(LaunchError, "devices are in use: ", LeaseError):
         own = leased.world()

@@ -40,7 +40,7 @@ class LaunchingTest(RunningTest):
     def __init__(self, item: pytest.Item, options: Options, *, can_launch: bool) -> None:
         former = item.stash.get(TEST, None)
         # pytest-rerunfailures counts attempts across all xdist workers.
-        attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
+        attempt = getattr(item, "execution_count", former.record.attempt + 1 if former else 1)
         super().__init__(item.stash.setdefault(NODE_ID, _full_id(item)), attempt, can_launch=can_launch)
         self._item = item
         self._options = options
@@ -55,7 +55,7 @@ class LaunchingTest(RunningTest):
 
     def lacks(self, reason: str) -> NoReturn:
         """Skip the test, or fail it under ``--aorta-without-gpus=fail``."""
-        self.lacked_devices = reason
+        self.record = self.record.replace(lacked_devices=reason)
         if self._options.without_gpus == WithoutGpus.FAIL:
             raise pytest.fail.Exception(f"--aorta-without-gpus=fail: {reason}", pytrace=False) from None
         pytest.skip(reason)
@@ -140,7 +140,7 @@ class LaunchingTests:
         except DevicesUnavailable as error:
             test.lacks(str(error))
         timed = timed and not world.simulated
-        with session.launcher(world, spec, test, base / slug(test.nodeid), timed=timed) as launcher:
+        with session.launcher(world, spec, test, base / slug(test.record.nodeid), timed=timed) as launcher:
             yield DistributedWorld(launcher)
 
     @pytest.hookimpl(wrapper=True)
@@ -166,11 +166,10 @@ class LaunchingTests:
         if is_end or report.failed:
             test.ended(report, _failure_text(report, call))
         # A teardown can change the record. The attempts of plugins such as pytest-retry have no report of their own.
-        record = test.record()
-        text = record.to_text()  # xdist transfers only plain values
+        text = test.record.to_text()  # xdist transfers only plain values
         if is_end or (report.when == "teardown" and text != item.stash[SENT]):
             others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
-            item.user_properties[:] = others + properties(record)
+            item.user_properties[:] = others + properties(test.record)
             report.user_properties = list(item.user_properties)
             vars(report)["aorta"] = item.stash[SENT] = text
         return report

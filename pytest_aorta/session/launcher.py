@@ -24,7 +24,7 @@ from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
-from pytest_aorta.launch.leases import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.launch.work_folder import copy_folder
@@ -122,15 +122,10 @@ class Session:
 
         ``timed`` requests exclusive use of the host. Several nodes are always used exclusively.
         """
-        leased = LeasedWorld(
-            world,
-            self.devices[: self.options.gpus],
-            exclusive=world.nodes > 1 or timed,
-            wait_s=DEVICES_WAIT_S,
-            owner=test.nodeid,
-            say=self.say,
-        )
-        test.platform = world.platform
+        is_alone, owner = world.nodes > 1 or timed, test.record.nodeid
+        take = partial(lease, exclusive=is_alone, wait_s=DEVICES_WAIT_S, owner=owner, say=self.say)
+        leased = LeasedWorld(world, self.devices[: self.options.gpus], take)
+        test.record = test.record.replace(platform=world.platform)
         try:
             yield Launcher(self, leased, world, spec, test, run_base)
         finally:
@@ -252,7 +247,7 @@ class Launcher:
                 traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
             note = note.replace(has_result=True, traces=tuple(traces))
         finally:  # pytest-timeout, too, ends a launch by an exception
-            self.test.launches.append(note)
+            self.test.launched(note)
             if plan is not None and plan.copy is not None:
                 shutil.rmtree(plan.copy, ignore_errors=True)
         self.launches.append(Launch(request, plan, outcome, result))

@@ -319,7 +319,7 @@ class WorkloadRunner:
     def _block(self, metrics: frozenset[str]) -> Iterator[ExpectedRegression]:
         __tracebackhide__ = True
         found, outer = ExpectedRegression(), self._expected
-        self._expected = metrics, len(self._test.comparisons)
+        self._expected = metrics, len(self._test.record.comparisons)
         try:
             yield found
         except ComparisonFailed as failure:
@@ -336,13 +336,13 @@ class WorkloadRunner:
     def _rows_of_block(self) -> list[Verdict]:
         """Return the verdicts since the begin of the current block of :meth:`expect_regression`."""
         begin = self._expected[1] if self._expected else 0
-        return [row for comparison in self._test.comparisons[begin:] for row in comparison.rows]
+        return [row for comparison in self._test.record.comparisons[begin:] for row in comparison.rows]
 
     def _case(self, result: WorkloadResult, label: str | None) -> str:
         if label is not None:
             _check_label("check", label)
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
-        case = f"{self._test.nodeid}::{label or result.workload}{environment}"
+        case = f"{self._test.record.nodeid}::{label or result.workload}{environment}"
         if case in self._checked:
             raise SpecError(f"{case}: compared twice in one test; give each one a label: check(result, label=...)")
         self._checked.add(case)
@@ -350,7 +350,7 @@ class WorkloadRunner:
 
     def _case_of_variants(self, label: str) -> str:
         """Return the case of a comparison of variants; a number distinguishes comparisons with the same label."""
-        first, taken = f"{self._test.nodeid}::{label}", {one.case for one in self._test.comparisons}
+        first, taken = f"{self._test.record.nodeid}::{label}", {one.case for one in self._test.record.comparisons}
         numbered = (f"{first} {number}" for number in itertools.count(2))
         return next(case for case in itertools.chain([first], numbered) if case not in taken)
 
@@ -409,7 +409,7 @@ class WorkloadRunner:
     def _learn(self, comparison: Comparison, result: WorkloadResult) -> Verdicts:
         first = Baseline(
             comparison.case,
-            self._test.nodeid,
+            self._test.record.nodeid,
             result.platform,
             result.workload,
             result.config,
@@ -538,7 +538,7 @@ class WorkloadRunner:
                 found = git(file.parent, "log", "-1", "--format=%h%n%cr%n%D", "--", file.name).splitlines()
         has_later = bool(found) and not found[-1].startswith("HEAD")
         options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
-        return Repeated(self._test.nodeid, options, tuple(found[:2]), has_later)
+        return Repeated(self._test.record.nodeid, options, tuple(found[:2]), has_later)
 
     def _located_in_script(
         self, result: WorkloadResult, baseline: Baseline | None, comparison: Comparison, failing: Sequence[Verdict]
