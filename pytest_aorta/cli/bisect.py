@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -103,7 +104,9 @@ def _command(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def running_pytest(arguments: Sequence[str], folder: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running_pytest(
+    arguments: Sequence[str], folder: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run pytest while the body runs, with its output in a file of a folder if one is given."""
     with (folder / OUTPUT_FILE).open("wb") if folder else nullcontext() as output, terminable():
         # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
@@ -112,6 +115,7 @@ def running_pytest(arguments: Sequence[str], folder: Path | None = None) -> Iter
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=environ,
             start_new_session=True,
         )
         try:
@@ -122,11 +126,13 @@ def running_pytest(arguments: Sequence[str], folder: Path | None = None) -> Iter
 
 def ended_early(before: str, folder: Path) -> AortaError:
     """Return the error that pytest has ended too early, with the end of its output."""
-    path = folder / OUTPUT_FILE
-    printed = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return AortaError(
-        "\n".join([f"pytest ended before {before}:", *printed[-_MAX_OUTPUT_LINES:], f"all output: {path}"])
-    )
+    lines = [f"pytest ended before {before}:", *end_of_output(folder), f"all output: {folder / OUTPUT_FILE}"]
+    return AortaError("\n".join(lines))
+
+
+def end_of_output(folder: Path) -> list[str]:
+    """Return the last lines that pytest has printed."""
+    return (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()[-_MAX_OUTPUT_LINES:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

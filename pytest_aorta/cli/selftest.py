@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
+from pytest_aorta.cli.bisect import end_of_output, running_pytest
 from pytest_aorta.common.documents import read_json
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
@@ -24,14 +22,12 @@ from pytest_aorta.verdict.verdicts import Verdict
 
 PLUGIN = "pytest_aorta.plugin.selftesting"
 RECORDS_FILE = "records.json"
-OUTPUT_FILE = "pytest.log"
 _UNCHANGED_RUNS = 3
 _BEYOND = 1.5
 _LEAST_MEMORY = 0.10
 # The time limit of the launch with a hang, in durations of an unchanged launch, and at least in seconds.
 _HANG_LAUNCHES, _HANG_S = 3, 15
 _LAUNCHES = 5
-_MAX_LINES = 30
 _MAX_RECORDS_BYTES = 1 << 28
 _HEADS = ("planted", "found", "by", "launches", "seconds")
 _DECIDED = (Outcome.PASS, Outcome.IMPROVED, Outcome.INCONCLUSIVE)
@@ -95,21 +91,19 @@ class _Finding:
         return self.plant.name, *found, str(self.launches), f"{self.seconds:.0f}"
 
 
+@dataclass
 class _Runs:
-    """Runs of pytest on the same tests, each in a process of its own."""
+    """Runs of pytest on the same tests, each in a process of its own.
 
-    def __init__(self, folder: Path, words: Sequence[str]) -> None:
-        self._folder = folder
-        self._words = tuple(words)
-        self._number = 0
+    Attributes:
+        folder: The folder of these runs.
+        words: Words of the command lines of all runs that follow.
+        number: The number of runs so far.
+    """
 
-    def add(self, *words: str) -> None:
-        """Give ``words`` to all runs that follow."""
-        self._words += words
-
-    def path(self, name: str) -> Path:
-        """Return a path in the folder of these runs."""
-        return self._folder / name
+    folder: Path
+    words: tuple[str, ...]
+    number: int = 0
 
     def run(self, *words: str, planted: Planted | None = None) -> dict[str, TestRecord]:
         """Run pytest, and return the record of each test's last attempt by node id.
@@ -117,26 +111,18 @@ class _Runs:
         Raises:
             AortaError: pytest has ended without records.
         """
-        self._number += 1
-        folder = self._folder / str(self._number)
+        self.number += 1
+        folder = self.folder / str(self.number)
         folder.mkdir()
-        records = folder / RECORDS_FILE
-        own = ("-p", PLUGIN, f"--aorta-selftest={records}", f"--aorta-results={folder / 'results'}")
-        argv = [sys.executable, "-m", "pytest", *own, *self._words, *words]
+        path = folder / RECORDS_FILE
+        own = ("-p", PLUGIN, f"--aorta-selftest={path}", f"--aorta-results={folder / 'results'}")
         environ = os.environ | (planted.environ() if planted else {})
-        with (folder / OUTPUT_FILE).open("wb") as output:
-            subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environ, check=False
-            )
-        found = (
-            [TestRecord.from_text(text) for text in read_json(records, max_bytes=_MAX_RECORDS_BYTES)]
-            if records.exists()
-            else []
-        )
-        launched = {record.nodeid: record for record in found if record.launches}
+        with running_pytest([*own, *self.words, *words], folder, environ) as process:
+            process.wait()
+        texts = read_json(path, max_bytes=_MAX_RECORDS_BYTES) if path.exists() else []
+        launched = {record.nodeid: record for record in map(TestRecord.from_text, texts) if record.launches}
         if not launched:
-            printed = (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-            raise AortaError("\n".join(["no test of this run of pytest has launched:", *printed[-_MAX_LINES:]]))
+            raise AortaError("\n".join(["no test of this run of pytest has launched:", *end_of_output(folder)]))
         return launched
 
 
@@ -147,7 +133,7 @@ def _unchanged(runs: _Runs) -> dict[str, TestRecord]:
         row.outcome is Outcome.MISSING and row.is_unrecorded for record in first.values() for row in record.verdicts
     ):
         emit(["no baseline is stored for this machine: recording one for this command alone"])
-        runs.add(f"--aorta-baselines={runs.path('baselines')}")
+        runs.words += (f"--aorta-baselines={runs.folder / 'baselines'}",)
         runs.run("--update-baselines", f"--aorta-launches={_LAUNCHES}", "--aorta-record=noisy:aorta selftest")
         first = runs.run()
     for number in range(1, _UNCHANGED_RUNS + 1):
@@ -167,7 +153,7 @@ def _try(runs: _Runs, plant: Plant, first: dict[str, TestRecord]) -> dict[str, _
     if all(gaps.values()):
         return {nodeid: _Finding(plant, not_covered=gap) for nodeid, gap in gaps.items()}
     size = max((_size(row, plant) for found in rows.values() for row in found), default=0.0)
-    mark = runs.path(f"planted {plant.name}")
+    mark = runs.folder / f"planted {plant.name}"
     launch_s = max(note.times_s.get("wall", 0.0) for record in first.values() for note in record.launches)
     limit = f"--aorta-timeout={max(_HANG_S, round(_HANG_LAUNCHES * launch_s))}"
     began_s = time.monotonic()
