@@ -179,12 +179,7 @@ def record_script(record: StepRecording) -> None:
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True)
     # A script that uses the recorder records its steps itself.
-    recorder.observe(
-        warmup=record.warmup,
-        hash_weights=record.hash_weights,
-        hash_every_step=record.hash_every_step,
-        is_asked=False,
-    )
+    recorder.observe(record, is_asked=False)
 
 
 def _run_script(script: str, args: list[str]) -> None:

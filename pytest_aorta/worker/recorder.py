@@ -22,6 +22,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
@@ -113,16 +114,13 @@ class Recorder:
         if self._timer is None and self._num_optimized.bit_count() == 1:
             self._optimizers.look(f"step {self._num_optimized}")
 
-    def observe(
-        self, *, warmup: int = 3, hash_weights: bool = False, hash_every_step: bool = False, is_asked: bool = True
-    ) -> None:
+    def observe(self, record: StepRecording = StepRecording(), *, is_asked: bool = True) -> None:  # noqa: B008
         """Record the steps of an unedited script, as :func:`record_optimizer_steps` does.
 
         If it was not asked for, this ends without a word where the script records its steps itself.
         """
         self._observer = self._observer or Observer()
-        self._observer.warmup, self._observer.hash_weights = warmup, hash_weights
-        self._observer.hash_every_step = hash_every_step
+        self._observer.record = record
         self._is_observer_asked = is_asked
         self._observer.start()
 
@@ -435,4 +433,4 @@ def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> No
         hash_weights: Whether to record the hash of each rank's parts of the parameters before the first step, after
             steps 1, 2, 4, 8 and so on, and after the last one, outside of the times. The script has to set its seeds.
     """
-    recorder.observe(warmup=warmup, hash_weights=hash_weights)
+    recorder.observe(StepRecording(warmup, hash_weights))

@@ -26,6 +26,8 @@ from pytest_aorta.verdict.statistics.variance import Variance
 # Probability that a change of twice the tolerance passes.
 MISS_RATE = 0.05
 CONFIDENCE = 0.95
+# With fewer launches, or pairs of launches, there is no regression.
+MIN_LAUNCHES_TO_FAIL = 3
 
 
 class Outcome(StrEnum):
@@ -119,14 +121,22 @@ class Rule:
     """The rule for one look.
 
     Attributes:
-        allowed, doubled: The tolerance and twice the tolerance, as differences of transformed values.
+        tolerance: The tolerance, a change on ``scale``.
+        scale: The scale on which the values were transformed.
         alarm_rate, miss_rate: The look's part of both error rates.
+        looks: Numbers of launches or pairs after which a decision is possible; after the last, every decision is final.
     """
 
-    allowed: float
-    doubled: float
+    tolerance: float
+    scale: Scale
     alarm_rate: float
     miss_rate: float
+    looks: Sequence[int]
+
+    @property
+    def allowed(self) -> float:
+        """Return the tolerance as a difference of transformed values."""
+        return self.scale.difference(self.tolerance)
 
     def beyond(self, alarm: Variance) -> float:
         """Return the effect above which there is a regression, given the variance of the effect."""
@@ -139,10 +149,9 @@ class Rule:
         miss: Variance,
         count: int,
         *,
-        can_fail: bool,
-        can_improve: bool,
-        can_pass: bool,
-        last: bool,
+        is_slower: bool,
+        is_faster: bool,
+        is_last: bool = False,
     ) -> Decision:
         """Return the decision about an effect.
 
@@ -150,18 +159,22 @@ class Rule:
             effect: The change, positive if the metric got worse.
             alarm, miss: Variance of the effect, for a regression and for a pass.
             count: Number of launches or pairs.
-            can_fail, can_improve, can_pass: Outcomes that are possible at this look.
-            last: Whether the decision is final.
+            is_slower, is_faster: Whether each launch or pair, beside the effect, shows that the metric got worse or
+                better.
+            is_last: Whether the decision is final, although more looks are left.
         """
-        allowed, doubled = self.allowed, self.doubled
-        beyond = self.beyond(alarm)
+        last = is_last or count >= self.looks[-1]
+        looked = last or count in self.looks
+        may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
+        allowed, beyond = self.allowed, self.beyond(alarm)
+        doubled = self.scale.difference(2 * self.tolerance)
         bound = effect + quantile_t(1 - self.miss_rate, miss.df) * math.sqrt(miss.value)
         outcome: Outcome | None = None
-        if can_fail and effect > beyond:
+        if may_fail and is_slower and effect > beyond:
             outcome = Outcome.REGRESSION
-        elif can_improve and -effect > beyond:
+        elif may_fail and is_faster and -effect > beyond:
             outcome = Outcome.IMPROVED
-        elif can_pass and effect <= allowed and bound < doubled and (last or effect >= -allowed):
+        elif looked and effect <= allowed and bound < doubled and (last or effect >= -allowed):
             outcome = Outcome.PASS
         elif last:
             outcome = Outcome.INCONCLUSIVE
@@ -197,7 +210,6 @@ def quantile_t(fraction: float, df: float) -> float:
 # Probability that unchanged code is called a regression, over all looks.
 PAIR_FALSE_ALARM_RATE = 1e-4
 PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
-MIN_PAIRS_TO_FAIL = 3
 # The most degrees of freedom of a prior variance, because the A/B's block may have another noise regime.
 PAIR_PRIOR_DF = 8.0
 # From this number of pairs on, the pairs alone decide, by the ranks of their launches.
@@ -242,7 +254,7 @@ def decide_pairs(
     prior = Variance(2 * variance.value, min(variance.df, PAIR_PRIOR_DF))
     values = _winsorized([worse * (here - there) for here, there in pairs], math.sqrt(prior.value))
     own, is_slower, is_faster = own_variance(values), True, True
-    num_alarms = sum(MIN_PAIRS_TO_FAIL <= look < PAIRS_WITHOUT_PRIOR for look in looks)
+    num_alarms = sum(MIN_LAUNCHES_TO_FAIL <= look < PAIRS_WITHOUT_PRIOR for look in looks)
     alarm_rate = false_alarm_rate / 2 / max(1, num_alarms)
     if count < PAIRS_WITHOUT_PRIOR:
         single = _pair_variance(prior, own)
@@ -253,20 +265,8 @@ def decide_pairs(
             num_not_worse([(sign * here, sign * there) for here, there in pairs]) <= most for sign in (worse, -worse)
         )
     error = Variance(single.value / count, single.df)
-    allowed, doubled = (scale.difference(times * tolerance) for times in (1, 2))
-    last = count >= looks[-1]
-    looked = last or count in looks
-    may_fail = looked and count >= MIN_PAIRS_TO_FAIL
-    return Rule(allowed, doubled, alarm_rate, MISS_RATE / len(looks)).decide(
-        sum(values) / count,
-        error,
-        error,
-        count,
-        can_fail=may_fail and is_slower,
-        can_improve=may_fail and is_faster,
-        can_pass=looked,
-        last=last,
-    )
+    rule = Rule(tolerance, scale, alarm_rate, MISS_RATE / len(looks), looks)
+    return rule.decide(sum(values) / count, error, error, count, is_slower=is_slower, is_faster=is_faster)
 
 
 def num_not_worse(pairs: Sequence[tuple[float, float]]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pytest_aorta.verdict.statistics.decision import (
+    MIN_LAUNCHES_TO_FAIL,
     MISS_RATE,
     Decision,
     Outcome,
@@ -20,13 +21,12 @@ from pytest_aorta.verdict.statistics.decision import (
     Scale,
     own_variance,
     quantile_t,
-)
+)  # fmt: skip
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance, quantile
 
 # Probability that unchanged code is called a regression in a comparison, over all looks.
 FALSE_ALARM_RATE = 5e-4
 LOOKS = (1, 3, 5, 7, 9, 11, 13)
-MIN_LAUNCHES_TO_FAIL = 3
 # A tolerance of fewer standard deviations of launches leaves most comparisons undecided.
 RESOLVED_BY = 2.5
 # The printed limit of a baseline is detected with this probability, by so many resamplings.
@@ -94,23 +94,11 @@ class _StoredRule:
         """
         baseline, worse = self.baseline, self.worse
         alarm, miss = self._errors(own, count)
-        allowed = self.scale.difference(self.tolerance)
+        rule = self._rule(count)
         # A single launch that another job disturbed must not decide, so every launch has to be slow.
-        all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
-        all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
-        last = is_last or count >= self.looks[-1]
-        looked = last or count in self.looks
-        may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
-        return self._rule(count).decide(
-            effect,
-            alarm,
-            miss,
-            count,
-            can_fail=may_fail and all_worse,
-            can_improve=may_fail and all_better,
-            can_pass=looked,
-            last=last,
-        )
+        is_slower = min(worse * (value - baseline.center) for value in candidate) > rule.allowed / 2
+        is_faster = max(worse * (value - baseline.center) for value in candidate) < -rule.allowed / 2
+        return rule.decide(effect, alarm, miss, count, is_slower=is_slower, is_faster=is_faster, is_last=is_last)
 
     def least_detected(self, candidate: Sequence[float]) -> float:
         """Return the smallest further change, a difference of transformed values, that makes a regression of launches.
@@ -124,9 +112,8 @@ class _StoredRule:
 
     def _rule(self, count: int) -> Rule:
         failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
-        allowed, doubled = (self.scale.difference(times * self.tolerance) for times in (1, 2))
         alarm_rate = self.false_alarm_rate / max(1, len(failing))
-        return Rule(allowed, doubled, alarm_rate, _miss_fraction(count, self.looks))
+        return Rule(self.tolerance, self.scale, alarm_rate, _miss_fraction(count, self.looks), self.looks)
 
     def _errors(self, own: Variance, count: int) -> tuple[Variance, Variance]:
         """Return the variance of the effect of ``count`` launches, for a regression and for a pass."""
