@@ -47,7 +47,7 @@ from pytest_aorta.verdict.bitwise import (
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import METRICS, check_compared
-from pytest_aorta.verdict.noise import platform_priors
+from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
@@ -199,18 +199,12 @@ class WorkloadRunner:
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch` and
                 :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
         """
-        self._test.check()
-        if self._session.bisection:
-            raise SpecError("aorta bisect: the test uses workload.compare; name a test that uses workload.check")
-        _check_steps(steps)
+        self._check_arguments("compare", label, steps)
         if locate is not None and not isinstance(locate, bool):
             raise SpecError(f"compare: locate is {locate!r}, allowed is True, False or None")
-        _check_label("compare", label)
         chosen = None if metrics is None else _names(metrics)
         if steps is None and chosen is not None:
             check_compared(chosen, METRICS)
-        if steps is not None and self._launcher.world.simulated:
-            self._test.lacks("compares values step by step, which a simulated world does not have")
         by_step, by_launch = split(chosen) if steps is not None else ([], chosen)
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)
@@ -225,8 +219,8 @@ class WorkloadRunner:
                     comparison, verdicts, partial(self._located, here, there, steps, with_launches=wants_launches)
                 )
             comparison = comparison.replace(rows=verdicts.rows)
-        priors = platform_priors(self._options.baselines_dir, here.platform, here.device, comparison.case)
         version, most = self._other_version(here, there), self._options.max_launches
+        priors = self._priors(here, comparison.case)
         pairs = PairedComparison(comparison.case, self._marked, priors, by_launch, most, version)
         facts = [[launch.facts] for launch in comparison.launches]
         comparing = in_pairs(pairs, *facts, reference_first=self._launcher.is_before(there, here))
@@ -267,16 +261,10 @@ class WorkloadRunner:
                 number of steps.
             WorkloadFailed, LaunchError, ResultError: As in :meth:`compare`.
         """
-        self._test.check()
-        if self._session.bisection:
-            raise SpecError("aorta bisect: the test uses compare_restart; name a test that uses workload.check")
-        _check_label("compare_restart", label)
+        self._check_arguments("compare_restart", label, steps)
         _check_variant("config", config, "compare_restart")
-        _check_steps(steps, "compare_restart")
         if isinstance(after, bool) or not isinstance(after, int) or not 0 < after < steps:
             raise SpecError(f"compare_restart: after is {after!r}, allowed is an integer from 1 to {steps - 1}")
-        if self._launcher.world.simulated:
-            self._test.lacks("compares values step by step, which a simulated world does not have")
         before, after_it = self._restarted(ranks)
         by_step = [*STEP_METRICS] if metrics is None else [*_names(metrics)]
         check_compared(by_step, STEP_METRICS)
@@ -291,6 +279,22 @@ class WorkloadRunner:
         comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, straight))
         verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, straight, steps, by_step))
         return self._concluded(comparison, verdicts, partial(self._located, here, straight, steps, with_launches=False))
+
+    def _check_arguments(self, method: str, label: object, steps: object) -> None:
+        """Refuse wrong arguments of a comparison of variants, and a world or a run of pytest that can't compare them.
+
+        Raises:
+            SpecError: An argument is not allowed, or a search for a commit runs the test.
+        """
+        self._test.check()
+        if self._session.bisection:
+            used = "workload.compare" if method == "compare" else method
+            raise SpecError(f"aorta bisect: the test uses {used}; name a test that uses workload.check")
+        _check_label(method, label)
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise SpecError(f"{method}: steps is {steps!r}, allowed is an integer of 1 or more, or None")
+        if steps is not None and self._launcher.world.simulated:
+            self._test.lacks("compares values step by step, which a simulated world does not have")
 
     def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
         """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.
@@ -389,32 +393,20 @@ class WorkloadRunner:
         if baseline:
             # A key that was added after the baseline was recorded had its default then.
             baseline = baseline.replace(config=self._defaults(result) | baseline.config)
-        folder = Path(comparison.baseline).parent.parent
-        priors = platform_priors(folder, result.platform, result.device, comparison.case)
-        return StoredComparison(
-            comparison.case,
-            identity(result.config),
-            baseline,
-            self._marked,
-            priors,
-            self._options.max_launches,
-            comparison.baseline,
-            workload=result.workload,
-        )
+        case, config, file = comparison.case, identity(result.config), comparison.baseline
+        priors, most = self._priors(result, case), self._options.max_launches
+        return StoredComparison(case, config, baseline, self._marked, priors, most, file, workload=result.workload)
+
+    def _priors(self, result: WorkloadResult, case: str) -> Priors:
+        return platform_priors(self._options.baselines_dir, result.platform, result.device, case)
 
     def _defaults(self, result: WorkloadResult) -> dict[str, Any]:
         launch = self._launcher.find(result)
         return identity(launch.defaults) if launch else {}
 
     def _learn(self, comparison: Comparison, result: WorkloadResult) -> Verdicts:
-        first = Baseline(
-            comparison.case,
-            self._test.record.nodeid,
-            result.platform,
-            result.workload,
-            result.config,
-            (StoredLaunch(comparison.launches[0].facts),),
-        )
+        launches, test = (StoredLaunch(comparison.launches[0].facts),), self._test.record.nodeid
+        first = Baseline(comparison.case, test, result.platform, result.workload, result.config, launches)
         learning = learn(first, self._marked, self._defaults(result), self._options)
         learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
         hashed = self._refuse_varying(comparison.case, result, is_alone=len(learned.new.baseline.launches) == 1)
@@ -461,10 +453,8 @@ class WorkloadRunner:
         if launch is None:
             raise SpecError(f"result of {result.workload!r}: not launched by this test, so no commit can be compared")
         request, only = launch.request, bisection.request.metric
-        priors = platform_priors(self._options.baselines_dir, result.platform, result.device, comparison.case)
-        pairs = PairedComparison(
-            comparison.case, self._marked, priors, only and [only], MAX_PAIRS, bisection.commits[0][:12]
-        )
+        priors, good = self._priors(result, comparison.case), bisection.commits[0][:12]
+        pairs = PairedComparison(comparison.case, self._marked, priors, only and [only], MAX_PAIRS, good)
 
         def launched(number: int) -> LaunchFacts:
             return launch_facts(passed(self._launcher.launch(request, bisection.commit(number)).result))
@@ -628,11 +618,6 @@ def _check_restarts(spec: WorkloadSpec, config: Mapping[str, Any]) -> None:
 def _without_name(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config keys of a variant."""
     return {key: value for key, value in config.items() if key != "workload"}
-
-
-def _check_steps(steps: object, method: str = "compare") -> None:
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise SpecError(f"{method}: steps is {steps!r}, allowed is an integer of 1 or more, or None")
 
 
 def _check_label(method: str, label: object) -> None:

@@ -58,22 +58,10 @@ class _Comparison(ABC):
         decided: Mapping[str, Verdict] | None,
     ) -> Verdicts:
         """Return one verdict per metric; verdicts in ``decided`` are kept."""
-        rows = [
-            (decided or {}).get(name)
-            or self._judge(
-                Row(
-                    self.case,
-                    metric_of(name, tolerance.direction),
-                    tolerance,
-                    reference,
-                    launches,
-                    others,
-                    len(launches),
-                )
-            )
-            for name, tolerance in tolerances.items()
-        ]
-        side = str(reference)
+        rows, count, side = [], len(launches), str(reference)
+        for name, tolerance in tolerances.items():
+            row = Row(self.case, metric_of(name, tolerance.direction), tolerance, reference, launches, others, count)
+            rows.append((decided or {}).get(name) or self._judge(row))
         notes, suspect = notes_on(rows, launches, others, side)
         notes += (*costs_notes(launches, others, side), *series_notes(launches))
         return Verdicts(self.case, tuple(rows), notes, suspect)
@@ -211,15 +199,9 @@ class StoredComparison(_Comparison):
         stored = self.estimate(metric)
         if len(values) < len(row.launches) or stored is None:
             return None
-        decision = decide_stored(
-            values,
-            metric_blocks(metric, [*row.others, *row.launches])[-1],
-            stored,
-            tolerance.value or 0.0,
-            max_launches=self.max_launches,
-            worse=metric.worse,
-            scale=metric.scale,
-        )
+        block = metric_blocks(metric, [*row.others, *row.launches])[-1]
+        allowed, most, worse, scale = tolerance.value or 0.0, self.max_launches, metric.worse, metric.scale
+        decision = decide_stored(values, block, stored, allowed, max_launches=most, worse=worse, scale=scale)
         center = metric.scale.from_transformed(stored.center, reference_step_ms(row.others))
         return decision, center
 
@@ -298,12 +280,6 @@ class PairedComparison(_Comparison):
         pairs = [(here, there) for here, there in zip(*sides, strict=True) if here is not None and there is not None]
         if len(pairs) < len(row.launches):
             return None
-        decision = decide_pairs(
-            pairs,
-            self.variance(metric).within,
-            row.tolerance.value or 0.0,
-            max_pairs=self.max_pairs,
-            worse=metric.worse,
-            scale=metric.scale,
-        )
+        within, allowed, most = self.variance(metric).within, row.tolerance.value or 0.0, self.max_pairs
+        decision = decide_pairs(pairs, within, allowed, max_pairs=most, worse=metric.worse, scale=metric.scale)
         return decision, middle(metric, row.others)

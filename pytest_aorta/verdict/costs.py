@@ -77,13 +77,8 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
         details.append(f"no formula is known for {brief(', '.join(sorted(unknown)))}, which counts as 0")
     if outcome is Outcome.IMPROVED:
         details.append(STALE)
-    return row.verdict(
-        outcome,
-        value=float(after),
-        baseline=float(before),
-        delta=after / before - 1 if before else None,
-        detail="; ".join(details),
-    )
+    delta = after / before - 1 if before else None
+    return row.verdict(outcome, value=float(after), baseline=float(before), delta=delta, detail="; ".join(details))
 
 
 def _excess(change: _Change, outcome: Outcome) -> float:

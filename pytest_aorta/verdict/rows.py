@@ -60,13 +60,8 @@ class Row:
         fields = {"value": self.value} | unknown | known
         if outcome is None:
             fields |= {"detail": self.late} if self.late else {"is_open": True}
-        return Verdict(
-            case=self.case,
-            metric=self.metric.name,
-            outcome=outcome or Outcome.INCONCLUSIVE,
-            reference=self.reference,
-            **fields,
-        )
+        outcome = outcome or Outcome.INCONCLUSIVE
+        return Verdict(self.case, self.metric.name, outcome, reference=self.reference, **fields)
 
     def missing(self, part: Missing, detail: str, **known: Any) -> Verdict:
         """Return the verdict *missing*. Without a value of the candidate, the state of the baseline does not matter."""
@@ -89,17 +84,11 @@ class Row:
 
     def by_decision(self, decision: Decision, center: Value, detail: str) -> Verdict:
         """Return the verdict of a decision; ``center`` is the value of the other side."""
-        change, worse = self.metric.scale.change, self.metric.worse
+        change, worse, outcome = self.metric.scale.change, self.metric.worse, decision.outcome
+        delta = change(worse * decision.effect)
         low, high = sorted(change(worse * end) for end in (decision.low, decision.high))
-        return self.decided(
-            decision.outcome,
-            STALE if decision.outcome is Outcome.IMPROVED else detail,
-            baseline=center,
-            delta=change(worse * decision.effect),
-            low=low,
-            high=high,
-            launches=decision.launches,
-        )
+        known = {"baseline": center, "delta": delta, "low": low, "high": high, "launches": decision.launches}
+        return self.decided(outcome, STALE if outcome is Outcome.IMPROVED else detail, **known)
 
     def late_hosts(self, launches: Sequence[LaunchFacts]) -> str:
         """Return text on the launches that have no value because their host was late; empty without any."""
