@@ -9,7 +9,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -112,11 +112,10 @@ class Report:
 
     ``candidate`` and ``reference`` are the names of the two sides. ``num_launches`` counts all launches, and
     ``num_failed_launches`` those of them that left no valid result. ``run`` identifies the version of a run that left
-    no result, as labels with values.
+    no result, as labels with values. ``created_at`` is in UTC.
     """
 
     title: str
-    created_at: str
     candidate: str
     reference: str
     tests: tuple[Test, ...]
@@ -124,6 +123,7 @@ class Report:
     num_launches: int = 0
     num_failed_launches: int = 0
     run: tuple[tuple[str, str], ...] = ()
+    created_at: str = field(default_factory=lambda: time.strftime(UTC_FORMAT, time.gmtime()))
 
     @property
     def cases(self) -> list[Case]:
@@ -187,7 +187,6 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     )
     return Report(
         title,
-        _utc_now(),
         "candidate",
         "baseline",
         tests,
@@ -195,11 +194,6 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
         num_launches=sum(len(record.launches) for record in records),
         num_failed_launches=sum(record.num_failed_launches for record in records),
     )
-
-
-def _utc_now() -> str:
-    """Return the present time in the format of reports."""
-    return time.strftime(UTC_FORMAT, time.gmtime())
 
 
 def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Case:
@@ -302,7 +296,6 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
     compared = sum(map(len, (*here.values(), *there.values())))
     return Report(
         f"{candidate} against {reference}",
-        _utc_now(),
         candidate,
         reference,
         tuple(tests),

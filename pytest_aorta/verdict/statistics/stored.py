@@ -21,7 +21,7 @@ from pytest_aorta.verdict.statistics.decision import (
     Scale,
     own_variance,
     quantile_t,
-)  # fmt: skip
+)
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance, quantile
 
 # Probability that unchanged code is called a regression in a comparison, over all looks.
