@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pytest_aorta.cli import report_problems
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import BaselineError, UsageError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import counted, did_you_mean, emit, output_width, table
 from pytest_aorta.verdict.baseline import (
     Baseline,

@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit

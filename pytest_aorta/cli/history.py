@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_aorta.cli import ExitCode, report_problems
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import AortaError, UsageError
-from pytest_aorta.common.files import write_text
+from pytest_aorta.common.files import raised_as, write_text
 from pytest_aorta.common.text import counted, emit, output_width, table
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.history import HistoryEntry, read_history

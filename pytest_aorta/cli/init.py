@@ -14,9 +14,8 @@ from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.run import add_shared, given_options
-from pytest_aorta.common.documents import raised_as, read_regular
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, ResultError, UsageError
-from pytest_aorta.common.files import write_text
+from pytest_aorta.common.files import raised_as, read_regular, write_text
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, did_you_mean, emit
 from pytest_aorta.launch.guarded import require_torch

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import AortaError, UsageError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import emit
 from pytest_aorta.report.data import dataset_report
 from pytest_aorta.report.write import require_packages, write_report

@@ -14,9 +14,8 @@ from typing import Any
 
 from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.cli.workloads import require_folder
-from pytest_aorta.common.documents import UnreadableFile, raised_as
 from pytest_aorta.common.errors import DevicesUnavailable, ResultError, SpecError, UsageError
-from pytest_aorta.common.files import write_json
+from pytest_aorta.common.files import UnreadableFile, raised_as, write_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
 from pytest_aorta.common.text import brief, counted, emit

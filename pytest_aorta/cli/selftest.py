@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.bisect import end_of_output, running_pytest
-from pytest_aorta.common.documents import read_json
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import read_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit, table
 from pytest_aorta.plan.plants import MEMORY, PLANTS, SLOW_RANK, Plant, Planted

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, raised_as
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, remove_scratch, write_json
+from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, raised_as, remove_scratch, write_json
 from pytest_aorta.common.model import decode, to_builtins
 from pytest_aorta.launch.leases import record_end, record_launch
 from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids

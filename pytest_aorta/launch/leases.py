@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import LeaseError
+from pytest_aorta.common.files import UnreadableFile, parse_json
 from pytest_aorta.common.model import Model, convert, to_builtins
 from pytest_aorta.launch.sweep import end_processes, is_alive, pid_namespace, processes_of, start_ticks
 from pytest_aorta.plan.device_kind import Device

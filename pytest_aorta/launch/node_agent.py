@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, raised_as
 from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
-from pytest_aorta.common.files import PACKAGE_ROOT, files_below, write_json
+from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, files_below, raised_as, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.guarded import GuardedLaunch
 from pytest_aorta.launch.leases import LeasedWorld, lease

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, raised_as, read_json
-from pytest_aorta.common.files import write_json
+from pytest_aorta.common.files import UnreadableFile, raised_as, read_json, write_json
 from pytest_aorta.launch.guarded import start_watcher, with_own_code
 from pytest_aorta.launch.node_agent import (
     LOST_S,

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, files_below
+from pytest_aorta.common.files import PACKAGE_ROOT, files_below, raised_as
 from pytest_aorta.launch.guarded import (
     ForkedGuard,
     GuardStarter,

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Model
 from pytest_aorta.plan.device_kind import (
     AMD,

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, raised_as, read_bytes
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import UnreadableFile, raised_as, read_bytes
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.text import brief, filled
 

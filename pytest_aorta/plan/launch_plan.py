@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Count, Model, convert
 from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.options import LauncherKind

@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.profiler import PROFILERS, TORCH, ProfilerSchedule
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, write_link, write_text
+from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, raised_as, write_link, write_text
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import did_you_mean

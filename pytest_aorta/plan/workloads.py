@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from msgspec import Meta, field, structs
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, raised_as
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.files import UnreadableFile, parse_json, raised_as
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean, filled, names_in

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import AortaError, BaselineError, UsageError
-from pytest_aorta.common.files import files_below
+from pytest_aorta.common.files import UnreadableFile, files_below, read_json
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file

@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.files import write_json_rows
+from pytest_aorta.common.files import raised_as, write_json_rows
 from pytest_aorta.common.model import convert, read_model
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.adapter import FIRST

@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, raised_as, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError
-from pytest_aorta.common.files import write_text
+from pytest_aorta.common.files import UnreadableFile, raised_as, read_bytes, write_text
 from pytest_aorta.common.model import Model, Platform, Positive, Text, decode, to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options import Options

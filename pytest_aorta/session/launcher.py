@@ -18,9 +18,8 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from pytest_aorta.common.documents import raised_as
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
-from pytest_aorta.common.files import create_numbered_folder, slug
+from pytest_aorta.common.files import create_numbered_folder, raised_as, slug
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program

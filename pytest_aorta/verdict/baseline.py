@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, field
 
-from pytest_aorta.common.documents import raised_as, read_json
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.common.files import locked, slug, write_text
+from pytest_aorta.common.files import locked, raised_as, read_json, slug, write_text
 from pytest_aorta.common.model import Model, Platform, Positive, Text, convert, to_builtins
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.result.facts import LaunchFacts

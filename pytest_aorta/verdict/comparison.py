@@ -19,8 +19,8 @@ from pytest_aorta.verdict.applicability import (
     without_costs,
 )
 from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.by_rank import costs_notes, judge_costs, judge_curves, series_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
-from pytest_aorta.verdict.costs import costs_notes, judge_costs
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, metric_of, middle
 from pytest_aorta.verdict.noise import (
     RESET,
@@ -34,7 +34,6 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import Row
-from pytest_aorta.verdict.series import judge_curves, series_notes
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate

@@ -13,7 +13,7 @@ from pytest_aorta.worker.overlap import capture_overlap, profiled
 from pytest_aorta.worker.recorder import Recorder, record_optimizer_steps, recorder
 from pytest_aorta.worker.simulation import drop_data, is_simulated, peak_memory, without_data
 from pytest_aorta.worker.spans import Handle, StreamSpans, Transfer
-from pytest_aorta.worker.timing import Delay, StepTimer, measure
+from pytest_aorta.worker.steps import Delay, StepTimer, measure
 from pytest_aorta.worker.weight_hash import (
     LocalShard,
     WeightHash,

@@ -37,12 +37,11 @@ from pytest_aorta.result.series import Series, digest
 from pytest_aorta.result.trace.costs import Costs, joined
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import own_device
-from pytest_aorta.worker.costs import StepCounter, calls_by_step
 from pytest_aorta.worker.finite import Optimizers, modules, refuse_value
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
-from pytest_aorta.worker.timing import Progress, StepTimer
+from pytest_aorta.worker.steps import Progress, StepCounter, StepTimer, calls_by_step
 from pytest_aorta.worker.weight_hash import LocalHashes
 
 _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]

@@ -27,12 +27,11 @@ from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHa
 from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.accelerator import memory_in_use, on_accelerator, own_device
-from pytest_aorta.worker.costs import StepCounter
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
 from pytest_aorta.worker.observing import STEPS_TO_COUNT, Observer
 from pytest_aorta.worker.simulation import is_simulated
-from pytest_aorta.worker.timing import StepTimer, run_canary
+from pytest_aorta.worker.steps import StepCounter, StepTimer, run_canary
 from pytest_aorta.worker.weight_hash import hash_parameters, logical_name
 
 _NOT_COUNTED = (

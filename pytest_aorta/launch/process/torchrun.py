@@ -20,8 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, raised_as
-from pytest_aorta.common.files import write_json
+from pytest_aorta.common.files import UnreadableFile, raised_as, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.process.rank import ask_for_evidence, without_collection
 from pytest_aorta.launch.watch import is_readable

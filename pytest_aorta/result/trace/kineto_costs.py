@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_aorta.result.trace.costs import CollectiveCost, Costs
 from pytest_aorta.result.trace.families import family_of, is_copy
-from pytest_aorta.result.trace.kineto_events import (
+from pytest_aorta.result.trace.kineto import (
     DTYPES,
     Event,
     begin_of,

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, field
 
-from pytest_aorta.common.documents import raised_as, read_bytes
 from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.files import raised_as, read_bytes
 from pytest_aorta.common.model import Count, Finite, Milliseconds, Model, Positive, TensorHash, decode, read_rank_file
 from pytest_aorta.result.folder import OPERATORS_FILE, TELEMETRY_FILE, rank_folder
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
