@@ -15,7 +15,7 @@ from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import to_json
-from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.processes import start_apart, terminable
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.plan.reference import commit_of, first_parents, setup_program
 from pytest_aorta.session.search import SearchRequest
@@ -109,15 +109,8 @@ def running_pytest(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run pytest while the body runs, with its output in a file of a folder if one is given."""
     with (folder / OUTPUT_FILE).open("wb") if folder else nullcontext() as output, terminable():
-        # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environ,
-            start_new_session=True,
-        )
+        # Ctrl-C reaches pytest only once: as SIGTERM, when this process ends pytest.
+        process = start_apart([sys.executable, "-m", "pytest", *arguments], output, environ)
         try:
             yield process
         finally:

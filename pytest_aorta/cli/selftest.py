@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     for nodeid, findings in found.items():
         emit([f"{nodeid}:", *table([_HEADS, *(finding.cells for finding in findings)], indent="  ")])
     every = [finding for findings in found.values() for finding in findings]
-    slipped = [finding for finding in every if finding.is_slip]
+    slipped = [finding for finding in every if not (finding.evidence or finding.not_covered)]
     not_covered = sum(finding.not_covered != "" for finding in every)
     emit([
         f"{counted(len(every), 'fault')} planted in {counted(len(found), 'test')}: "
@@ -75,10 +75,6 @@ class _Finding:
     not_covered: str = ""
     launches: int = 0
     seconds: float = 0.0
-
-    @property
-    def is_slip(self) -> bool:
-        return not (self.evidence or self.not_covered)
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -148,7 +144,10 @@ def _unchanged(runs: _Runs) -> dict[str, TestRecord]:
 
 def _try(runs: _Runs, plant: Plant, first: dict[str, TestRecord]) -> dict[str, _Finding]:
     """Return what each test makes of a fault."""
-    rows = {nodeid: _rows(record, plant) for nodeid, record in first.items()}
+    rows = {
+        nodeid: [row for row in record.verdicts if row.metric in plant.metrics and row.outcome in _DECIDED]
+        for nodeid, record in first.items()
+    }
     gaps = {nodeid: _gap(first[nodeid], plant) if plant.metrics and not rows[nodeid] else "" for nodeid in first}
     if all(gaps.values()):
         return {nodeid: _Finding(plant, not_covered=gap) for nodeid, gap in gaps.items()}
@@ -167,10 +166,6 @@ def _try(runs: _Runs, plant: Plant, first: dict[str, TestRecord]) -> dict[str, _
             record = changed[nodeid]
             found[nodeid] = _Finding(plant, _evidence(record, plant), "", len(record.launches), seconds)
     return found
-
-
-def _rows(record: TestRecord, plant: Plant) -> list[Verdict]:
-    return [row for row in record.verdicts if row.metric in plant.metrics and row.outcome in _DECIDED]
 
 
 def _gap(record: TestRecord, plant: Plant) -> str:

@@ -26,6 +26,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, raised_as, remove_scratch, write_json
 from pytest_aorta.common.model import decode, to_builtins
+from pytest_aorta.common.processes import start_apart
 from pytest_aorta.launch.leases import record_end, record_launch
 from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids
 from pytest_aorta.launch.watch import is_readable
@@ -398,17 +399,7 @@ def start_watcher(
 ) -> subprocess.Popen[bytes]:
     """Start the program that watches a launch; it inherits the open files ``fds`` and the launch's leases."""
     with (plan.run_dir / names.AGENT_LOG).open("wb") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=plan.folder,
-            env=environ,
-            pass_fds=(*fds, *plan.lease_fds),
-            # A Ctrl-C in the terminal must reach only pytest, which then ends the launch through the lifeline.
-            start_new_session=True,
-        )
+        return start_apart(command, log, environ, plan.folder, (*fds, *plan.lease_fds))
 
 
 def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:

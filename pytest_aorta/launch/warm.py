@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below, raised_as
+from pytest_aorta.common.processes import start_apart
 from pytest_aorta.launch.guarded import (
     ForkedGuard,
     GuardStarter,
@@ -132,17 +133,8 @@ class ForkServer:
         # The server belongs to no launch; the guards that it forks write their launch's id over the value.
         own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
         with raised_as(_ServerUnfit, f"the server can't be started in {plan.cwd}: "), servers_end:
-            self._process = subprocess.Popen(
-                [*program, str(servers_end.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                cwd=plan.cwd,
-                env=own,
-                pass_fds=(servers_end.fileno(),),
-                # A Ctrl-C in the terminal must reach only pytest.
-                start_new_session=True,
-            )
+            command = [*program, str(servers_end.fileno()), str(os.getpid())]
+            self._process = start_apart(command, self._log, own, plan.cwd, [servers_end.fileno()])
         self.limit_s = plan.timeout_s
         try:
             self._reply(START_S)

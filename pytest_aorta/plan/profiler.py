@@ -92,17 +92,9 @@ def _switch(name: str) -> bool:
 def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
     """Return the words that precede torchrun's command line, none for ``torch``; traces go to the run folder."""
     if profiler == NSYS:
-        return [
-            NSYS,
-            "profile",
-            f"--output={run_dir / NSYS}",
-            "--trace=cuda,nvtx,osrt",
-            # Sampling of host code needs a privilege that containers lack.
-            "--sample=none",
-            "--cpuctxsw=none",
-            "--capture-range=none",
-            "--wait=all",
-        ]
+        traces = [f"--output={run_dir / NSYS}", "--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"]
+        # Sampling of host code needs a privilege that containers lack.
+        return [NSYS, "profile", *traces, "--sample=none", "--cpuctxsw=none"]
     if profiler == ROCPROFV3:
         traces = ["--kernel-trace", "--memory-copy-trace"]
         return [ROCPROFV3, *traces, "--output-format", "pftrace", "-d", str(run_dir / ROCPROFV3), "--"]

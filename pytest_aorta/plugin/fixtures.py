@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, DevicesUnavailable, hide_frames
 from pytest_aorta.common.files import slug
+from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
-from pytest_aorta.plan.world import resolve_world
-from pytest_aorta.plugin.header import header
+from pytest_aorta.plan.world import CPU_WORLD_SIZE, World, num_usable_gpus, resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
@@ -205,3 +206,25 @@ def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str
         return ""
     # The message of an AortaError is complete; for any other error the traceback helps.
     return str(call.excinfo.value) if isinstance(call.excinfo.value, AortaError) else report.longreprtext
+
+
+def header(options: Options, devices: Sequence[Device]) -> str:
+    """Return the devices, torch, platform and baselines of this run in one line."""
+    usable = num_usable_gpus(options, devices)
+    models = sorted({device.model for device in devices[:usable]})
+    where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
+    used = tuple(devices[:usable])
+    world = World(usable, used[0].kind, used) if used else World(CPU_WORLD_SIZE, DeviceKind.CPU)
+    if options.without_gpus == WithoutGpus.SIMULATE:
+        where += ", missing GPUs simulated"
+    if options.nnodes > 1:
+        where += f" on each of {options.nnodes} nodes"
+    folder = str(options.baselines_dir).removeprefix(f"{options.rootdir}/")
+    return f"aorta: {where}, torch {_torch_version()}, platform {world.platform}, baselines {folder}"
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "not installed"

@@ -18,7 +18,7 @@ from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.series import SeriesFacts, first_other_weights
+from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
@@ -550,7 +550,7 @@ class WorkloadRunner:
             return comparison
         # The launch of the baseline that has the hashes of every step.
         recorded = baseline.center_launches if baseline else []
-        there = launch_facts(other) if other else max(recorded, key=lambda facts: sum(map(_num_hashed, facts.series)))
+        there = launch_facts(other) if other else max(recorded, key=_num_hashes)
         where = first_other_weights(launch_facts(here).series, there.series)
         note = where or "no weights differ, so launches of the same code differ"
         return comparison.replace(notes=(*comparison.notes, f"launched once more with hashes of every step: {note}"))
@@ -589,8 +589,8 @@ class WorkloadRunner:
         return there.plan.reference.name if is_same else ""
 
 
-def _num_hashed(series: SeriesFacts) -> int:
-    return len(series.weights)
+def _num_hashes(facts: LaunchFacts) -> int:
+    return sum(len(series.weights) for series in facts.series)
 
 
 def _with_every_step(new: NewLaunches, hashed: LaunchFacts) -> NewLaunches:

@@ -8,8 +8,7 @@ from typing import Any
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
-from pytest_aorta.result.trace.costs import Cost
-from pytest_aorta.result.trace.profiled_steps import AS_RUN
+from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import (
     METRICS,

@@ -26,8 +26,14 @@ from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
-from pytest_aorta.verdict.statistics.decision import MIN_LAUNCHES_TO_FAIL, Outcome, Scale
-from pytest_aorta.verdict.statistics.stored import LOOKS, RESOLVED_BY, detectable
+from pytest_aorta.verdict.statistics.decision import (
+    LOOKS,
+    MIN_LAUNCHES_TO_FAIL,
+    RESOLVED_BY,
+    Outcome,
+    Scale,
+    detectable,
+)
 from pytest_aorta.verdict.statistics.variance import Estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 

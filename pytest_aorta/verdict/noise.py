@@ -15,8 +15,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance
-from pytest_aorta.verdict.statistics.decision import Scale
-from pytest_aorta.verdict.statistics.stored import least_tolerance
+from pytest_aorta.verdict.statistics.decision import Scale, least_tolerance
 from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
 
 RESET = "--update-baselines --aorta-record=replace"

@@ -22,8 +22,7 @@ from pytest_aorta.verdict.applicability import (
 )
 from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Tolerance, Value, middle
 from pytest_aorta.verdict.noise import RESET
-from pytest_aorta.verdict.statistics.decision import MIN_LAUNCHES_TO_FAIL, Decision, Outcome
-from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE
+from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL, Decision, Outcome
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
 
 STALE = f"the baseline is stale; record the better value with {RESET}"

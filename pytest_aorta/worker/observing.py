@@ -34,8 +34,7 @@ from pytest_aorta.common.text import brief, counted
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series, digest
-from pytest_aorta.result.trace.costs import Costs, joined
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.finite import Optimizers, modules, refuse_value
 from pytest_aorta.worker.layout import is_dtensor, local_part
@@ -428,7 +427,8 @@ class Observer:
         is_chosen = is_chosen or (self.record.hash_every_step and found.num_steps <= _MOST_EVERY)
         found.is_hash_due = is_chosen and self._is_counting
         # What the recorder computes must not count among the costs of a step.
-        if (is_chosen or self._is_look_due()) and not (self._is_counting or self._is_simulated):
+        is_look_due = time.perf_counter() - self._looked_s > self._look_s / _CHECKING
+        if (is_chosen or is_look_due) and not (self._is_counting or self._is_simulated):
             with ExitStack() as paused:
                 for one in self._all:
                     paused.enter_context(one.timer.paused())
@@ -459,9 +459,6 @@ class Observer:
         named = self.optimizers.named
         self._all.append(_Optimized(optimizer, named, self._device, self.record.warmup, hash_every_step=every))
         return self._all[-1]
-
-    def _is_look_due(self) -> bool:
-        return time.perf_counter() - self._looked_s > self._look_s / _CHECKING
 
     def _look(self, found: _Optimized) -> None:
         began_s = time.perf_counter()
@@ -497,7 +494,7 @@ class Observer:
             if one not in covered:
                 covered |= one.counted_with
                 parts.append(counter.costs())
-        return joined(parts) if parts else None
+        return joined_costs(parts) if parts else None
 
     def end(self) -> None:
         """Look at the parameters and hash them once more, where the optimizers still exist; after the script."""

@@ -34,7 +34,6 @@ from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import TORCH, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
     FEWER,
@@ -52,6 +51,7 @@ from pytest_aorta.result.trace.overlap import PartAhead, is_too_late, joined_ahe
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
     CollectiveCalls,
+    Costs,
     HeadStart,
     Profile,
     StepOverlap,

@@ -24,8 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
-from pytest_aorta.result.trace.costs import Costs
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 from pytest_aorta.worker.accelerator import memory_in_use, on_accelerator, own_device
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
@@ -223,7 +222,9 @@ class Recorder:
         if is_simulated():
             return
         self.refuse_non_finite()
-        refuse_parameters(model.named_parameters(), rank, f"after {self._step_word} {steps}")
+        # Steps of an unedited script are counted as its user counts them.
+        step = "step" if self._observer else "measured step"
+        refuse_parameters(model.named_parameters(), rank, f"after {step} {steps}")
         self.hash_weights(steps, model.named_parameters())
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -237,11 +238,6 @@ class Recorder:
     @property
     def _num_steps(self) -> int:
         return self._observer.num_steps if self._observer else self._timer.num_steps if self._timer else 0
-
-    @property
-    def _step_word(self) -> str:
-        """The word for a step with a number; those of an unedited script are counted as its user counts them."""
-        return "step" if self._observer else "measured step"
 
     def refuse_non_finite(self) -> None:
         """Check the losses, the gradient norms, and the parameters after each step; not collective.

@@ -36,9 +36,9 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import ARRIVALS_FILE
-from pytest_aorta.result.trace.costs import Costs
 from pytest_aorta.result.trace.kineto import BOUNDARY, TraceTooLarge, check_size, excess, parse_trace
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
+from pytest_aorta.result.trace.profiled_steps import Costs
 from pytest_aorta.result.trace.rank_files import Arrivals, flight_records
 from pytest_aorta.worker.accelerator import (
     Moment,

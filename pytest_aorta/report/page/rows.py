@@ -373,9 +373,9 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     }
 
 
-def _encoded(values: npt.ArrayLike) -> str:
-    """Return the values as little-endian float32 in base64."""
-    return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
+def encoded(values: npt.ArrayLike, kind: str = "<f4") -> str:
+    """Return the values as numbers of a kind, little-endian float32, in base64."""
+    return base64.b64encode(np.asarray(values, dtype=kind).tobytes()).decode("ascii")
 
 
 def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
@@ -388,7 +388,7 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
         "number": launch.number,
         "block": block,
         "num_steps": times_ms.shape[1],
-        "ranks": [_encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
+        "ranks": [encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
     }
 
 
@@ -438,7 +438,7 @@ def _timeline(launches: Sequence[Launch]) -> dict[str, Any] | None:
             ends = [end for lanes in ranks for intervals in lanes.values() for _, end in intervals]
             return {
                 "step_ms": max([*steps, *ends]),
-                "ranks": [{name: _encoded(lane) for name, lane in lanes.items()} for lanes in ranks],
+                "ranks": [{name: encoded(lane) for name, lane in lanes.items()} for lanes in ranks],
             }
     return None
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_aorta.result.trace.costs import CollectiveCost, Costs
 from pytest_aorta.result.trace.families import family_of, is_copy
 from pytest_aorta.result.trace.kineto import (
     DTYPES,
@@ -24,7 +23,7 @@ from pytest_aorta.result.trace.kineto import (
     is_on_device,
     is_runtime_call,
 )
-from pytest_aorta.result.trace.profiled_steps import Collective
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Costs
 
 # The operator through which each collective of a process group passes, whichever backend serves it.
 _COLLECTIVES = "c10d::"

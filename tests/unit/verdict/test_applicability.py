@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.result.trace.costs import Costs, CostsOfRanks
+from pytest_aorta.result.trace.profiled_steps import Costs, CostsOfRanks
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, changed_settings, identity
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
