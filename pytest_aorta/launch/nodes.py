@@ -17,17 +17,7 @@ from typing import Any
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import UnreadableFile, raised_as, read_json, write_json
 from pytest_aorta.launch.guarded import start_watcher, with_own_code
-from pytest_aorta.launch.node_agent import (
-    LOST_S,
-    TICK_S,
-    Heart,
-    Hello,
-    Orders,
-    Pulse,
-    own_hello,
-    read,
-    write,
-)
+from pytest_aorta.launch.node_agent import LOST_S, TICK_S, Heart, Hello, Orders, Pulse, own_hello, read, write
 from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, descendants, prctl, prepare_agent
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.launch.watch import is_readable

@@ -18,15 +18,7 @@ from typing import Any, Protocol
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Model
-from pytest_aorta.plan.device_kind import (
-    AMD,
-    CUDA_VARIABLE,
-    HIDDEN,
-    HIP_VARIABLE,
-    NVIDIA,
-    ROCR_VARIABLE,
-    Device,
-)
+from pytest_aorta.plan.device_kind import AMD, CUDA_VARIABLE, HIDDEN, HIP_VARIABLE, NVIDIA, ROCR_VARIABLE, Device
 
 # Device file of the AMD driver; without it no tool of ROCm is called.
 AMD_DRIVER = Path("/dev/kfd")

@@ -19,10 +19,7 @@ PROFILERS = (TORCH, NSYS, ROCPROFV3)
 WRAPPERS = (NSYS, ROCPROFV3)
 # A profiler takes minutes to write its traces after the last rank has its result.
 WRAPPED_STRAGGLER_S = 600.0
-_WHERE = {
-    NSYS: "it is part of NVIDIA Nsight Systems",
-    ROCPROFV3: "it is part of ROCm, in /opt/rocm/bin",
-}
+_WHERE = {NSYS: "it is part of NVIDIA Nsight Systems", ROCPROFV3: "it is part of ROCm, in /opt/rocm/bin"}
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,7 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.learning import (
-    NewLaunches,
-    detection_lines,
-    launches_to_learn,
-    left_out,
-)
+from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, left_out
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
 from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome

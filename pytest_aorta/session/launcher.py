@@ -29,13 +29,7 @@ from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
-from pytest_aorta.plan.launch_plan import (
-    LaunchPlan,
-    LaunchRequest,
-    at_reference,
-    limits_under,
-    script_settings,
-)
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under, script_settings
 from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
@@ -392,10 +386,7 @@ class DistributedWorld:
         return self._launch_words(Path(script).name, target, _words(str(script), args), environment, settings)
 
     def launch_command(
-        self,
-        command: tuple[str, ...] | list[str],
-        environment: Mapping[str, str] | None = None,
-        **settings: Any,
+        self, command: tuple[str, ...] | list[str], environment: Mapping[str, str] | None = None, **settings: Any
     ) -> WorkloadResult:
         """Launch a command that starts its own ranks, such as ``["accelerate", "launch", "train.py"]``.
 

@@ -188,8 +188,7 @@ class Telemetry:
         if not self.captures:
             profiled = enumerate(result.profile.steps, num_steps)
             lines = chain(
-                lines,
-                ({"step": number, "step_time_ms": step.step_ms} | _of_step(step) for number, step in profiled),
+                lines, ({"step": number, "step_time_ms": step.step_ms} | _of_step(step) for number, step in profiled)
             )
         path = folder / TELEMETRY_FILE
         write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), durable=False)

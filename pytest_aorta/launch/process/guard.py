@@ -418,13 +418,7 @@ def _start_torchrun(argv: list[str]) -> int:
     """Start the agent's program and return its process id."""
     prepare = partial(prepare_agent, os.getpid())
     environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
-    return subprocess.Popen(
-        argv,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=prepare,
-    ).pid
+    return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
 
 
 def main() -> None:
