@@ -20,8 +20,7 @@ from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
 from pytest_aorta.common.text import brief, counted, emit
 from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
-from pytest_aorta.plan.profiler import check_profiler
+from pytest_aorta.plan.options import OPTIONS, Options, check_profiler, integer_from, make_options
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, launch_facts

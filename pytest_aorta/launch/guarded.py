@@ -33,8 +33,7 @@ from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import wrapper_command
+from pytest_aorta.plan.options import LauncherKind, wrapper_command
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s

@@ -30,8 +30,7 @@ from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.sweep import unmarked
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.options import WRAPPERS, LauncherKind
 from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.outcome import LaunchOutcome
 

@@ -13,8 +13,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Count, Model, convert
 from pytest_aorta.plan.adapter import Adapter
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
+from pytest_aorta.plan.options import WRAPPED_STRAGGLER_S, WRAPPERS, LauncherKind, ProfilerSchedule
 from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workloads import (
     ENVIRONMENT_KEY,

@@ -24,10 +24,10 @@ from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
 from pytest_aorta.session.record import Comparison, Side, TestRecord
 from pytest_aorta.session.rounds import failed_checks_text
-from pytest_aorta.verdict.applicability import changed_settings, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.rows import changed_settings, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 

@@ -30,8 +30,7 @@ from pytest_aorta.common.model import (
     UtcTime,
     WeightHash,
 )  # fmt: skip
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.options import WRAPPERS, LauncherKind
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.series import SeriesFacts, described, diverged, series_facts

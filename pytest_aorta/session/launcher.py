@@ -30,8 +30,7 @@ from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under, script_settings
-from pytest_aorta.plan.options import LauncherKind, Options
-from pytest_aorta.plan.profiler import TORCH, WRAPPERS
+from pytest_aorta.plan.options import TORCH, WRAPPERS, LauncherKind, Options
 from pytest_aorta.plan.reference import AnyReference, References
 from pytest_aorta.plan.workloads import (
     ENVIRONMENT_KEY,

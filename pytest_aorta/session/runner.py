@@ -32,7 +32,6 @@ from pytest_aorta.session.rounds import (
     with_both,
 )
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
-from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import (
     STEP_METRICS,
@@ -48,6 +47,7 @@ from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.noise import Priors, platform_priors
+from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 

@@ -9,15 +9,6 @@ from typing import Any
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.applicability import (
-    choose_tolerances,
-    has_costs,
-    other_setup,
-    other_steps,
-    profiled,
-    under_profiler,
-    without_costs,
-)
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import costs_notes, judge_costs, judge_curves, series_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
@@ -33,7 +24,16 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import Row
+from pytest_aorta.verdict.rows import (
+    Row,
+    choose_tolerances,
+    has_costs,
+    other_setup,
+    other_steps,
+    profiled,
+    under_profiler,
+    without_costs,
+)
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
@@ -132,7 +132,7 @@ class StoredComparison(_Comparison):
         ``decided`` maps metrics to verdicts of fewer launches. These verdicts are kept.
 
         Raises:
-            SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
+            SpecError: As in :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
         # A baseline that is older than costs stays valid.
@@ -242,7 +242,7 @@ class PairedComparison(_Comparison):
 
         Raises:
             SpecError: ``only`` is empty or names an unknown metric, or as in
-                :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
+                :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if not self.version:

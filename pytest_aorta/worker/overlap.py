@@ -31,7 +31,7 @@ from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes
-from pytest_aorta.plan.profiler import TORCH, ProfilerSchedule
+from pytest_aorta.plan.options import TORCH, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.kineto import (

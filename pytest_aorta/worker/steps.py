@@ -34,7 +34,7 @@ from torch.autograd.profiler import profile, record_function
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.kineto import BOUNDARY, TraceTooLarge, check_size, excess, parse_trace
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step

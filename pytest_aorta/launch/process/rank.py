@@ -28,7 +28,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import STACKS_S, die_with
-from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import STARTED, leave_mark
 from pytest_aorta.result.trace.rank_files import flight_records

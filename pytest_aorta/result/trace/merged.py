@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.files import write_bytes
-from pytest_aorta.plan.profiler import NSYS, ROCPROFV3, TORCH
+from pytest_aorta.plan.options import NSYS, ROCPROFV3, TORCH
 from pytest_aorta.result.folder import RANKS_FOLDER, TRACES
 from pytest_aorta.result.trace.kineto import read_trace
 
