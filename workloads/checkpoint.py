@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 
-def save(folder: str, model: nn.Module, optimizer: torch.optim.AdamW) -> None:
-    """Write the logical tensors, each part once; collective over the world."""
-    save_checkpoint(_named_tensors(model, optimizer), checkpoint_id=folder)
+def save(
+    folder: str, model: nn.Module, optimizer: torch.optim.AdamW, *, is_async: bool = False
+) -> Callable[[], object]:
+    """Write the logical tensors, each part once, and return a function that waits for the end; collective.
+
+    Args:
+        is_async: Write a copy in a thread, while the caller trains further steps.
+    """
+    tensors = _named_tensors(model, optimizer)
+    if not is_async:
+        save_checkpoint(tensors, checkpoint_id=folder)
+        return lambda: None
+    # The thread's collectives have a group of their own, since those of training run meanwhile.
+    pending = async_save(tensors, checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
+    assert isinstance(pending, Future)  # of the default stager
+    return pending.result
 
 
 def load(folder: str, model: nn.Module, optimizer: torch.optim.AdamW) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .common.rules import ABSOLUTE, CHECKPOINT_RULES, Rule, check_rules, is_relative
@@ -43,28 +43,14 @@ def _odd_for_experts(c: Any) -> bool:
     return bool(c.num_experts and (c.dim % multiple or width // c.tensor_parallel_degree % multiple))
 
 
-_EVEN = "ranks of tensor parallelism split it evenly; use a multiple"
-_WITH_STEP: dict[str, Callable[[Any], object]] = {
-    "pipeline_parallel_degree": lambda degree: degree > 1,
-    "compile_loss": bool,
-    "hash_operators_step": bool,
-    "hash_tensors": _has_boundaries,
-    "fault": lambda fault: fault.get("kind") == "drop_gradient",
-}
-_WITH_CAPTURE: dict[str, Callable[[Any], object]] = {
-    "gradient_accumulation": lambda count: count > 1,
-    "num_experts": bool,
-    "fault": lambda fault: fault.get("kind") in ("operator_output", "operator_input"),
-}
+_ONE_GRAPH = "forward, loss and backward are one graph"
+_REPLAYED = "a step replays the kernels of one captured run"
 
 
-def _refused(key: str, value: object, others: Mapping[str, Callable[[Any], object]], reason: str) -> list[Rule]:
-    """Return a rule for each of ``others``, which a config with that value of ``key`` can't ask for."""
-
-    def rule(other: str, asks: Callable[[Any], object]) -> Rule:
-        return f"{key} {other}", lambda c: getattr(c, key) == value and asks(getattr(c, other)), reason
-
-    return [rule(other, asks) for other, asks in others.items()]
+def _splits_evenly(key: str) -> Rule:
+    """Return the rule that ranks of tensor parallelism split the value of ``key``, which may be null, evenly."""
+    reason = "ranks of tensor parallelism split it evenly; use a multiple"
+    return f"tensor_parallel_degree {key}", lambda c: (getattr(c, key) or 0) % c.tensor_parallel_degree, reason
 
 
 # fmt: off
@@ -80,11 +66,7 @@ _SHARED: tuple[Rule, ...] = (
     ("context_parallel_degree seq_len",
      lambda c: c.context_parallel_degree > 1 and c.seq_len % (2 * c.context_parallel_degree),
      "each rank takes two chunks; seq_len is a multiple of 2 x context_parallel_degree"),
-    ("tensor_parallel_degree n_heads", lambda c: c.n_heads % c.tensor_parallel_degree, _EVEN),
-    ("tensor_parallel_degree n_kv_heads", lambda c: c.n_kv_heads % c.tensor_parallel_degree, _EVEN),
-    ("tensor_parallel_degree ffn_hidden", lambda c: c.ffn_hidden % c.tensor_parallel_degree, _EVEN),
-    ("tensor_parallel_degree moe_inter_dim", lambda c: (c.moe_inter_dim or 0) % c.tensor_parallel_degree, _EVEN),
-    ("tensor_parallel_degree vocab_size", lambda c: c.vocab_size % c.tensor_parallel_degree, _EVEN),
+    *map(_splits_evenly, ("n_heads", "n_kv_heads", "ffn_hidden", "moe_inter_dim", "vocab_size")),
     ("tensor_parallel_degree context_parallel_degree seq_len",
      lambda c: c.seq_len // c.context_parallel_degree % c.tensor_parallel_degree,
      "ranks of tensor parallelism split a rank's positions evenly; use a multiple"),
@@ -197,12 +179,20 @@ _OWN: dict[str, tuple[Rule, ...]] = {
          "collectives are ordered by estimated times, which differ where ranks attend to more of a sequence"),
         ("dump_graphs", lambda c: is_relative(c.dump_graphs), ABSOLUTE),
         ("trace backend", lambda c: c.trace == "step" and c.backend == "eager", "no graph computes the gradients"),
-        *_refused("trace", "step", _WITH_STEP, "forward, loss and backward are one graph"),
+        ("trace pipeline_parallel_degree",
+         lambda c: c.trace == "step" and c.pipeline_parallel_degree > 1, _ONE_GRAPH),
+        ("trace compile_loss", lambda c: c.trace == "step" and c.compile_loss, _ONE_GRAPH),
+        ("trace hash_operators_step", lambda c: c.trace == "step" and c.hash_operators_step, _ONE_GRAPH),
+        ("trace hash_tensors", lambda c: c.trace == "step" and _has_boundaries(c.hash_tensors), _ONE_GRAPH),
+        ("trace fault", lambda c: c.trace == "step" and c.fault.get("kind") == "drop_gradient", _ONE_GRAPH),
         ("cuda_graphs trace backend", lambda c: c.cuda_graphs and (c.trace, c.backend) != ("step", "aot_eager"),
          "the graph of a whole step is captured; use trace step and backend aot_eager"),
         ("cuda_graphs device ranks", lambda c: c.cuda_graphs and (c.device, c.ranks) != ("cuda", 1),
          "a captured step has no collectives; use one rank on a CUDA device"),
-        *_refused("cuda_graphs", True, _WITH_CAPTURE, "a step replays the kernels of one captured run"),
+        ("cuda_graphs gradient_accumulation", lambda c: c.cuda_graphs and c.gradient_accumulation > 1, _REPLAYED),
+        ("cuda_graphs num_experts", lambda c: c.cuda_graphs and c.num_experts, _REPLAYED),
+        ("cuda_graphs fault",
+         lambda c: c.cuda_graphs and c.fault.get("kind") in ("operator_output", "operator_input"), _REPLAYED),
     ),
 }
 # fmt: on

@@ -15,7 +15,6 @@ from pytest_aorta.worker import (
     RankResult,
     StepTimer,
     Telemetry,
-    Workload,
     environment_facts,
     is_simulated,
     measure,
@@ -29,14 +28,14 @@ from .common.collectives import all_gather
 from .common.determinism import use_deterministic_algorithms
 from .common.gradients import clip_factor, clip_gradients, total_norm, whole_norm
 from .common.learning_rate import LearningRate
-from .common.result import leave_process_group, peak_memory_metrics, timed_result
+from .common.result import GroupWorkload, peak_memory_metrics, timed_result
 from .common.settings import TrainingSettings, read_settings
 from .hashing import StepHashes
 
 _Settings = TypeVar("_Settings", bound=TrainingSettings)
 
 
-class TrainingWorkload(Workload, Generic[_Settings]):
+class TrainingWorkload(GroupWorkload, Generic[_Settings]):
     """Trains a model with AdamW; gradients are summed over ranks.
 
     Attributes:
@@ -130,11 +129,15 @@ class TrainingWorkload(Workload, Generic[_Settings]):
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
         )
+        wait = None
         if (folder := settings.save_checkpoint) is not None:
-            checkpoint.save(folder, self._model, self._optimizer)
+            wait = checkpoint.save(folder, self._model, self._optimizer, is_async=settings.async_save)
         result = result.replace(metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))
         # The weights of profiled steps are neither hashed nor saved.
-        return profiled(result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device)
+        result = profiled(result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device)
+        if wait is not None:
+            wait()
+        return result
 
     def telemetry(self) -> Telemetry:
         """Return the learning rate of each measured step."""
@@ -145,10 +148,6 @@ class TrainingWorkload(Workload, Generic[_Settings]):
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the model's parameters by name; this rank holds its shards of them."""
         return self._model.named_parameters()
-
-    def cleanup(self) -> None:
-        """Leave the process group and free all memory."""
-        leave_process_group(self)
 
     def _train_step(self, step: int, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.

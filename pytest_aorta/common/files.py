@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import fnmatch
+import gc
 import glob
 import hashlib
 import json
@@ -46,6 +47,21 @@ def raised_as(
         yield
     except caught as error:
         raise kind(f"{before}{getattr(error, 'strerror', None) or error}{after}") from None
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect no garbage while the body imports modules or reads a large document.
+
+    Neither is garbage, and the collector would visit all of torch's objects again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def read_bytes(path: Path, *, max_bytes: int, follow_links: bool = False) -> bytes:

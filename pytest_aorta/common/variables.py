@@ -12,6 +12,7 @@ AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; forked ran
 GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, whose parent may be a profiler
 PROFILER = "AORTA_PROFILER"
 PROFILER_SCHEDULE = "AORTA_PROFILER_SCHEDULE"  # as text, for ranks under torch's profiler
+LOCATES_COSTS = "AORTA_LOCATES_COSTS"  # for ranks that name the lines and modules of a step's costs
 LATE_PATH = "AORTA_LATE_PATH"
 DEVICE = "AORTA_DEVICE"
 SIMULATED = "AORTA_SIMULATED"  # size of a simulated world and the ranks to simulate, e.g. 1024:0,512

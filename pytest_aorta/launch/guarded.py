@@ -133,7 +133,11 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     if plan.world.simulated:
         kept[variables.SIMULATED] = f"{plan.world.size}:{','.join(map(str, plan.world.simulated))}"
     kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
-    given = {variables.PROFILER: plan.profiler, variables.PROFILER_SCHEDULE: plan.profiler_schedule}
+    given = {
+        variables.PROFILER: plan.profiler,
+        variables.PROFILER_SCHEDULE: plan.profiler_schedule,
+        variables.LOCATES_COSTS: "1" if plan.locates_costs else None,
+    }
     kept = {name: value for name, value in kept.items() if name not in given}
     kept |= {name: str(value) for name, value in given.items() if value is not None}
     # torchrun would set the variable with a warning; measured times depend on its value.

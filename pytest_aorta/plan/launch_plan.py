@@ -90,9 +90,15 @@ def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
 
 
 class _Started(ScriptSettings, frozen=True, kw_only=True):
-    """Who starts the ranks; ``starts_ranks`` if the program of the request does so by itself."""
+    """What a test does not set.
+
+    Attributes:
+        starts_ranks: Whether the program of the request starts its ranks by itself.
+        locates_costs: Whether ranks name the lines and modules from which the costs of a step come.
+    """
 
     starts_ranks: bool = False
+    locates_costs: bool = False
 
 
 class LaunchRequest(_Started, frozen=True):

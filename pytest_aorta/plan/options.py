@@ -387,7 +387,7 @@ class Options:
         "max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive, 2 to 12; "
         "fewer than 3 never fail a test for a metric with noise", 6, integer_from(2, 12), "int", metavar="N")
     locate: bool = _option(
-        "locate", "after a numeric difference launch both sides again to find the parameter and the module",
+        "locate", "after a difference in numerics or costs launch again to find the parameter, module and line",
         False, bool, "bool")
     ab: str | None = _option(
         "ab", "A/B reference to launch: a git ref, or python:PATH of an interpreter", None, _version,

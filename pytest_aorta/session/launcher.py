@@ -74,7 +74,7 @@ class TestSpec:
 DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 # The step in which a launch that failed by a NaN or infinity had the first one.
-_NOT_FINITE = re.compile(r"NotFinite: .* (?:measured|training) step (\d+)\b")
+_NOT_FINITE = re.compile(r"NotFinite: .*? first (?:in|after) (?:(?:measured|training) )?step (\d+)\b.*")
 
 
 class Session:
@@ -429,7 +429,9 @@ class DistributedWorld:
         request = LaunchRequest(name, None, config, script, args, **asdict(given), starts_ranks=starts_ranks)
         return self._launch(request)
 
-    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
+    def again(
+        self, result: WorkloadResult, *, reference: bool = False, locates_costs: bool = False, **config: Any
+    ) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
 
         If ``result`` came from an A/B reference, the launch runs that reference's version again.
@@ -437,6 +439,7 @@ class DistributedWorld:
         Args:
             result: a result of this world.
             reference: whether to launch the A/B reference that ``--aorta-ab`` names.
+            locates_costs: whether the costs of a step should name the lines and modules that they come from.
             config: config keys to change.
 
         Raises:
@@ -450,7 +453,7 @@ class DistributedWorld:
         launch = self.launcher.find(result)
         if launch is None:
             raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
-        request = launch.request
+        request = replace(launch.request, locates_costs=locates_costs)
         if config:
             if request.spec is None:
                 raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
@@ -481,10 +484,25 @@ class DistributedWorld:
         except LaunchError as error:
             keys = request.spec.properties if request.spec else ()
             found = _NOT_FINITE.search(str(error))
-            if not self._options.locate or HASH_OPERATORS_STEP not in keys or found is None:
+            if not self._options.locate or found is None:
                 raise
-            lines = "".join(f"\n{line}" for line in self._non_finite(request, version, int(found[1])))
-            raise LaunchError(f"{error}{lines}", error.kind, error.rank, error.run_dir) from None
+            if HASH_OPERATORS_STEP in keys:
+                lines = [*self._non_finite(request, version, int(found[1]))]
+            elif request.record is not None:
+                lines = [self._first_non_finite(request, version)]
+            else:
+                raise
+            raise LaunchError("\n".join([str(error), *lines]), error.kind, error.rank, error.run_dir) from None
+
+    def _first_non_finite(self, request: LaunchRequest, version: AnyReference | None) -> str:
+        """Launch a script again, which looks at its parameters after every step, and return a line on what it finds."""
+        assert request.record is not None
+        try:
+            self.launcher.launch(replace(request, record=request.record.replace(hash_every_step=True)), version)
+        except LaunchError as error:
+            found = _NOT_FINITE.search(str(error))
+            return f"launched once more, with a look after every step: {found[0] if found else error}"
+        return "launched once more, all values are finite: launches of the same code differ"
 
     def _non_finite(self, request: LaunchRequest, version: AnyReference | None, step: int) -> Iterator[str]:
         """Launch again, and yield lines on the operator that wrote the first NaN.

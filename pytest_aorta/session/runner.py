@@ -45,7 +45,7 @@ from pytest_aorta.verdict.bitwise import (
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches
-from pytest_aorta.verdict.metrics import METRICS, check_compared
+from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of
 from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -53,6 +53,7 @@ from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
 # Config keys of checkpoints, and of a learning rate that may depend on the length of the run.
 _SAVE, _LOAD, _SCHEDULE = "save_checkpoint", "load_checkpoint", "lr_schedule"
+_CHANGED = (Outcome.REGRESSION, Outcome.IMPROVED)
 N = TypeVar("N")
 R = TypeVar("R")
 
@@ -163,7 +164,15 @@ class WorkloadRunner:
         comparing = with_baseline(stored, facts) if is_alone else with_both(stored, facts, str(version))
         again = {Side.CANDIDATE: (result, False), Side.REFERENCE: (result, True)}
         verdicts, comparison = self._settled(comparison, comparing, again)
-        return self._concluded(comparison, verdicts, partial(self._located_in_script, result, stored.baseline))
+
+        def again_with_places() -> Verdicts:
+            return stored.judge([launch_facts(self._world.again(result, locates_costs=True))])
+
+        def located(comparison: Comparison, failing: Sequence[Verdict]) -> Comparison:
+            comparison = self._located_in_script(result, stored.baseline, comparison, failing)
+            return self._costs_located(again_with_places, self._options.locate, comparison, failing)
+
+        return self._concluded(comparison, verdicts, located)
 
     def compare(
         self,
@@ -187,7 +196,7 @@ class WorkloadRunner:
 
         Without ``steps``, ``metrics`` names metrics of launches. The default is the metrics that a comparison with a
         baseline would use. Metrics with noise need more launches: both variants are launched alternately, up to
-        ``--aorta-max-launches`` pairs.
+        ``--aorta-max-launches`` pairs. With ``locate``, a further launch of each names the lines of changed costs.
 
         ``label`` names the comparison in reports and in the history. If a test compares several times with one label,
         later comparisons are numbered from 2.
@@ -211,13 +220,12 @@ class WorkloadRunner:
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
         case = self._case_of_variants(label)
         comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, there))
+        is_asked = self._options.locate if locate is None else locate
         if steps is not None:
             verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, there, steps, by_step))
             if not by_launch or verdicts.failing(self._fail_on | {Outcome.MISSING}):
-                wants_launches = self._options.locate if locate is None else locate
-                return self._concluded(
-                    comparison, verdicts, partial(self._located, here, there, steps, with_launches=wants_launches)
-                )
+                located = partial(self._located, here, there, steps, with_launches=is_asked)
+                return self._concluded(comparison, verdicts, located)
             comparison = comparison.replace(rows=verdicts.rows)
         version, most = self._other_version(here, there), self._options.max_launches
         priors = self._priors(here, comparison.case)
@@ -226,7 +234,12 @@ class WorkloadRunner:
         comparing = in_pairs(pairs, *facts, reference_first=self._launcher.is_before(there, here))
         again = {Side.CANDIDATE: (here, False), Side.REFERENCE: (there, False)}
         verdicts, comparison = self._settled(comparison, comparing, again)
-        return self._concluded(comparison, verdicts)
+
+        def again_with_places() -> Verdicts:
+            placed = [launch_facts(self._world.again(result, locates_costs=True)) for result in (here, there)]
+            return pairs.judge(placed[:1], placed[1:])
+
+        return self._concluded(comparison, verdicts, partial(self._costs_located, again_with_places, is_asked))
 
     def compare_restart(
         self,
@@ -501,9 +514,12 @@ class WorkloadRunner:
         is_nothing = bool(self._options.fail_on) and comparison.compared_nothing
         is_expected = any(row.is_expected for row in rows)
         comparison = comparison.replace(has_failed=(bool(failing) or is_nothing) and not is_expected)
-        self._test.compared(comparison)
-        if failing and located:
-            comparison = located(comparison, failing)
+        try:
+            comparison = located(comparison, failing) if failing and located else comparison
+        finally:
+            self._test.compared(comparison)
+        details = {row.metric: row.detail for row in comparison.rows}
+        failing = [row.replace(detail=details[row.metric]) for row in failing]
         if failing or is_nothing:
             raise ComparisonFailed(comparison_text(comparison, failing, self._repeated(comparison.baseline)))
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
@@ -529,6 +545,27 @@ class WorkloadRunner:
         has_later = bool(found) and not found[-1].startswith("HEAD")
         options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
         return Repeated(self._test.record.nodeid, options, tuple(found[:2]), has_later)
+
+    def _costs_located(
+        self, again: Callable[[], Verdicts], is_asked: bool, comparison: Comparison, failing: Sequence[Verdict]
+    ) -> Comparison:
+        """Return a comparison whose changed costs name lines and modules, by ``again``, which launches for these."""
+        changed = [row for row in failing if metric_of(row.metric).cost and row.outcome in _CHANGED]
+        if not changed:
+            return comparison
+        note = "--aorta-locate launches once more to name the lines and modules of these costs"
+        if is_asked:
+            try:
+                found = {(row.metric, row.outcome, row.value): row.detail for row in again().rows}
+            except (LaunchError, SpecError) as error:
+                note = f"not located, because a launch failed: {error}"
+            else:
+                rows = (
+                    row.replace(detail=found.get((row.metric, row.outcome, row.value), row.detail))
+                    for row in comparison.rows
+                )
+                return comparison.replace(rows=tuple(rows))
+        return comparison.replace(notes=(*comparison.notes, note))
 
     def _located_in_script(
         self, result: WorkloadResult, baseline: Baseline | None, comparison: Comparison, failing: Sequence[Verdict]

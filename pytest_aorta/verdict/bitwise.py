@@ -201,19 +201,25 @@ def locate_first(
         elif not found and again is not None:
             found = [f"not located further: a side has no config keys {HASH_OPERATORS_STEP} and {HASH_TENSORS}"]
         return lines + found
-    changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step} if can_hash else {}
-    if can_capture:
-        changes[HASH_OPERATORS_STEP] = step
-    try:
-        there, here = again(reference, changes), again(candidate, changes)
-    except LaunchError as error:
-        lines += locate(candidate, reference, step, folder_of)
-        return [*lines, f"not located further, because a launch failed: {error}"]
-    repeated = first_difference(here, there, step, [difference.metric])
-    if repeated != difference:
-        now = f"in step {repeated.step}" if repeated else f"in no step up to {step}"
-        lines.append(f"launched once more, they first differ {now}: results vary between launches of the same code")
-    return lines + locate(here, there, step, folder_of)
+    at: int | None = step
+    while at is not None:
+        changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: at} if can_hash else {}
+        if can_capture:
+            changes[HASH_OPERATORS_STEP] = at
+        try:
+            there, here = again(reference, changes), again(candidate, changes)
+        except LaunchError as error:
+            lines += locate(candidate, reference, step, folder_of)
+            return [*lines, f"not located further, because a launch failed: {error}"]
+        repeated = first_difference(here, there, step, [difference.metric])
+        if repeated != difference:
+            now = f"in step {repeated.step}" if repeated else f"in no step up to {step}"
+            lines.append(f"launched once more, they first differ {now}: results vary between launches of the same code")
+        found = locate(here, there, at, folder_of)
+        # The operators of an earlier step whose tensors differ are captured by launches of their own.
+        if (at := _first_earlier(here, there, at)) is not None:
+            lines.append(f"tensors differ in step {at} already")
+    return lines + found
 
 
 def _has_hashes(result: WorkloadResult, step: int) -> bool:
@@ -224,17 +230,10 @@ def _has_hashes(result: WorkloadResult, step: int) -> bool:
 
 def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, folder_of: FolderOf) -> list[str]:
     """Return a line for each kind of tensor that both sides hashed in the step, in the order of computation."""
-    lines: list[str] = []
-    for kind in TENSOR_KINDS:
-        if kind in _LOGICAL:
-            line = _locate_tensor(kind, candidate.tensor_hashes, reference.tensor_hashes, step)
-        else:
-            line = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
-        if line is not None:
-            lines.append(f"step {step}, {kind}: {line}")
-    earlier = _first_state(candidate, reference, step)
-    if earlier is not None:
-        lines.insert(0, earlier)
+    lines = _tensor_lines(candidate, reference, step)
+    if (earlier := _first_earlier(candidate, reference, step)) is not None:
+        begun = [line for line in _tensor_lines(candidate, reference, earlier) if " differ" in line]
+        lines = [*begun, f"so tensors differed in step {earlier}, before the values of step {step} did", *lines]
     elif len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
         lines.append("so the weights were changed in the optimizer's step, or after it")
     here, there = (read_all_operators(folder_of(side), side.world_size, step) for side in (candidate, reference))
@@ -243,14 +242,26 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, fold
     return lines
 
 
-def _first_state(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> str | None:
-    """Return a line on the first step before ``step`` after which the optimizer's state differs."""
-    here, there = (side.tensor_hashes.get(OPTIMIZER) for side in (candidate, reference))
+def _tensor_lines(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[str]:
+    lines = []
+    for kind in TENSOR_KINDS:
+        if kind in _LOGICAL:
+            line = _locate_tensor(kind, candidate.tensor_hashes, reference.tensor_hashes, step)
+        else:
+            line = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
+        if line is not None:
+            lines.append(f"step {step}, {kind}: {line}")
+    return lines
+
+
+def _first_earlier(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> int | None:
+    """Return the first step before ``step`` in which a tensor differs that both sides hashed, or None."""
+    pairs = [(candidate.tensor_hashes, reference.tensor_hashes)]
+    pairs += zip(candidate.boundary_hashes, reference.boundary_hashes, strict=False)
     for before in range(1, step):
-        found = _compared(here, there, before)
-        if found is not None and found.different:
-            line = _locate_tensor(OPTIMIZER, candidate.tensor_hashes, reference.tensor_hashes, before)
-            return f"step {before}, {OPTIMIZER}: {line}; so the optimizer's state differed before the weights did"
+        compared = (_compared(here.get(kind), there.get(kind), before) for here, there in pairs for kind in here)
+        if any(found is not None and found.different for found in compared):
+            return before
     return None
 
 

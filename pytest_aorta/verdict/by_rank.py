@@ -11,6 +11,8 @@ most fifty, as in Megatron-LM's functional tests.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -25,7 +27,10 @@ from pytest_aorta.verdict.rows import STALE, Row, has_costs, is_reproducible, ot
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict
 
-_MOST_NAMED = 6
+_MOST_NAMED, _MOST_PLACES = 6, 4
+# A cost whose parts have the places of those of another one.
+_PLACED_AS = {Cost.COLLECTIVE_BYTES: Cost.COLLECTIVES, Cost.FLOPS: Cost.OPERATORS}
+_LINE = re.compile(r":\d+")
 # The order of outcomes, the one that decides first.
 _ORDER = (Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS)
 
@@ -118,7 +123,7 @@ def _changes(launch: LaunchFacts, other: LaunchFacts, cost: Cost, varying: set[s
 def _text(row: Row, cost: Cost, worst: _Change, changes: Sequence[_Change]) -> str:
     """Return what came and what went on the worst rank, and the ranks on which it did unless it did on all of them."""
     parts = worst.parts
-    texts = [_part(row, cost, worst, name) for name in list(parts)[:_MOST_NAMED]]
+    texts = [_part(row, cost, worst, name) + _places(row, cost, worst, name) for name in list(parts)[:_MOST_NAMED]]
     more = [f"{len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
     same = sorted({change.rank for change in changes if change.parts == parts})
     ranks = sorted({change.rank for change in changes})
@@ -151,6 +156,30 @@ def _part(row: Row, cost: Cost, change: _Change, name: str) -> str:
             return f"{change.after.get(name, 0)} in {steps}, {change.before.get(name, 0)} before"
         case _:
             return f"{sign} {name} x {abs(more)}"
+
+
+def _places(row: Row, cost: Cost, change: _Change, name: str) -> str:
+    """Return the places of the calls that came or went; of all calls, if the other side's places are not known."""
+    known = [
+        next((group.costs.places for group in side[-1].costs if change.rank in group.ranks), {})
+        for side in (row.launches, row.others)
+    ]
+    here, there = (places.get(_PLACED_AS.get(cost, cost), {}).get(name, {}) for places in known)
+    found, others = (here, there) if change.parts[name] > 0 else (there, here)
+    if all(known):
+        # A line that was added moves those below it.
+        more = _by_file(found) - _by_file(others)
+        found = {place: n for place, n in found.items() if n > others.get(place, 0) and _LINE.sub("", place) in more}
+    texts = [place + (f" x {calls}" if calls > 1 else "") for place, calls in found.items()]
+    every = "now " if not all(known) and change.before.get(name) else ""
+    return f" ({every}{', '.join(texts[:_MOST_PLACES])}{', ...' if len(texts) > _MOST_PLACES else ''})" if texts else ""
+
+
+def _by_file(places: Mapping[str, int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for place, calls in places.items():
+        found[_LINE.sub("", place)] += calls
+    return found
 
 
 def costs_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:

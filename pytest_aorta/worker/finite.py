@@ -6,7 +6,7 @@ import gc
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -30,8 +30,8 @@ class Optimizers:
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         # Id of a parameter -> its name in the largest module that has it, or else its place in the optimizer.
         self._names: dict[int, str] = {}
-        # Looks that were not read: when, and names of parameters of one device and type, with their magnitudes.
-        self._looks: list[tuple[str, list[str], torch.Tensor]] = []
+        # Looks that were not read: step, when, and parameters' names of one device and type, with their magnitudes.
+        self._looks: list[tuple[int, str, list[str], torch.Tensor]] = []
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at the parameters of this optimizer too; more than once is once."""
@@ -49,7 +49,7 @@ class Optimizers:
             self._names |= places | _names_in_modules(found.keys())
         return [(self._names[key], part) for key, (_, part) in found.items()]
 
-    def look(self, when: str) -> None:
+    def look(self, step: int, when: str) -> None:
         """Look at the parameters after a step; ``when`` names the step."""
         alike: dict[tuple[torch.device, torch.dtype], dict[str, torch.Tensor]] = {}
         for name, part in _checked_parts(self.named()):
@@ -57,15 +57,15 @@ class Optimizers:
                 alike.setdefault((part.device, part.dtype), {})[name] = part
         for parts in alike.values():
             largest = torch.stack(torch._foreach_norm([*parts.values()], math.inf))
-            self._looks.append((when, list(parts), largest))
+            self._looks.append((step, when, list(parts), largest))
 
-    def refuse(self, rank: int) -> None:
-        """Check all looks that were not checked before.
+    def refuse(self, rank: int, before: float = math.inf) -> None:
+        """Check the looks after the steps ``before`` a step that were not checked before.
 
         Raises:
             NotFinite: A parameter was NaN or infinite.
         """
-        for when, names, largest in self._looks:
+        for _, when, names, largest in (look for look in self._looks if look[0] < before):
             bad = [name for name, is_finite in zip(names, largest.isfinite().tolist(), strict=True) if not is_finite]
             if bad:
                 others = f" (and {len(bad) - 1} others)" if len(bad) > 1 else ""
@@ -73,7 +73,7 @@ class Optimizers:
                     f"parameter {bad[0]}{others} of rank {rank} is NaN or infinite first after {when}; look at the "
                     f"learning rate and the gradients of the steps before"
                 )
-        self._looks = []
+        self._looks = [look for look in self._looks if look[0] >= before]
 
 
 def _names_in_modules(parameters: Set[int]) -> dict[int, str]:
@@ -92,28 +92,43 @@ class NotFinite(ArithmeticError):
     """A NaN or infinite value; the message names the quantity, the rank and the first step."""
 
 
-def refuse_series(name: str, values: Sequence[float], rank: int, num_steps: int) -> None:
-    """Check a quantity with one value per measured step, or per recorded step if there are fewer values.
+def refuse_values(
+    values: Iterable[tuple[int, str, float]], rank: int, where: str, parameters: Optimizers | None = None
+) -> None:
+    """Check values of quantities, each with its step, and the ``parameters`` before the first step that has a bad one.
+
+    ``where`` names a step, with ``{}`` in place of its number.
 
     Raises:
         NotFinite: A value is NaN or infinite.
     """
-    unit = "measured step" if len(values) == num_steps else "recorded value"
-    for number, value in enumerate(values, 1):
-        refuse_value(name, value, rank, f"{unit} {number} of {len(values)}")
+    bad = [entry for entry in values if not math.isfinite(entry[2])]
+    if bad:
+        # Of one step's quantities, the first is computed first.
+        step, name, value = min(bad, key=lambda entry: entry[0])
+        if parameters is not None:
+            parameters.refuse(rank, step)
+        raise NotFinite(
+            f"{name} of rank {rank} is {value} first in {where.format(step)}; such a run measures nothing: look at the "
+            f"learning rate, the data and the loss scale of the steps before"
+        )
 
 
-def refuse_value(name: str, value: float, rank: int, where: str) -> None:
-    """Check one value of a quantity; ``where`` is its step.
+def refuse_series(
+    series: Mapping[str, Sequence[float]], rank: int, num_steps: int, parameters: Optimizers | None = None
+) -> None:
+    """Check quantities, in the order of a step, that have a value per measured step, or per recorded step if fewer.
 
     Raises:
-        NotFinite: The value is NaN or infinite.
+        NotFinite: A value is NaN or infinite.
     """
-    if not math.isfinite(value):
-        raise NotFinite(
-            f"{name} of rank {rank} is {value} first in {where}; such a run measures nothing: look at the learning "
-            f"rate, the data and the loss scale of the steps before"
-        )
+    entries = [(name, number, value) for name, values in series.items() for number, value in enumerate(values, 1)]
+    for is_measured, unit in ((True, "measured step"), (False, "recorded value")):
+        chosen = [
+            (number, name, value) for name, number, value in entries if (len(series[name]) == num_steps) is is_measured
+        ]
+        total = max((number for number, _, _ in chosen), default=0)
+        refuse_values(chosen, rank, f"{unit} {{}} of {total}", parameters if is_measured else None)
 
 
 def refuse_non_finite(result: RankResult) -> None:
@@ -123,8 +138,7 @@ def refuse_non_finite(result: RankResult) -> None:
         NotFinite: A loss, gradient norm or metric is NaN or infinite; the message names the rank and the first step.
     """
     rank, num_steps = int(os.environ["RANK"]), len(result.step_times_ms)
-    refuse_series("loss", result.loss, rank, num_steps)
-    refuse_series("gradient norm", result.grad_norm, rank, num_steps)
+    refuse_series({"loss": result.loss, "gradient norm": result.grad_norm}, rank, num_steps)
     for name, value in result.metrics.items():
         if not math.isfinite(value):
             raise NotFinite(f"metric {name} of rank {rank} is {value}; record a finite number, or no such metric")

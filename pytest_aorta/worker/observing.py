@@ -36,7 +36,7 @@ from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series, digest
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.accelerator import own_device
-from pytest_aorta.worker.finite import Optimizers, modules, refuse_value
+from pytest_aorta.worker.finite import Optimizers, modules, refuse_values
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
@@ -462,7 +462,7 @@ class Observer:
 
     def _look(self, found: _Optimized) -> None:
         began_s = time.perf_counter()
-        self.optimizers.look(f"step {found.num_steps}")
+        self.optimizers.look(found.num_steps, f"step {found.num_steps}")
         self._looked_s = time.perf_counter()
         self._look_s = self._looked_s - began_s
 
@@ -557,8 +557,7 @@ class Observer:
         """
         for one in self._all:
             found = [(step, name, value) for name, by_step in one.values().items() for step, value in by_step.items()]
-            for step, name, value in sorted(found, key=lambda entry: entry[0]):
-                refuse_value(name, value, rank, f"step {step} of {one.num_steps}")
+            refuse_values(found, rank, f"step {{}} of {one.num_steps}", self.optimizers)
         self.optimizers.refuse(rank)
 
 

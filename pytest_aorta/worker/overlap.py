@@ -58,6 +58,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     waits_ms,
 )
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
+from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.steps import Exported, costs_of, with_compilations, wrapper_problem
 
@@ -169,10 +170,20 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
         _TooLargeError: The trace of any rank is too large.
     """
     compiled = with_compilations(Costs())
-    profiler, passed = _profile(step, 1, device, shapes=True)
+    lines = Lines()
+
+    def noted() -> None:
+        with lines:
+            step()
+
+    profiler, passed = _profile(noted, 1, device, shapes=True)
     trace = _trace_of(profiler, 1, device)
-    found = costs_of(trace, device, passed.began_ns, passed.ended_ns)
-    return trace, found.replace(recompilations=compiled.recompilations, graph_breaks=compiled.graph_breaks)
+    found = costs_of(trace, device, passed.began_ns, passed.ended_ns, lines)
+    return trace, found.replace(
+        recompilations=compiled.recompilations,
+        graph_breaks=compiled.graph_breaks,
+        places=found.places | compiled.places,
+    )
 
 
 def count_step(step: Callable[[], object], device: torch.device) -> Costs:

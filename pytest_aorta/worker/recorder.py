@@ -110,7 +110,7 @@ class Recorder:
         self._optimizers.add(optimizer)
         self._num_optimized += 1
         if self._timer is None and self._num_optimized.bit_count() == 1:
-            self._optimizers.look(f"step {self._num_optimized}")
+            self._optimizers.look(self._num_optimized, f"step {self._num_optimized}")
 
     def observe(self, record: StepRecording = StepRecording(), *, is_asked: bool = True) -> None:  # noqa: B008
         """Record the steps of an unedited script, as :func:`record_optimizer_steps` does.
@@ -167,7 +167,7 @@ class Recorder:
             self._is_in_step = False
             self._warmup_left -= self._is_warming_up
         num_steps = self._timer.num_steps
-        self._optimizers.look(f"measured step {num_steps}" if num_steps else "a warm-up step")
+        self._optimizers.look(num_steps, f"measured step {num_steps}" if num_steps else "a warm-up step")
         if not self._is_warming_up:
             self._tokens += tokens
 
@@ -250,9 +250,9 @@ class Recorder:
         if is_simulated():
             return
         rank, steps = int(os.environ.get("RANK", "0")), self._num_steps
-        # A loss is NaN before the weights are, so the loss shows the first bad step.
-        refuse_series("loss", [float(value) for value in self._loss], rank, steps)
-        refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
+        series = {"loss": self._loss, "gradient norm": self._grad_norm}
+        read = {name: [float(value) for value in values] for name, values in series.items()}
+        refuse_series(read, rank, steps, self._optimizers)
         self._optimizers.refuse(rank)
         if self._observer is not None:
             self._observer.refuse(rank)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.kineto import BOUNDARY, TraceTooLarge, check_size, excess, parse_trace
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
-from pytest_aorta.result.trace.profiled_steps import Costs
+from pytest_aorta.result.trace.profiled_steps import Cost, Costs
 from pytest_aorta.result.trace.rank_files import Arrivals, flight_records
 from pytest_aorta.worker.accelerator import (
     Moment,
@@ -51,6 +52,7 @@ from pytest_aorta.worker.accelerator import (
     spin,
     synchronize,
 )
+from pytest_aorta.worker.lines import Lines, is_locating, shown
 from pytest_aorta.worker.simulation import is_simulated, requested_calls, reset_peak_memory
 
 # A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
@@ -451,12 +453,12 @@ def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
     ]
 
 
-def costs_of(trace: Mapping[str, Any], device: torch.device, began_ns: int, ended_ns: int) -> Costs:
+def costs_of(trace: Mapping[str, Any], device: torch.device, began_ns: int, ended_ns: int, lines: Lines) -> Costs:
     """Return the costs of the first step of a trace with shapes, which began and ended at these ``time.time_ns``."""
     on_device = on_accelerator(device)
     # NCCL's record of a collective is a part of the trace.
     recorded = [] if on_device else recorded_calls(began_ns, ended_ns)
-    return costs_of_step(trace, flops_of, on_device=on_device, recorded=recorded)
+    return costs_of_step(trace, flops_of, on_device=on_device, recorded=recorded, moments=lines.moments)
 
 
 class Exported:
@@ -494,6 +496,7 @@ class StepCounter:
         self._problem = ""
         self._trace: Exported | None = None
         self._recorded: list[RecordedCall] = []
+        self._lines = Lines()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -509,7 +512,8 @@ class StepCounter:
         with own:
             self._boundary()
             began_ns = time.time_ns()
-            yield
+            with self._lines:
+                yield
             self._boundary()
             if not _profiler_enabled():
                 self._problem = "the script runs torch.profiler in its warm-up steps, which ended the count of costs"
@@ -528,8 +532,10 @@ class StepCounter:
             trace = self._trace.read()
         except TraceTooLarge as error:
             return Costs(problem=f"the trace of one step has {excess(error.num_bytes, error.num_values)}")
-        on_device = on_accelerator(self._device)
-        return with_compilations(costs_of_step(trace, flops_of, on_device=on_device, recorded=self._recorded))
+        on_device, moments = on_accelerator(self._device), self._lines.moments
+        return with_compilations(
+            costs_of_step(trace, flops_of, on_device=on_device, recorded=self._recorded, moments=moments)
+        )
 
 
 # Compiled frames when the measured steps began; None before, or where nothing was compiled until then.
@@ -545,7 +551,21 @@ def begin_measured_steps() -> None:
 def with_compilations(costs: Costs) -> Costs:
     """Return costs with the compilations since :func:`begin_measured_steps`, and all graph breaks."""
     compiled, breaks = _counters()
-    return costs.replace(recompilations=compiled - (_compiled_before or 0), graph_breaks=breaks)
+    number = compiled - (_compiled_before or 0)
+    places = {Cost.RECOMPILATIONS: {str(Cost.RECOMPILATIONS): _compiled(number)}} if is_locating() and number else {}
+    return costs.replace(recompilations=number, graph_breaks=breaks, places=costs.places | places)
+
+
+def _compiled(number: int) -> dict[str, int]:
+    """Return the functions of dynamo's last compilations and what had changed, with their numbers."""
+    metrics = sys.modules["torch._dynamo.utils"].get_compilation_metrics()[-number:]
+    found = Counter(
+        f"{one.co_name} at {shown(one.co_filename or '')}:{one.co_firstlineno}"
+        # Such as "0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3".
+        + "".join(f", {why}" for why in [(one.recompile_reason or "").partition(": ")[2].partition(". ")[0]] if why)
+        for one in metrics
+    )
+    return {text[:200]: calls for text, calls in found.items()}
 
 
 def _counters() -> tuple[int, int]:

@@ -135,6 +135,48 @@ def test_all_gather_of_either_of_two_optimizers_is_caught_in_an_unedited_script(
         assert row.detail.startswith("all_gather over 2 ranks, float32 2 -> 3 a step")
 
 
+PLANTED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+for layer in net:
+    fully_shard(layer)
+fully_shard(net)
+optimizer = torch.optim.SGD(net.parameters())
+planted = "planted" in sys.argv
+for _ in range(8):
+    loss = net(torch.ones(4, 8)).square().mean()
+    if planted:
+        net[1].unshard()  # gathers
+        net[1].reshard()
+    loss.backward()
+    if planted:
+        dist.all_reduce(loss.detach())  # reduces
+    optimizer.step()
+    if planted and loss.item():  # copies
+        optimizer.zero_grad()
+"""
+
+
+def test_lines_of_a_collective_and_of_a_copy_in_an_unedited_script_are_named(workload, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(PLANTED)
+    plain, planted = (workload.run_script(str(script), args, record={}) for args in ([], ["planted"]))
+    with workload.expect_regression("collectives", "host_copies") as found:
+        workload.compare(planted, plain, metrics=["collectives", "host_copies"], locate=True)
+    lines = {word: n for n, text in enumerate(PLANTED.splitlines(), 1) for word in [text.partition("  # ")[2]] if word}
+    place = f"{tmp_path.parent.name}/{tmp_path.name}/train.py"
+    assert (
+        f"all_gather over 2 ranks, float32 4 -> 5 a step, +288 B (module 1 at {place}:{lines['gathers']})" in found.text
+    )
+    assert f"all_reduce over 2 ranks, float32 0 -> 1 a step, +4 B ({place}:{lines['reduces']})" in found.text
+    assert f"+ aten::_local_scalar_dense x 1 ({place}:{lines['copies']})" in found.text
+
+
 @SIMULATED
 def test_1024_simulated_ranks_show_faults_too(workload, tmp_path):
     check_faults(workload, tmp_path, [row for row in (*FAULTS, FEW_ROWS) if row[0] in OFTEN])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
@@ -83,6 +85,10 @@ def test_state_that_differed_steps_before_is_named_and_not_the_last_step_of_the_
     with workload.expect_regression("weight_hash") as regression:
         workload.compare(faulty, plain, steps=STEPS, metrics=["weight_hash"], locate=True)
     assert "step 1, optimizer: 1 of 39 numbers and tensors of the optimizer differ, first tok_" in regression.text
+    assert "tensors differ in step 1 already" in regression.text
+    assert re.search(
+        r"step 1, operators: first aten\.\S+ after the optimizer \(\S+faults\.py:\d+\) on rank 1", regression.text
+    )
     assert "so the weights were changed" not in regression.text
 
 

@@ -106,3 +106,8 @@ def test_one_more_launch_names_the_step_and_the_rank_whose_gradients_differ_befo
         "first differ after step 6 on all ranks, and are equal after step 5: module.bias, module.weight; before they "
         "are reduced, gradients of step 6 differ on rank 1" in located
     )
+    broken = "    step == 6 and model.module.weight.grad.fill_(torch.nan)\n    optimizer.step()"
+    (tmp_path / "train.py").write_text(_DDP.replace("SCALE", "1.0").replace("    optimizer.step()", broken))
+    not_finite = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--aorta-locate").stdout
+    assert "launched once more, with a look after every step: NotFinite: parameter module.weight of rank " in not_finite
+    assert "is NaN or infinite first after step 6; " in not_finite

@@ -89,9 +89,10 @@ def planted(plan, rootpath):
         return {}
     number = int(plan.run_dir.name.split("-")[0])
     side = fault.pop("reference" if plan.reference else "candidate", {})
+    locating = fault.pop("locating", {})
     fault.pop("candidate", None), fault.pop("reference", None)
     by_launch = fault.pop("by_launch", {}).get(str(number), {})
-    fault = fault | side | by_launch
+    fault = fault | side | by_launch | (locating if plan.locates_costs else {})
     # A list has a value for each launch of the test, and its last one for those after it.
     place = {key: min(number, len(value)) - 1 for key, value in fault.items() if isinstance(value, list)}
     return {key: value[place[key]] if key in place else value for key, value in fault.items()}
@@ -202,7 +203,8 @@ class Project:
         """Plant a fault in the launches to come.
 
         ``only`` names the test with the fault, ``reference`` and ``candidate`` contain faults of that side's launches,
-        and ``by_launch`` contains faults by the number of the launch. A list gives a value for each launch.
+        ``by_launch`` faults by the number of the launch, and ``locating`` those of launches that locate costs. A list
+        gives a value for each launch.
         """
         self.write("fault.json", json.dumps(fault))
 

@@ -477,3 +477,31 @@ def test_misspelt_marker_fails_the_test_with_the_name_that_was_meant(project):
     project.run(errors=1, shows="E  *marker tolerancce: is unknown; did you mean tolerance?")
     project.one_test("pass", "@pytest.mark.worlds")
     project.run(passed=1)
+
+
+COSTS = {"operators": {"aten::mm": 100}, "host_copies": {}}
+COPIES = COSTS | {"host_copies": {"aten::_local_scalar_dense": 1}}
+PLACES = {"host_copies": {"aten::_local_scalar_dense": {"train.py:43": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("option", "locating", "lines"),
+    [
+        ("-q", {},
+         ["E  *cause     + aten::_local_scalar_dense x 1", "E  *--aorta-locate launches once more to name *"]),
+        ("--aorta-locate", {"costs": COPIES | {"places": PLACES}},
+         ["E  *cause     + aten::_local_scalar_dense x 1 (train.py:43)", "aorta: *, 2 launches*"]),
+        ("--aorta-locate", {"raises": 1},
+         ["E  *cause     + aten::_local_scalar_dense x 1", "E  *not located, because a launch failed: *boom*"]),
+        # What differs between launches of the same code is not explained by one of them.
+        ("--aorta-locate", {"costs": COSTS | {"host_copies": {"aten::_local_scalar_dense": 2}, "places": PLACES}},
+         ["E  *cause     + aten::_local_scalar_dense x 1", "aorta: *, 2 launches*"]),
+    ],
+    ids=["advice", "located", "failed launch", "other costs"],
+)  # fmt: skip
+def test_locating_launches_once_more_and_names_the_line_of_a_changed_cost(project, option, locating, lines):
+    project.one_test("workload.check(workload.run('toy'))")
+    project.plant(costs=COSTS)
+    project.run("--update-baselines", passed=1)
+    project.plant(costs=COPIES, locating=locating)
+    project.run(option, shows=lines, failed=1)

@@ -54,8 +54,8 @@ def events_of_a_step(monkeypatch):
             check_gathered=lambda _iteration, layer, *_: events.append(str(layer)),
             check_reduced=lambda *_: None,
         )
-        fault = Fault(FaultSpec(), rank=0, first_checked=0, write_chunk=lambda *_: None)
         codes = CodeTable(settings.dtype, CPU, 0)
+        fault = Fault(FaultSpec(), codes, buffers.index.view(2, -1), rank=0, first_checked=0)
         spans = StreamSpans(CPU, every=0)
         schedule.TrainingStep(settings, buffers, codes, checks, fault, spans).run(0)
         return " ".join(events), copied

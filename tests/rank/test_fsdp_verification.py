@@ -48,14 +48,12 @@ class OneRank:
         self.codes = CodeTable(dtype, CPU, seed=0)
         self.index = world_index(SHARD_SIZE, WORLD_SIZE)
         self.input_index = chunk_index(INPUT_SIZE, rank)
+        chunks = self.index.view(WORLD_SIZE, -1)
         self.faults = [
-            Fault(spec, rank=member, first_checked=WARMUP, write_chunk=self.write_chunk) for member in range(WORLD_SIZE)
+            Fault(spec, self.codes, chunks, rank=member, first_checked=WARMUP) for member in range(WORLD_SIZE)
         ]
         self.verification = Verification(replace(SETTINGS, rank=rank), self.codes, self.index, self.input_index)
         self.verification.rehearse()
-
-    def write_chunk(self, out, iteration, layer, rank):
-        self.codes.write(out, self.index.view(WORLD_SIZE, -1)[rank], iteration, layer)
 
     def full(self, iteration, layer):
         out = torch.empty(self.index.numel(), dtype=self.codes.dtype)
@@ -344,7 +342,8 @@ def test_read_ahead_waits_at_once_for_a_transfer_in_line():
 def test_faults_of_time_strike_their_rank_and_their_kind_alone():
     def strikes(kind, rank):
         spec = FaultSpec(kind, layer=1, rank=1, every=2)
-        fault = Fault(spec, rank=rank, first_checked=0, write_chunk=lambda *_: None)
+        codes, chunks = CodeTable(torch.float32, CPU, seed=0), world_index(SHARD_SIZE, WORLD_SIZE).view(WORLD_SIZE, -1)
+        fault = Fault(spec, codes, chunks, rank=rank, first_checked=0)
         by_layer = [fault.runs_in_line(layer) for layer in range(3)]
         return by_layer, *([fault.is_due(kind, number) for number in (0, 1)] for kind in ("slowdown", "late_host"))
 

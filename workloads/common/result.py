@@ -1,11 +1,11 @@
-"""The parts of a result that all workloads have, and the end of a workload."""
+"""The parts of a result and of the lifecycle that workloads share."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker import RankResult, StepTimer, Workload, peak_memory
+from pytest_aorta.worker import RankResult, StepTimer, StreamSpans, Telemetry, Workload, peak_memory
 
 
 def timed_result(timer: StepTimer, elapsed_sec: float, steps: int) -> RankResult:
@@ -36,9 +36,22 @@ def peak_memory_metrics(device: torch.device) -> dict[str, float]:
     return {"peak_memory_bytes": float(torch.accelerator.max_memory_allocated(device))}
 
 
-def leave_process_group(workload: Workload) -> None:
-    """Drop everything that ``workload`` holds, and leave the process group."""
-    # A group that an object still holds does not end.
-    vars(workload).clear()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+class GroupWorkload(Workload):
+    """A workload that owns nothing outside of its attributes and the process group."""
+
+    def cleanup(self) -> None:
+        """Drop everything that the workload holds, and leave the process group."""
+        # A group that an object still holds does not end.
+        vars(self).clear()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class SpansWorkload(GroupWorkload):
+    """A workload whose ``setup()`` makes ``_spans``, the stream spans of the sampled steps."""
+
+    _spans: StreamSpans
+
+    def telemetry(self) -> Telemetry:
+        """Return the stream spans of the sampled steps."""
+        return Telemetry(captures=self._spans.captures())

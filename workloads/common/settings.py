@@ -59,6 +59,7 @@ class TrainingSettings:
     deterministic: bool
     seed: int
     save_checkpoint: str | None
+    async_save: bool
     load_checkpoint: str | None
     hash_every: int
     hash_operators_step: int | None

@@ -10,6 +10,8 @@ from ..common.seeding import generator
 
 KINDS = ("h2d", "d2h", "d2d")
 _ITEM_BYTES = 4
+# Elements that are made or compared at a time, on the device, where both are fast; few, since the peak memory counts.
+_PART = 2**22
 
 
 class Copy:
@@ -24,6 +26,7 @@ class Copy:
             place = torch.device("cpu") if on_host else device
             return torch.empty(numel, dtype=torch.int32, device=place, pin_memory=on_host and on_cuda)
 
+        self._device = device
         self.kind, self.source, self.target = kind, end(on_host=kind == "h2d"), end(on_host=kind == "d2h")
         self._length = {"none": numel, "skipped_copy": 0, "short_copy": numel - 1}[fault]
 
@@ -33,17 +36,17 @@ class Copy:
 
     def prepare(self, seed: int, check: int) -> None:
         """Fill the source with numbers unique to this check, and clear the target."""
-        numbers = torch.randint(
-            1, 2**31, self.source.shape, dtype=torch.int32,
-            generator=generator(torch.device("cpu"), "copy", seed, self.kind, check),
-        )  # fmt: skip
-        self.source.copy_(numbers)
+        random = generator(self._device, "copy", seed, self.kind, check)
+        for part in self.source.split(_PART):
+            part.copy_(torch.randint(1, 2**31, part.shape, dtype=torch.int32, device=self._device, generator=random))
         self.target.zero_()
 
     def failure(self, check: int, rank: int) -> FailureDetail | None:
         """Compare every element after the copy has ended; return None if all are equal."""
-        source, target = self.source.cpu(), self.target.cpu()
-        wrong = torch.nonzero(source != target).flatten()
+        source, target = self.source, self.target
+        parts = zip(source.split(_PART), target.split(_PART), strict=True)
+        differ = [torch.nonzero(here.to(self._device) != there.to(self._device)).flatten() for here, there in parts]
+        wrong = torch.cat([place + _PART * number for number, place in enumerate(differ)]).cpu()
         if not len(wrong):
             return None
         first = int(wrong[0])
@@ -56,5 +59,5 @@ class Copy:
             total=source.numel(),
             expected=float(source[first]),
             actual=float(target[first]),
-            cause="no data arrived" if not target[wrong].any() else None,
+            cause="no data arrived" if not target[wrong.to(target.device)].any() else None,
         )

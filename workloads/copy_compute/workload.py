@@ -15,14 +15,12 @@ from pytest_aorta.worker import (
     RankResult,
     StepTimer,
     StreamSpans,
-    Telemetry,
-    Workload,
     environment_facts,
     measure,
     profiled,
 )
 
-from ..common.result import leave_process_group, peak_memory_metrics
+from ..common.result import SpansWorkload, peak_memory_metrics
 from ..common.seeding import generator
 from ..common.settings import read_settings
 from ..common.streams import DeviceStream, InlineStream, Stream, ThreadStream
@@ -61,13 +59,11 @@ class CopyComputeSettings:
         return KINDS if self.copy_kind == "all" else (self.copy_kind,)
 
 
-class CopyComputeWorkload(Workload):
+class CopyComputeWorkload(SpansWorkload):
     """Matrix products and copies: in sequence, concurrently, and each alone, in turn within one launch.
 
     The step time is the time of the concurrent variant. Ranks measure independently, all at the same time.
     """
-
-    min_world_size = 1
 
     def setup(self) -> None:
         """Join the process group and allocate matrices and both ends of every copy.
@@ -122,14 +118,6 @@ class CopyComputeWorkload(Workload):
         found = profiled(result, self._overlapped, settings.profile_steps, self._device)
         # Overlap metrics are about communication, which this workload does not have, so none are added.
         return found.replace(metrics=result.metrics)
-
-    def telemetry(self) -> Telemetry:
-        """Return the stream spans of the sampled steps."""
-        return Telemetry(captures=self._spans.captures())
-
-    def cleanup(self) -> None:
-        """Leave the process group and free matrices and copies."""
-        leave_process_group(self)
 
     def _make_stream(self) -> Stream:
         if not self._settings.overlap:

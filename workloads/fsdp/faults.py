@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-# Called with (out, iteration, layer, rank), writes the codes of a rank's chunk into out.
-WriteChunk = Callable[[torch.Tensor, int, int, int], None]
+from .oracle import CodeTable
 
 GATHER_KINDS = ("stale_gather", "zeroed_gather", "partial_gather", "permuted_gather", "swapped_shards")
 DATA_KINDS = (*GATHER_KINDS, "stale_h2d", "dropped_gradient", "stale_gradient")
@@ -48,13 +46,18 @@ class FaultSpec:
 class Fault:
     """A :class:`FaultSpec` applied on this rank."""
 
-    def __init__(self, spec: FaultSpec, *, rank: int, first_checked: int, write_chunk: WriteChunk) -> None:
-        """Prepare the fault; ``first_checked`` is the iteration of the run that is iteration 0 of ``spec``."""
-        self._spec = spec
-        self._rank = rank
+    def __init__(
+        self, spec: FaultSpec, codes: CodeTable, chunks: torch.Tensor, *, rank: int, first_checked: int
+    ) -> None:
+        """Prepare the fault.
+
+        Args:
+            chunks: indices of all ranks' chunks, one row per rank.
+            first_checked: the iteration of the run that is iteration 0 of ``spec``.
+        """
+        self._spec, self._codes, self._chunks, self._rank = spec, codes, chunks, rank
         self._here = spec.rank in (None, rank)
         self._iteration = first_checked + spec.iteration
-        self._write_chunk = write_chunk
 
     def on_gathered(self, chunks: torch.Tensor, iteration: int, layer: int, phase: str) -> None:
         """Damage gathered parameters, one row per source rank, between their arrival and their use."""
@@ -72,7 +75,7 @@ class Fault:
         else:
             begin = len(chunk) // 2 if spec.kind == "partial_gather" else 0
             stale = torch.empty_like(chunk)
-            self._write_chunk(stale, iteration - 1, layer, spec.source_rank)
+            self._codes.write(stale, self._chunks[spec.source_rank], iteration - 1, layer)
             chunk[begin:] = stale[begin:]
 
     def input_iteration(self, iteration: int) -> int:
@@ -87,7 +90,7 @@ class Fault:
     def on_reduced(self, reduced: torch.Tensor, iteration: int, layer: int) -> None:
         """Damage this rank's shard of a reduced gradient after its arrival."""
         if self._spec.kind == "stale_gradient" and self._strikes(iteration, layer):
-            self._write_chunk(reduced, iteration - 1, layer, self._rank)
+            self._codes.write(reduced, self._chunks[self._rank], iteration - 1, layer)
 
     def on_final_weights(self, weights: torch.Tensor) -> None:
         """Change one float32 weight of this rank by one unit in the last place."""

@@ -13,15 +13,13 @@ from pytest_aorta.worker import (
     RankResult,
     StepTimer,
     StreamSpans,
-    Telemetry,
-    Workload,
     environment_facts,
     hash_shards,
     measure,
     profiled,
 )
 
-from ..common.result import leave_process_group, peak_memory_metrics, timed_result
+from ..common.result import SpansWorkload, peak_memory_metrics, timed_result
 from .buffers import Buffers
 from .faults import Fault
 from .oracle import CodeTable
@@ -32,7 +30,7 @@ from .verification import Verification
 _GEMMS_PER_LAYER = 3
 
 
-class FsdpWorkload(Workload):
+class FsdpWorkload(SpansWorkload):
     """FSDP's all-gathers, GEMMs and reduce-scatters as explicit calls, on data that identifies its origin.
 
     Steps run in three phases that differ only in their checks and timing: warm-up, checked, measured.
@@ -49,13 +47,14 @@ class FsdpWorkload(Workload):
         """
         env = RankEnv.read()
         self._device = env.join("fsdp", min_world_size=self.min_world_size)
-        self._settings = Settings.read(self.config, env.rank, env.world_size)
-        self._buffers = Buffers(self._settings, self._device)
-        codes = CodeTable(self._settings.dtype, self._device, self._settings.seed)
-        self._verification = Verification(self._settings, codes, self._buffers.index, self._buffers.input_index)
-        self._fault = self._make_fault(codes)
-        self._spans = StreamSpans(self._device, self._settings.span_every)
-        self._step = TrainingStep(self._settings, self._buffers, codes, self._verification, self._fault, self._spans)
+        settings = self._settings = Settings.read(self.config, env.rank, env.world_size)
+        buffers = self._buffers = Buffers(settings, self._device)
+        codes = CodeTable(settings.dtype, self._device, settings.seed)
+        self._verification = Verification(settings, codes, buffers.index, buffers.input_index)
+        chunks = buffers.index.view(env.world_size, -1)
+        self._fault = Fault(settings.fault, codes, chunks, rank=env.rank, first_checked=settings.warmup)
+        self._spans = StreamSpans(self._device, settings.span_every)
+        self._step = TrainingStep(settings, buffers, codes, self._verification, self._fault, self._spans)
         self._verification.rehearse()
 
     def run(self) -> RankResult:
@@ -82,17 +81,9 @@ class FsdpWorkload(Workload):
         iterations = count(settings.iterations)
         return profiled(result, lambda: self._step.run(next(iterations)), settings.profile_steps, self._device)
 
-    def telemetry(self) -> Telemetry:
-        """Return the stream spans of the sampled steps."""
-        return Telemetry(captures=self._spans.captures())
-
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return this rank's shard of each layer's weights; there are none without an optimizer."""
         return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self._buffers.weights))
-
-    def cleanup(self) -> None:
-        """Leave the process group and free the buffers."""
-        leave_process_group(self)
 
     def _measure(self) -> tuple[StepTimer, float]:
         first = self._settings.warmup + self._settings.verify
@@ -121,11 +112,3 @@ class FsdpWorkload(Workload):
         shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
         shards = [LocalShard(name, shape, weight, offset) for name, weight in self.named_parameters()]
         return {str(settings.iterations): hash_shards(shards).hex}
-
-    def _make_fault(self, codes: CodeTable) -> Fault:
-        settings, chunks = self._settings, self._buffers.index.view(self._settings.world_size, -1)
-
-        def write_chunk(out: torch.Tensor, iteration: int, layer: int, rank: int) -> None:
-            codes.write(out, chunks[rank], iteration, layer)
-
-        return Fault(settings.fault, rank=settings.rank, first_checked=settings.warmup, write_chunk=write_chunk)

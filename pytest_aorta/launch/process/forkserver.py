@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import write_json
+from pytest_aorta.common.files import without_collection, write_json
 from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
-from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.sweep import mark_this_process
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids

@@ -10,22 +10,21 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
-import gc
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from typing import IO, Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import write_json, write_text
+from pytest_aorta.common.files import without_collection, write_json, write_text
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import STACKS_S, die_with
 from pytest_aorta.plan.options import WRAPPERS
@@ -179,21 +178,6 @@ def _silent_children(run_dir: Path) -> set[int]:
             if not has_ended and not (names.rank_folder(run_dir, rank) / names.IN_FLIGHT_FILE).exists():
                 found.add(pid)
     return found
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Collect no garbage while the body imports modules.
-
-    Modules are no garbage, and the collector would visit all of torch's objects again and again.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _leave_last_words(folder: Path, stacks: IO[str]) -> None:

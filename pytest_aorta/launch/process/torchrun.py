@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import UnreadableFile, raised_as, write_json
+from pytest_aorta.common.files import UnreadableFile, raised_as, without_collection, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
-from pytest_aorta.launch.process.rank import ask_for_evidence, without_collection
+from pytest_aorta.launch.process.rank import ask_for_evidence
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import zlib
 from collections import defaultdict
@@ -18,8 +17,8 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import UNSET, Meta, UnsetType, field
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import raised_as, read_bytes
-from pytest_aorta.common.model import Model, decode
+from pytest_aorta.common.files import raised_as, read_bytes, without_collection
+from pytest_aorta.common.model import Model, convert, decode
 from pytest_aorta.result.trace.families import (
     COMMUNICATION,
     GLOO,
@@ -105,20 +104,18 @@ def read_trace(path: Path) -> dict[str, Any]:
     return parse_trace(path, data)
 
 
+@without_collection()
 def parse_trace(path: Path, data: bytes) -> dict[str, Any]:
     """Return the document of a trace; errors, which are those of :func:`read_trace`, name ``path``."""
     # A value of two bytes, "[]," for example, takes thirty times as much memory.
     if (num_values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
         raise TraceTooLarge(path, num_values=num_values)
     with raised_as(TraceError):
-        events = decode(data, _Trace, str(path), by_hand=False).traceEvents
+        document: dict[str, Any] = decode(data, dict[str, Any], str(path), by_hand=False)
+        events = convert(document, _Trace, str(path)).traceEvents
     for number, event in enumerate(events):
         if event.ph == "X" and UNSET in (event.ts, event.dur):
             raise TraceError(f"{path}: $.traceEvents[{number}]: an event of phase X lacks `ts` or `dur`")
-    text = data.decode("utf-8", "replace")
-    # Events take several times the memory of their text, so that the document is made only when these are gone.
-    del events, data
-    document: dict[str, Any] = json.loads(text)
     return document
 
 

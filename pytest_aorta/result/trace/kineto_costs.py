@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from pytest_aorta.common.files import without_collection
 from pytest_aorta.result.trace.families import family_of, is_copy
 from pytest_aorta.result.trace.kineto import (
     DTYPES,
@@ -23,7 +25,8 @@ from pytest_aorta.result.trace.kineto import (
     is_on_device,
     is_runtime_call,
 )
-from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Costs
+from pytest_aorta.result.trace.kineto_places import Moment, Place, Places, merged
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost, Costs
 
 # The operator through which each collective of a process group passes, whichever backend serves it.
 _COLLECTIVES = "c10d::"
@@ -39,6 +42,7 @@ _WITHOUT_COMPUTE = (
 _NO_TENSOR = ("", "Scalar", "ScalarList")
 _LIST = "TensorList"
 _MAX_NAME = 200
+_TO_HOST = re.compile("DtoH|DeviceToHost")
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,25 @@ class RecordedCall:
     num_bytes: int | None = None
 
 
+# A part of a cost, and the host's event that caused it.
+_Call: TypeAlias = "tuple[str, Event]"
 # Operations of an operator, given its name and the arguments of its event; None if there is no formula for it.
 FlopsOf = Callable[[str, Mapping[str, Any]], "int | None"]
 
 
+@without_collection()
 def costs_of_step(
-    trace: Mapping[str, Any], flops_of: FlopsOf, *, on_device: bool, recorded: Sequence[RecordedCall] = ()
+    trace: Mapping[str, Any],
+    flops_of: FlopsOf,
+    *,
+    on_device: bool,
+    recorded: Sequence[RecordedCall] = (),
+    moments: Sequence[Moment] = (),
 ) -> Costs:
     """Return the costs of the first step of a trace, which lies between two boundaries.
 
     ``recorded`` are the calls of collectives that a flight recorder has of this step. They complete the trace if they
-    are as many as the trace has.
+    are as many as the trace has. With ``moments``, the lines and modules that ran, the costs have their places.
 
     Raises:
         ValueError: The trace has fewer than two boundaries.
@@ -77,32 +89,47 @@ def costs_of_step(
     begin, end = end_of(marks[0]), begin_of(marks[1])
     inside = [event for event in events if begin <= begin_of(event) < end and not is_on_device(event)]
     operators = _operators(inside)
-    calls = Counter(event["name"][:_MAX_NAME] for event in operators)
     flops, without = _flops(operators, flops_of)
-    counted = Costs(
-        collectives=_collectives(inside, operators, recorded),
+    collectives = _collectives(inside, operators, recorded)
+    calls: dict[Cost, list[_Call]] = {Cost.OPERATORS: [(event["name"][:_MAX_NAME], event) for event in operators]}
+    calls[Cost.HOST_COPIES] = [call for call in calls[Cost.OPERATORS] if call[0] == "aten::_local_scalar_dense"]
+    calls |= _calls_of_device(events, inside) if on_device else {}
+    counts: dict[str, Any] = {cost: _sorted(Counter(name for name, _ in found)) for cost, found in calls.items()}
+    calls[Cost.COLLECTIVES] = [(str(row), event) for row, found in collectives for event in found]
+    return Costs(
+        collectives=[row for row, _ in collectives],
         flops=_sorted(flops),
-        operators=_sorted(calls),
-        host_copies={name: calls[name] for name in ("aten::_local_scalar_dense",) if calls[name]},
         without_flops=_sorted(without),
+        places=_places(Places(events, marks[0]["tid"], moments, trace["baseTimeNanoseconds"]), calls)
+        if moments
+        else {},
+        **counts,
     )
-    return _with_device(counted, events, inside) if on_device else counted
 
 
-def _with_device(costs: Costs, events: Iterable[Event], inside: Sequence[Event]) -> Costs:
-    """Return costs with the kernels, copies and waits that the host's calls in the step caused on the device."""
+def _calls_of_device(events: Iterable[Event], inside: Sequence[Event]) -> dict[Cost, list[_Call]]:
+    """Return the host's calls in the step that caused kernels, copies to the host, and waits."""
     runtime = [event for event in inside if is_runtime_call(event)]
-    launched = {event["args"].get("correlation") for event in runtime} - {None}
-    families = Counter(
-        family_of(event["name"])
+    launching = {event["args"].get("correlation"): event for event in runtime}
+    launching.pop(None, None)
+    kernels = [
+        (family_of(event["name"]), launching[number])
         for event in events
-        if is_on_device(event) and event["args"].get("correlation") in launched
-    )
+        if is_on_device(event) and (number := event["args"].get("correlation")) in launching
+    ]
     threads = {event["tid"] for event in runtime if "aunchKernel" in event["name"]}
-    waits = Counter(event["name"] for event in runtime if event["tid"] in threads and is_blocking_call(event))
-    copies = {name: count for name, count in families.items() if is_copy(name)}
-    to_host = {name: count for name, count in copies.items() if "DtoH" in name or "DeviceToHost" in name}
-    return costs.replace(kernels=_sorted(families), host_syncs=_sorted(waits), host_copies=_sorted(to_host))
+    return {
+        Cost.KERNELS: kernels,
+        Cost.HOST_COPIES: [call for call in kernels if is_copy(call[0]) and _TO_HOST.search(call[0])],
+        Cost.HOST_SYNCS: [(one["name"], one) for one in runtime if one["tid"] in threads and is_blocking_call(one)],
+    }
+
+
+def _places(places: Places, calls: Mapping[Cost, Iterable[_Call]]) -> dict[Cost, dict[str, dict[str, int]]]:
+    found: dict[Cost, dict[str, Counter[Place]]] = {}
+    for cost, name, event in ((cost, *call) for cost, each in calls.items() for call in each):
+        found.setdefault(cost, {}).setdefault(name, Counter())[places.of(event)] += 1
+    return {cost: {name: merged(counts) for name, counts in parts.items()} for cost, parts in found.items()}
 
 
 def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
@@ -131,15 +158,16 @@ def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str],
     """
     found: Counter[str] = Counter()
     without: Counter[str] = Counter()
-    counted: Event | None = None
+    # The thread and the end of the last operator that was counted.
+    within: tuple[object, int] = "", 0
     for event in operators:
-        if counted is not None and event["tid"] == counted["tid"] and holds(counted, event):
+        if event["tid"] == within[0] and end_of(event) <= within[1]:
             continue
         name = event["name"][:_MAX_NAME]
         number = flops_of(event["name"], event["args"])
         if number is not None:
             found[name] += number
-            counted = event
+            within = event["tid"], end_of(event)
         elif name.split("::")[0] not in _WITHOUT_COMPUTE:
             without[name] += 1
     return found, without
@@ -147,14 +175,15 @@ def _flops(operators: Sequence[Event], flops_of: FlopsOf) -> tuple[Counter[str],
 
 def _collectives(
     events: Sequence[Event], operators: Sequence[Event], recorded: Sequence[RecordedCall]
-) -> list[CollectiveCost]:
+) -> list[tuple[CollectiveCost, list[Event]]]:
+    """Return the costs of each kind of collective, with the requests."""
     requests = _requests(operators)
     # A flight recorder of gloo has no entry for a message from one rank to another.
     collective = [event for event in requests if collective_of(event["name"]) is not Collective.SEND_RECV]
     known = {id(event): call for event, call in zip(collective, recorded, strict=False)}
     known = known if len(recorded) == len(collective) else {}
     records = [event for event in events if event["name"] == "record_param_comms"]
-    rows: dict[tuple[str, int | None, str], list[RecordedCall]] = defaultdict(list)
+    rows: dict[tuple[str, int | None, str], list[tuple[RecordedCall, Event]]] = defaultdict(list)
     for event in requests:
         served: Mapping[str, Any] = next(
             (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
@@ -165,9 +194,9 @@ def _collectives(
             # The operator has no argument for its result, which has the parts of all ranks.
             own, size = request.num_bytes, request.group_size
             request = replace(request, num_bytes=None if own is None or size is None else own * size)
-        rows[str(collective_of(event["name"])), request.group_size, request.dtype].append(request)
+        rows[str(collective_of(event["name"])), request.group_size, request.dtype].append((request, event))
     found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
-    return [_cost_of(kind, requests) for (kind, _, _), requests in found]
+    return [(_cost_of(kind, [one for one, _ in calls]), [event for _, event in calls]) for (kind, *_), calls in found]
 
 
 def _requests(operators: Iterable[Event]) -> list[Event]:

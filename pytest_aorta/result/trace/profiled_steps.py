@@ -490,6 +490,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
         recompilations: Compilations of torch.compile after the warm-up steps; None if this was not counted.
         graph_breaks: Graph breaks of torch.compile since the rank began; None if this was not counted.
         without_flops: Calls by operator for which no formula of operations is known.
+        places: Cost -> part -> place in the user's program -> number; empty unless a launch locates costs.
         problem: The reason why nothing was counted; empty if the step was counted.
     """
 
@@ -502,6 +503,7 @@ class Costs(Model, frozen=True, omit_defaults=True):
     recompilations: Count | None = None
     graph_breaks: Count | None = None
     without_flops: Counts = field(default_factory=dict)
+    places: dict[Cost, dict[str, Counts]] = field(default_factory=dict)
     problem: Annotated[str, Meta(max_length=1000)] = ""
 
     def counts(self, cost: Cost) -> dict[str, int] | None:
@@ -537,7 +539,11 @@ def joined_costs(parts: Sequence[Costs]) -> Costs:
         for name in ("flops", "operators", "kernels", "host_syncs", "host_copies", "without_flops")
         if getattr(parts[0], name) is not None
     }
-    return parts[0].replace(collectives=list(rows.values()), **sums)
+    places: dict[Cost, dict[str, Counts]] = {}
+    for cost, named in (item for part in parts for item in part.places.items()):
+        own = places.setdefault(cost, {})
+        own |= {name: dict(Counter(own.get(name, {})) + Counter(found)) for name, found in named.items()}
+    return parts[0].replace(collectives=list(rows.values()), places=places, **sums)
 
 
 class CostsOfRanks(Model, frozen=True):

@@ -169,12 +169,32 @@ def test_weights_alone_that_differ_were_changed_by_or_after_the_optimizer():
         "so the weights were changed in the optimizer's step, or after it"
     )
     assert not locate(result(weights=["tok.weight"], gradients=["tok.weight"]), result(), 2)[-1].startswith("so ")
-    first, *_, last = locate(result(weights=["tok.weight"], state=["tok.weight.exp_avg"]), result(), 2)
+    first, then, *_, last = locate(result(weights=["tok.weight"], state=["tok.weight.exp_avg"]), result(), 2)
     assert first == (
-        "step 1, optimizer: 1 of 3 numbers and tensors of the optimizer differ, first tok.weight.exp_avg [0, 4]; "
-        "so the optimizer's state differed before the weights did"
+        "step 1, optimizer: 1 of 3 numbers and tensors of the optimizer differ, first tok.weight.exp_avg [0, 4]"
     )
+    assert then == "so tensors differed in step 1, before the values of step 2 did"
     assert not last.startswith("so ")
+
+
+def test_an_earlier_step_whose_tensors_differ_is_located_by_launches_of_its_own():
+    launched = []
+
+    def again(side, changes):
+        launched.append(changes["hash_operators_step"])
+        odd = ["tok.weight"] if side is here else []
+        found = result(weights=odd, state=[f"{name}.exp_avg" for name in odd], loss=[1.0, 3.0 if odd else 2.0, 1.0])
+        if launched[-1] == 1:
+            for one in found.tensor_hashes.values():
+                one.steps["1"] = one.steps.pop("2")
+        return found
+
+    here, there = (make_result([[1.0] * 3], loss=[1.0, last, 1.0]) for last in (3.0, 2.0))
+    keys = {"hash_operators_step", "hash_tensors", "hash_tensors_step"}
+    lines = bitwise.locate_first(here, there, Difference(2, "loss"), keys, again, lambda _: None)
+    assert launched == [2, 2, 1, 1]
+    assert lines[1] == "tensors differ in step 1 already"
+    assert "step 1, weights: 1 of 3 parameters differ, first tok.weight [0, 4]" in lines
 
 
 def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():

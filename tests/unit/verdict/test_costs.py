@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Costs, distinct
+from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost, Costs, distinct
 from pytest_aorta.verdict.learning import launches_to_learn
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -67,6 +67,38 @@ def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, ou
     row = judged(cost, cost, marked={metric: marker} if marker else {})[metric]
     assert (row.outcome, row.is_open) == (outcome, False)
     assert row.detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("cost", "here", "there", "detail"),
+    [
+        (ONE_MORE, {"aten::neg": {"train.py:43": 1}}, {}, "+ aten::neg x 1 (train.py:43)"),
+        (MORE_GATHERS, {str(GATHERS): {"layers.1 at train.py:9": 3, "layers.* at train.py:9": 2}}, {},
+         "all_gather over 2 ranks, bfloat16 4 -> 5 a step, +1.05 MB "
+         "(now layers.1 at train.py:9 x 3, layers.* at train.py:9 x 2)"),
+        # The other side's places tell new calls from old ones, also where a new line has moved the lines below it.
+        (MORE_GATHERS, {str(GATHERS): {"train.py:5": 1, "layers.* at train.py:10": 4}},
+         {str(GATHERS): {"layers.* at train.py:9": 4}}, "4 -> 5 a step, +1.05 MB (train.py:5)"),
+        (OTHERS, {"aten::sub": {f"a.py:{line}": 180 for line in range(5)}}, {},
+         "- aten::add x 900, + aten::sub x 900 (a.py:0 x 180, a.py:1 x 180, a.py:2 x 180, a.py:3 x 180, ...)"),
+        (OTHERS, {"aten::sub": {"a.py:2": 900}}, {"aten::add": {"a.py:1": 900}},
+         "- aten::add x 900 (a.py:1 x 900), + aten::sub x 900 (a.py:2 x 900)"),
+        (IN_FLOAT32, {"all_gather over 2 ranks, float32": {"backward of layers.0 at train.py:9": 4}}, {},
+         "float32 +8 MB (backward of layers.0 at train.py:9 x 4), all_gather over 2 ranks, bfloat16 -4 MB"),
+        (changed(flops={"aten::mm": 2_000_000}), {"aten::mm": {"recomputation in layers.*": 2}}, {},
+         "aten::mm +1,000,000 (now recomputation in layers.* x 2)"),
+        (changed(recompilations=8), {"recompilations": {"forward at model.py:3": 8}}, {},
+         "8 in 20 measured steps, 0 before (forward at model.py:3 x 8)"),
+        (ONE_MORE, {"aten::mm": {"train.py:1": 100}}, {}, "+ aten::neg x 1"),
+    ],
+)  # fmt: skip
+def test_places_of_what_came_and_went_follow_it(cost, here, there, detail):
+    named = dict.fromkeys((Cost.COLLECTIVES, Cost.OPERATORS, Cost.RECOMPILATIONS), here)
+    before = COSTS.replace(places=dict.fromkeys(named, there)) if there else COSTS
+    placed = cost.replace(places=named)
+    marked = dict.fromkeys(("operators", "flops"), "exact")
+    rows = judged(placed, placed, before=[launch(before, before)], marked=marked).rows
+    assert any(row.detail.endswith(detail) for row in rows if row.outcome is REGRESSION)
 
 
 def test_unchanged_costs_pass_and_those_that_are_0_have_no_row():

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launch.process.rank import _shown_traceback, without_collection, write_error
+from pytest_aorta.common.files import without_collection
+from pytest_aorta.launch.process.rank import _shown_traceback, write_error
 
 PROGRAM = """
 import atexit, os, signal, sys, threading, time, types

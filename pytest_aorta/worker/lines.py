@@ -1,0 +1,123 @@
+"""The line of the user's code and the module that run at each moment of a step, by Python's tracing of calls.
+
+The stacks of torch's profiler name the line on which a function begins, so that all operators of a script that has no
+functions would be on its first line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from pytest_aorta.common import variables
+from pytest_aorta.common.text import is_library
+from pytest_aorta.result.trace.kineto_places import Moment
+from pytest_aorta.worker.finite import modules
+from pytest_aorta.worker.weight_hash import logical_name
+
+_CALL_MODULE = nn.Module._call_impl.__code__
+# Beyond, as in a loop over single samples in Python, a step takes too much memory.
+_MOST = 2_000_000
+
+
+class _State(NamedTuple):
+    """The innermost module and the innermost line of the user's code that run."""
+
+    module: nn.Module | None = None
+    file: str = ""
+    line: int = 0
+
+
+class Lines:
+    """Context that notes the lines and modules of the body in the thread that enters it.
+
+    Nothing is noted unless the launch locates costs, nor where a debugger or a measurement of coverage traces the
+    thread.
+    """
+
+    def __init__(self) -> None:
+        self.moments: list[Moment] = []
+        self._noted: list[tuple[int, _State]] = []
+        self._stack = [_State()]
+        self._frames: list[FrameType] = []
+
+    def __enter__(self) -> Lines:
+        """Trace the frames that run, and those that follow."""
+        if is_locating() and sys.gettrace() is None:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None:
+                self._frames.append(frame)
+                frame = frame.f_back
+            for frame in reversed(self._frames):
+                frame.f_trace = self._called(frame, "call", None)
+            sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the trace, and name the modules."""
+        if self._frames:
+            sys.settrace(None)
+        for frame in self._frames:
+            frame.f_trace = None
+        if len(self._noted) < _MOST:
+            names = _names()
+            self.moments = [
+                Moment(began_ns, names.get(id(module), ""), f"{shown(file)}:{line}" if file else "")
+                for began_ns, (module, file, line) in self._noted
+            ]
+        self._noted, self._stack, self._frames = [], [_State()], []
+
+    def _called(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        code = frame.f_code
+        if code is _CALL_MODULE:
+            frame.f_trace_lines = False
+            self._stack.append(self._stack[-1]._replace(module=frame.f_locals["self"]))
+        elif not _is_of_library(code.co_filename):
+            self._stack.append(self._stack[-1]._replace(file=code.co_filename, line=frame.f_lineno))
+        else:
+            return None
+        self._note()
+        return self._went_on
+
+    def _went_on(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "line":
+            self._stack[-1] = self._stack[-1]._replace(line=frame.f_lineno)
+            self._note()
+        elif event == "return" and len(self._stack) > 1:
+            self._stack.pop()
+            self._note()
+        return self._went_on
+
+    def _note(self) -> None:
+        if len(self._noted) < _MOST:
+            self._noted.append((time.time_ns(), self._stack[-1]))
+
+
+def is_locating() -> bool:
+    """Return whether the launch locates costs."""
+    return variables.LOCATES_COSTS in os.environ
+
+
+_is_of_library = cache(is_library)
+
+
+@cache
+def shown(file: str) -> str:
+    """Return a path from the working folder, or else its last three parts."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "/".join(path.parts[-3:])
+
+
+def _names() -> dict[int, str]:
+    """Return the path of each module in the largest module that has it, by its id."""
+    every = modules()
+    children = {id(child) for module in every for child in module.children()}
+    roots = [module for module in every if id(module) not in children]
+    return {id(module): logical_name(f"{name}.").rstrip(".") for root in roots for name, module in root.named_modules()}
