@@ -15,16 +15,9 @@ from pytest_aorta.common.errors import (
 )
 
 __all__ = (
-    "AortaError",
-    "BaselineError",
-    "ComparisonFailed",
-    "DevicesUnavailable",
-    "LaunchError",
-    "LeaseError",
-    "ResultError",
-    "SpecError",
-    "WorkloadFailed",
-)
+    "AortaError", "BaselineError", "ComparisonFailed", "DevicesUnavailable", "LaunchError", "LeaseError",
+    "ResultError", "SpecError", "WorkloadFailed",
+)  # fmt: skip
 
 # Tests import the errors from here, and pytest's short summary has room for a short name.
 for _name in __all__:

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_aorta.result.trace.kineto_events import read_trace
+from pytest_aorta.result.trace.kineto import read_trace
 from tests.unit.kineto_traces import overlap_with_host
 
 # HTA rounds to microseconds by default, which moves the edges of short kernels. overlap_ratio uses nanoseconds.

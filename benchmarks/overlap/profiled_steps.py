@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.trace.kineto_events import read_trace
+from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.session.launcher import DistributedWorld
 from tests.unit.kineto_traces import overlap_with_host

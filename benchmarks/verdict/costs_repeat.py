@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.trace.costs import Cost, by_rank
+from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
 from pytest_aorta.session.runner import WorkloadRunner
 
 LAUNCHES = int(os.environ.get("REPEAT_LAUNCHES", "10"))

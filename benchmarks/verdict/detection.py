@@ -28,8 +28,7 @@ from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
 from pytest_aorta.verdict.causes import straggler
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance
-from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs
-from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, decide_stored, detectable
+from pytest_aorta.verdict.statistics.decision import RESOLVED_BY, Outcome, decide_pairs, decide_stored, detectable
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate, observed, typical
 
 DATA = Path(__file__).parent / "data"

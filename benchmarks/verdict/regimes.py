@@ -10,8 +10,7 @@ import numpy as np
 
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance
-from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs
-from pytest_aorta.verdict.statistics.stored import decide_stored
+from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs, decide_stored
 from pytest_aorta.verdict.statistics.variance import (
     Revision,
     Variance,

@@ -23,13 +23,13 @@ from pytest_aorta.session.rounds import settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.noise import platform_priors
-from pytest_aorta.verdict.statistics import stored
+from pytest_aorta.verdict.statistics import decision
 
 BASELINES = Path("baselines")
 MAX_LAUNCHES = 5
 # With one launch taken out, at least two are left.
 _MIN_LAUNCHES = 3
-_TO_THE_LIMIT = mock.patch.object(stored._StoredRule, "foreseen", return_value=None)
+_TO_THE_LIMIT = mock.patch.object(decision._StoredRule, "foreseen", return_value=None)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from pytest_aorta.cli import report_problems
 from pytest_aorta.common.errors import BaselineError, UsageError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import counted, did_you_mean, emit, output_width, table
 from pytest_aorta.verdict.baseline import (
     Baseline,
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _list_all(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines list``."""
     files, problems = _stored_files(arguments.folder, arguments.platform)
-    emit(_list_lines(files, output_width()))
+    emit(_list_lines(list(files.values()), output_width()))
     return report_problems(problems)
 
 
@@ -63,54 +63,40 @@ def _move(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             _move_files(found, arguments.folder)
     verb = "would be moved" if arguments.dry_run else "moved"
-    lines = [f"{new.platform}: {file.baseline.case} -> {new.case}" for file, new in found]
+    lines = [f"{new.platform}: {files[path].case} -> {new.case}" for path, new in found.items()]
     emit([*lines, f"{len(found)} of {counted(len(files), 'baseline')} {verb}"])
     return 0
 
 
-def _list_lines(files: Sequence[StoredFile], width: int) -> list[str]:
+def _list_lines(baselines: Sequence[Baseline], width: int) -> list[str]:
     """Return a table with one line per case, followed by the totals."""
-    rows = [_list_row(file) for file in files]
+    rows = list(map(_list_row, baselines))
     lines = table([_LIST_COLUMNS, *rows], width, flexible=1) if rows else []
-    launches = [len(file.baseline.launches) for file in files]
-    platforms = {file.baseline.platform for file in files}
+    num_launches = sum(len(baseline.launches) for baseline in baselines)
+    platforms = {baseline.platform for baseline in baselines}
     return [
         *lines,
-        f"{counted(len(files), 'case')} on {counted(len(platforms), 'platform')}, {counted(sum(launches), 'launch')}",
+        f"{counted(len(rows), 'case')} on {counted(len(platforms), 'platform')}, {counted(num_launches, 'launch')}",
     ]
 
 
-def _list_row(file: StoredFile) -> tuple[str, ...]:
-    baseline = file.baseline
+def _list_row(baseline: Baseline) -> tuple[str, ...]:
+    days = sorted(stored.facts.recorded_at[:10] for stored in baseline.launches)
     return (
         baseline.platform,
         baseline.case,
         str(baseline.revision),
         f"{len(baseline.center_launches)}/{len(baseline.launches)}",
         str(len(set(blocks([stored.facts for stored in baseline.launches])))),
-        _recorded_text(baseline),
+        f"{days[0]} to {days[-1]}" if days[0] != days[-1] else days[0],
         format_value(middle(_HEADLINE, baseline.center_launches), _HEADLINE.unit),
     )
-
-
-def _recorded_text(baseline: Baseline) -> str:
-    """Return the first and the last date of recording."""
-    days = sorted(stored.facts.recorded_at[:10] for stored in baseline.launches)
-    return f"{days[0]} to {days[-1]}" if days[0] != days[-1] else days[0]
 
 
 _SEPARATOR = "::"
 
 
-@dataclass(frozen=True)
-class StoredFile:
-    """A baseline with the name of its file."""
-
-    name: str
-    baseline: Baseline
-
-
-def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:
+def _stored_files(folder: Path, platform: str | None) -> tuple[dict[Path, Baseline], list[str]]:
     """Return a folder's baselines of one platform, or of all platforms, and a line for each unreadable file.
 
     Raises:
@@ -121,12 +107,13 @@ def _stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile],
     chosen = [path for path in folders if platform in (None, path.name)]
     if platform is not None and not chosen:
         raise UsageError(f"--platform {platform}: is not in {folder}; allowed are {[path.name for path in folders]}")
-    found: list[StoredFile] = []
-    problems: list[str] = []
-    for platform_folder in chosen:
-        read, unreadable = _read_all(sorted(platform_folder.glob("*.json")))
-        found += [StoredFile(str(path), baseline) for path, baseline in read.items()]
-        problems += unreadable
+    found: dict[Path, Baseline] = {}
+    problems = []
+    for path in (path for platform_folder in chosen for path in sorted(platform_folder.glob("*.json"))):
+        try:
+            found[path] = read_baseline_file(path)
+        except BaselineError as error:
+            problems.append(str(error))
     return found, problems
 
 
@@ -143,10 +130,10 @@ def _require_folder(folder: Path) -> None:
         )
 
 
-_Moves: TypeAlias = list[tuple[StoredFile, Baseline]]
+_Moves: TypeAlias = dict[Path, Baseline]
 
 
-def _planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path) -> _Moves:
+def _planned_moves(files: Mapping[Path, Baseline], old: str, new: str, folder: Path) -> _Moves:
     """Return each baseline whose case is ``old`` or begins with it, and the baseline with the new case and test.
 
     ``old`` is a folder, a file, a class, a test or a full case; ``new`` is the same part of the new node id. All
@@ -159,13 +146,13 @@ def _planned_moves(files: Sequence[StoredFile], old: str, new: str, folder: Path
     old, new = old.rstrip("/"), new.rstrip("/")
     if old == new:
         raise UsageError(f"OLD and NEW are both {old!r}")
-    matches = [file for file in files if _begins_with(file.baseline.case, old)]
+    matches = {path: baseline for path, baseline in files.items() if _begins_with(baseline.case, old)}
     if not matches:
-        known = sorted({name for file in files for name in (file.baseline.test, file.baseline.case)})
+        known = sorted({name for baseline in files.values() for name in (baseline.test, baseline.case)})
         hint = did_you_mean([old], known)
         raise UsageError(f"OLD {old!r} matches none of {counted(len(files), 'case')} in {folder}{hint}")
-    found = [(file, _moved(file, old, new, folder)) for file in matches]
-    for _, moved in found:
+    found = {path: _moved(path, baseline, old, new, folder) for path, baseline in matches.items()}
+    for moved in found.values():
         path = baseline_path(folder, moved.platform, moved.case)
         if os.path.lexists(path):
             raise BaselineError(f"{path}: exists already, so nothing was moved; delete the file or choose another NEW")
@@ -178,28 +165,15 @@ def _move_files(found: _Moves, folder: Path) -> None:
     Raises:
         BaselineError: A file could not be written or deleted; the message says what git can undo.
     """
-    try:
-        for _, moved in found:
+    after = f"; git status shows which files of {folder} are new"
+    with raised_as(BaselineError, "moved in part: ", (BaselineError, OSError), after):
+        for moved in found.values():
             write_baseline(folder, moved)
-        for file, _ in found:
-            Path(file.name).unlink()
-    except (BaselineError, OSError) as error:
-        raise BaselineError(f"moved in part: {error}; git status shows which files of {folder} are new") from None
+        for path in found:
+            path.unlink()
 
 
-def _read_all(paths: Sequence[Path]) -> tuple[dict[Path, Baseline], list[str]]:
-    read: dict[Path, Baseline] = {}
-    problems = []
-    for path in paths:
-        try:
-            read[path] = read_baseline_file(path)
-        except BaselineError as error:
-            problems.append(str(error))
-    return read, problems
-
-
-def _moved(file: StoredFile, old: str, new: str, folder: Path) -> Baseline:
-    baseline, path = file.baseline, Path(file.name)
+def _moved(path: Path, baseline: Baseline, old: str, new: str, folder: Path) -> Baseline:
     if path != baseline_path(folder, baseline.platform, baseline.case):
         raise BaselineError(
             f"{path}: the file name is not that of its case {baseline.case!r}, so nothing was moved; "

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import to_json
-from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.processes import start_apart, terminable
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.plan.reference import commit_of, first_parents, setup_program
 from pytest_aorta.session.search import SearchRequest
@@ -53,10 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     here = Path.cwd()
     good, bad = (_commit(here, name, side) for name, side in ((arguments.good, "GOOD"), (arguments.bad, "BAD")))
-    try:
+    with raised_as(UsageError, f"GOOD ({arguments.good}): ", SpecError):
         commits = first_parents(here, good, bad)
-    except SpecError as error:
-        raise UsageError(f"GOOD ({arguments.good}): {error}") from None
     tolerances = _tolerance_texts(arguments.tolerance)
     parse_tolerances(tolerances, "--tolerance")
     if arguments.metric is not None and arguments.metric not in METRICS:
@@ -75,10 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _commit(folder: Path, name: str, side: str) -> str:
     if name.startswith("-"):
         raise UsageError(f"{side}: got {name!r}, allowed is a branch, tag or commit")
-    try:
+    with raised_as(UsageError, f"{side}: ", SpecError):
         return commit_of(folder, name)
-    except SpecError as error:
-        raise UsageError(f"{side}: {error}") from None
 
 
 def _tolerance_texts(given: Sequence[str]) -> dict[str, str]:
@@ -94,10 +92,10 @@ def _tolerance_texts(given: Sequence[str]) -> dict[str, str]:
 
 
 def _command(text: str) -> tuple[str, ...]:
-    try:
+    with raised_as(
+        UsageError, f"--setup: got {text!r}, allowed is a command, quoted as for a shell (", ValueError, ")"
+    ):
         words = tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"--setup: got {text!r}, allowed is a command, quoted as for a shell ({error})") from None
     if not words:
         raise UsageError("--setup: got an empty text, allowed is a program with its arguments")
     if setup_program(words) is None:
@@ -106,17 +104,13 @@ def _command(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def running_pytest(arguments: Sequence[str], folder: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running_pytest(
+    arguments: Sequence[str], folder: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run pytest while the body runs, with its output in a file of a folder if one is given."""
     with (folder / OUTPUT_FILE).open("wb") if folder else nullcontext() as output, terminable():
-        # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        # Ctrl-C reaches pytest only once: as SIGTERM, when this process ends pytest.
+        process = start_apart([sys.executable, "-m", "pytest", *arguments], output, environ)
         try:
             yield process
         finally:
@@ -125,11 +119,13 @@ def running_pytest(arguments: Sequence[str], folder: Path | None = None) -> Iter
 
 def ended_early(before: str, folder: Path) -> AortaError:
     """Return the error that pytest has ended too early, with the end of its output."""
-    path = folder / OUTPUT_FILE
-    printed = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return AortaError(
-        "\n".join([f"pytest ended before {before}:", *printed[-_MAX_OUTPUT_LINES:], f"all output: {path}"])
-    )
+    lines = [f"pytest ended before {before}:", *end_of_output(folder), f"all output: {folder / OUTPUT_FILE}"]
+    return AortaError("\n".join(lines))
+
+
+def end_of_output(folder: Path) -> list[str]:
+    """Return the last lines that pytest has printed."""
+    return (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()[-_MAX_OUTPUT_LINES:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

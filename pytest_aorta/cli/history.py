@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +13,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pytest_aorta.cli import ExitCode, report_problems
 from pytest_aorta.common.errors import AortaError, UsageError
-from pytest_aorta.common.files import write_text
+from pytest_aorta.common.files import raised_as, write_text
 from pytest_aorta.common.text import counted, emit, output_width, table
+from pytest_aorta.report.page.rows import encoded
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.history import HistoryEntry, read_history
 from pytest_aorta.session.record import Side
@@ -52,10 +51,9 @@ def _write_page(arguments: argparse.Namespace) -> int:
     if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
         raise UsageError(f"history page needs {' and '.join(lacking)}; run pip install 'pytest-aorta[history]'")
     histories, problems = _read(arguments)
-    try:
-        write_text(arguments.output, render(histories))
-    except OSError as error:
-        raise AortaError(f"{arguments.output}: not written: {error.strerror or error}") from None
+    page = render(histories)
+    with raised_as(AortaError, f"{arguments.output}: not written: "):
+        write_text(arguments.output, page)
     emit([str(arguments.output)])
     return report_problems(problems)
 
@@ -197,10 +195,9 @@ def _change_points(values: Sequence[float]) -> list[int]:
     Raises:
         UsageError: Otava is not installed.
     """
-    try:
+    remedy = "); run pip install 'pytest-aorta[history]'"
+    with raised_as(UsageError, "history needs Apache Otava (", ImportError, remedy):
         from otava.analysis import compute_change_points, merge  # an extra, and slow to import
-    except ImportError as error:
-        raise UsageError(f"history needs Apache Otava ({error}); run pip install 'pytest-aorta[history]'") from None
     series = list(values)
     # Otava also computes relative changes, which overflow where a value is nearly 0; they are not used.
     with np.errstate(all="ignore"):
@@ -462,7 +459,7 @@ def _chart_data(history: _CaseHistory, changes: Sequence[Change]) -> dict[str, A
         "names": [version.commit[:_SHORT] if version.commit else "?" for version in versions],
         "dirty": [index for index, version in enumerate(versions) if version.dirty],
         "times": [version.measured_at for version in versions],
-        "at": _encoded(at, "<u4"),
+        "at": encoded(at, "<u4"),
         "revisions": history.revisions,
         "charts": {name: _chart(history, changes, name) for name in history.metrics},
     }
@@ -477,12 +474,8 @@ def _chart(history: _CaseHistory, changes: Sequence[Change], name: str) -> dict[
     values = [float(value) / unit if isinstance(value, float | int) else np.nan for value in launches]
     return {
         "unit": "MiB" if is_bytes else METRICS[name].unit,
-        "medians": _encoded(medians, "<f8"),
-        "launches": _encoded(values, "<f8"),
-        "baseline": _encoded([version.baselines.get(name, np.nan) / unit for version in versions], "<f8"),
+        "medians": encoded(medians, "<f8"),
+        "launches": encoded(values, "<f8"),
+        "baseline": encoded([version.baselines.get(name, np.nan) / unit for version in versions], "<f8"),
         "changes": [[change.index, change.verdict] for change in changes if change.metric == name],
     }
-
-
-def _encoded(values: npt.ArrayLike, kind: str) -> str:
-    return base64.b64encode(np.asarray(values, dtype=kind).tobytes()).decode("ascii")

@@ -14,9 +14,8 @@ from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.run import add_shared, given_options
-from pytest_aorta.common.documents import read_regular
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, ResultError, UsageError
-from pytest_aorta.common.files import write_text
+from pytest_aorta.common.files import raised_as, read_regular, write_text
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, did_you_mean, emit
 from pytest_aorta.launch.guarded import require_torch
@@ -93,12 +92,6 @@ _WORLD_SIZE = 2
 _TIMES_THE_DIFFERENCE = 3
 _TOLERANCES_PERCENT = (5, 10, 20)
 _WIDTH = 100
-
-
-@dataclass(frozen=True)
-class _NewFile:
-    path: Path
-    text: str
 
 
 @dataclass(frozen=True)
@@ -179,13 +172,14 @@ def run(arguments: argparse.Namespace) -> int:
     if target is None:
         on_gpus = options.gpus != 0 and bool(visible_devices())
         markers = (_GPU_LANE if on_gpus else _CPU_LANE, _world_marker(arguments.nproc or _WORLD_SIZE))
-        file = _NewFile(tests / "test_training.py", _BUILT_IN_TEST.format(markers=_decorators(markers)))
+        path, text = tests / "test_training.py", _BUILT_IN_TEST.format(markers=_decorators(markers))
     else:
         found = _measured(options, target, arguments.nproc)
-        file, notes = _test(tests, target, found), [f"note: {note}" for note in found.notes]
+        path, text = _test(tests, target, found)
+        notes = [f"note: {note}" for note in found.notes]
     ignored = _write_ignored(root)
-    emit([_written(root, file), _write_settings(root, settings, target), ignored, *notes])
-    test = file.path.relative_to(root)
+    emit([_written(root, path, text), _write_settings(root, settings, target), ignored, *notes])
+    test = path.relative_to(root)
     record = f"next: record the baseline with pytest --update-baselines {test}, then commit it"
     emit([record, f"then: aorta selftest {test} plants faults, and shows which ones the test finds"])
     return ExitCode.OK
@@ -255,10 +249,8 @@ def _measured(options: Options, target: _Target, given_size: int | None) -> _Fin
     """
     with closing(Session(options)) as session, terminable():
         size = given_size or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE)
-        try:
+        with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
             world = resolve_world(WorldSpec(size), options, session.devices)
-        except DevicesUnavailable as error:
-            raise UsageError(f"--nproc, --gpus: {error}") from None
         require_torch()
         folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
         with session.launcher(world, TestSpec(WorldSpec(size)), RunningTest(OWNER), folder, timed=True) as launcher:
@@ -402,15 +394,15 @@ def _decorators(markers: Iterable[str]) -> str:
     return "\n".join(f"@pytest.mark.{marker}" for marker in markers)
 
 
-def _test(tests: Path, target: _Target, found: _Findings) -> _NewFile:
-    """Return the file of a test; another test that has its name keeps it."""
+def _test(tests: Path, target: _Target, found: _Findings) -> tuple[Path, str]:
+    """Return the file of a test and its text; another test that has its name keeps it."""
     call = target.call(found.settings)
     path, name = tests / f"test_{target.name}.py", target.name
     if path.exists() and target.call({})[:-1] not in path.read_text(encoding="utf-8", errors="replace"):
         path, name = tests / f"test_{target.other_name}.py", target.other_name
     notes = "".join(_comment(note, "    ") for note in found.notes)
     values = {"shown": target.shown, "name": name, "call": call, "notes": notes}
-    return _NewFile(path, _SCRIPT_TEST.format(**values, markers=_decorators(found.markers)))
+    return path, _SCRIPT_TEST.format(**values, markers=_decorators(found.markers))
 
 
 def _in_docstring(name: object) -> str:
@@ -426,36 +418,31 @@ def _comment(note: str, indent: str = "") -> str:
     return "".join(f"{indent}# {line}\n" for line in lines)
 
 
-def _written(root: Path, file: _NewFile) -> str:
+def _written(root: Path, path: Path, text: str) -> str:
     """Write a file that does not exist, and return a line about it."""
-    name = file.path.relative_to(root)
-    try:
-        with file.path.open("x", encoding="utf-8") as new:
-            new.write(file.text)
-    except FileExistsError:
+    name = path.relative_to(root)
+    if os.path.lexists(path):
         return f"kept {name}, which exists"
-    except OSError as error:
-        raise AortaError(f"{name}: can't be written: {error.strerror or error}") from None
+    with raised_as(AortaError, f"{name}: can't be written: "), path.open("x", encoding="utf-8") as new:
+        new.write(text)
     return f"wrote {name}"
 
 
 def _settings_of_pytest(root: Path) -> Path | None:
     """Return the file of this folder in which pytest finds its settings, or None."""
-    named = (root / name for name in _SETTINGS)
-    return next((path for path in named if path.is_file() and _has_settings(path)), None)
-
-
-def _has_settings(path: Path) -> bool:
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return any(line.startswith(_SETTINGS[path.name]) for line in text.splitlines() or [""])
+    for path in (root / name for name in _SETTINGS):
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if any(line.startswith(_SETTINGS[path.name]) for line in lines or [""]):
+                return path
+    return None
 
 
 def _write_settings(root: Path, found: Path | None, target: _Target | None) -> str:
     collected = target.collected if target else ""
     if found is None:
-        return _written(
-            root, _NewFile(root / "pytest.ini", _INI + _NOT_COLLECTED.format(script=collected) * bool(collected))
-        )
+        text = _INI + _NOT_COLLECTED.format(script=collected) * bool(collected)
+        return _written(root, root / "pytest.ini", text)
     # TOML has no text without quotes.
     launcher, folder = ('"forkserver"', '"results"') if found.suffix == ".toml" else ("forkserver", "results")
     return (

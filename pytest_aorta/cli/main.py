@@ -41,7 +41,7 @@ class Command:
 
 def _add_agent(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``aorta agent``, which runs this node's part of a launch that node 0 has started."""
-    from pytest_aorta.launch.node_agent import node_rank, take_part  # other commands do without
+    from pytest_aorta.launch.nodes import node_rank, take_part  # other commands do without
     from pytest_aorta.plan.options import integer_from
 
     def run(arguments: argparse.Namespace) -> int:

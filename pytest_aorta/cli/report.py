@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import emit
 from pytest_aorta.report.data import dataset_report
 from pytest_aorta.report.write import require_packages, write_report
@@ -38,10 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--output: got {str(arguments.output)!r}, allowed is a file whose name ends in .html")
     require_packages()
     report = dataset_report(paths, candidate, reference)
-    try:
+    with raised_as(AortaError, f"{arguments.output}: not written: "):
         written = write_report(report, arguments.output)
-    except OSError as error:
-        raise AortaError(f"{arguments.output}: not written: {error.strerror or error}") from None
     emit([*(f"WARNING: {warning}" for warning in report.warnings), *map(str, written)])
     return ExitCode.PROBLEM if report.warnings else ExitCode.OK
 

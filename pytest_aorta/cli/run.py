@@ -14,15 +14,13 @@ from typing import Any
 
 from pytest_aorta.cli import ExitCode, add_folder
 from pytest_aorta.cli.workloads import require_folder
-from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import DevicesUnavailable, ResultError, SpecError, UsageError
-from pytest_aorta.common.files import write_json
+from pytest_aorta.common.files import UnreadableFile, raised_as, write_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
 from pytest_aorta.common.text import brief, counted, emit
 from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
-from pytest_aorta.plan.profiler import check_profiler
+from pytest_aorta.plan.options import OPTIONS, Options, check_profiler, integer_from, make_options
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
@@ -100,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
                 results.append(launch.start(distributed_world))
                 written = write_trial(folder, results[-1])
                 emit([f"{written}:", *(f"  {line}" for line in summary_lines(results[-1]))])
-                emit([f"  {note}" for note in test.launches[-1].traces])
+                emit([f"  {note}" for note in test.record.launches[-1].traces])
                 sys.stdout.flush()
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
@@ -147,11 +145,9 @@ def given_launch(arguments: argparse.Namespace, options: Options) -> _Launch:
 
 
 def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
-    try:
+    with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
         check_budget(session.options, session.devices)
         world = resolve_world(spec.world, session.options, session.devices)
-    except DevicesUnavailable as error:
-        raise UsageError(f"--nproc, --gpus: {error}") from None
     if world.size < launch.min_world_size:
         raise UsageError(
             f"workload {launch.name!r} needs at least {launch.min_world_size} ranks, and this run has {world.size}: "
@@ -248,14 +244,12 @@ def write_trial(folder: Path, result: WorkloadResult) -> Path:
         ResultError: The file can't be written.
     """
     number, path = 0, folder / "trial_0.json"
-    try:
+    with raised_as(ResultError, f"{path}: can't be written: "):
         folder.mkdir(parents=True, exist_ok=True)
         while path.exists():
             number += 1
             path = folder / f"trial_{number}.json"
         write_json(path, result.to_json())
-    except OSError as error:
-        raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return path
 
 
@@ -281,10 +275,8 @@ def _given_config(
 
 
 def _read_file(file: Path) -> dict[str, Any]:
-    try:
+    with raised_as(UsageError, "--config: "):
         document = read_yaml(file)
-    except UnreadableFile as error:
-        raise UsageError(f"--config: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise UsageError(f"--config: {file}: got {type(document).__name__}, allowed is a mapping of config keys")
     return document

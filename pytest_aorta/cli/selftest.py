@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.common.documents import read_json
+from pytest_aorta.cli.bisect import end_of_output, running_pytest
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import read_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit, table
 from pytest_aorta.plan.plants import MEMORY, PLANTS, SLOW_RANK, Plant, Planted
@@ -24,14 +22,12 @@ from pytest_aorta.verdict.verdicts import Verdict
 
 PLUGIN = "pytest_aorta.plugin.selftesting"
 RECORDS_FILE = "records.json"
-OUTPUT_FILE = "pytest.log"
 _UNCHANGED_RUNS = 3
 _BEYOND = 1.5
 _LEAST_MEMORY = 0.10
 # The time limit of the launch with a hang, in durations of an unchanged launch, and at least in seconds.
 _HANG_LAUNCHES, _HANG_S = 3, 15
 _LAUNCHES = 5
-_MAX_LINES = 30
 _MAX_RECORDS_BYTES = 1 << 28
 _HEADS = ("planted", "found", "by", "launches", "seconds")
 _DECIDED = (Outcome.PASS, Outcome.IMPROVED, Outcome.INCONCLUSIVE)
@@ -61,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     for nodeid, findings in found.items():
         emit([f"{nodeid}:", *table([_HEADS, *(finding.cells for finding in findings)], indent="  ")])
     every = [finding for findings in found.values() for finding in findings]
-    slipped = [finding for finding in every if finding.is_slip]
+    slipped = [finding for finding in every if not (finding.evidence or finding.not_covered)]
     not_covered = sum(finding.not_covered != "" for finding in every)
     emit([
         f"{counted(len(every), 'fault')} planted in {counted(len(found), 'test')}: "
@@ -81,10 +77,6 @@ class _Finding:
     seconds: float = 0.0
 
     @property
-    def is_slip(self) -> bool:
-        return not (self.evidence or self.not_covered)
-
-    @property
     def cells(self) -> tuple[str, ...]:
         """A row of the table."""
         if self.not_covered:
@@ -95,21 +87,19 @@ class _Finding:
         return self.plant.name, *found, str(self.launches), f"{self.seconds:.0f}"
 
 
+@dataclass
 class _Runs:
-    """Runs of pytest on the same tests, each in a process of its own."""
+    """Runs of pytest on the same tests, each in a process of its own.
 
-    def __init__(self, folder: Path, words: Sequence[str]) -> None:
-        self._folder = folder
-        self._words = tuple(words)
-        self._number = 0
+    Attributes:
+        folder: The folder of these runs.
+        words: Words of the command lines of all runs that follow.
+        number: The number of runs so far.
+    """
 
-    def add(self, *words: str) -> None:
-        """Give ``words`` to all runs that follow."""
-        self._words += words
-
-    def path(self, name: str) -> Path:
-        """Return a path in the folder of these runs."""
-        return self._folder / name
+    folder: Path
+    words: tuple[str, ...]
+    number: int = 0
 
     def run(self, *words: str, planted: Planted | None = None) -> dict[str, TestRecord]:
         """Run pytest, and return the record of each test's last attempt by node id.
@@ -117,26 +107,18 @@ class _Runs:
         Raises:
             AortaError: pytest has ended without records.
         """
-        self._number += 1
-        folder = self._folder / str(self._number)
+        self.number += 1
+        folder = self.folder / str(self.number)
         folder.mkdir()
-        records = folder / RECORDS_FILE
-        own = ("-p", PLUGIN, f"--aorta-selftest={records}", f"--aorta-results={folder / 'results'}")
-        argv = [sys.executable, "-m", "pytest", *own, *self._words, *words]
+        path = folder / RECORDS_FILE
+        own = ("-p", PLUGIN, f"--aorta-selftest={path}", f"--aorta-results={folder / 'results'}")
         environ = os.environ | (planted.environ() if planted else {})
-        with (folder / OUTPUT_FILE).open("wb") as output:
-            subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environ, check=False
-            )
-        found = (
-            [TestRecord.from_text(text) for text in read_json(records, max_bytes=_MAX_RECORDS_BYTES)]
-            if records.exists()
-            else []
-        )
-        launched = {record.nodeid: record for record in found if record.launches}
+        with running_pytest([*own, *self.words, *words], folder, environ) as process:
+            process.wait()
+        texts = read_json(path, max_bytes=_MAX_RECORDS_BYTES) if path.exists() else []
+        launched = {record.nodeid: record for record in map(TestRecord.from_text, texts) if record.launches}
         if not launched:
-            printed = (folder / OUTPUT_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-            raise AortaError("\n".join(["no test of this run of pytest has launched:", *printed[-_MAX_LINES:]]))
+            raise AortaError("\n".join(["no test of this run of pytest has launched:", *end_of_output(folder)]))
         return launched
 
 
@@ -147,7 +129,7 @@ def _unchanged(runs: _Runs) -> dict[str, TestRecord]:
         row.outcome is Outcome.MISSING and row.is_unrecorded for record in first.values() for row in record.verdicts
     ):
         emit(["no baseline is stored for this machine: recording one for this command alone"])
-        runs.add(f"--aorta-baselines={runs.path('baselines')}")
+        runs.words += (f"--aorta-baselines={runs.folder / 'baselines'}",)
         runs.run("--update-baselines", f"--aorta-launches={_LAUNCHES}", "--aorta-record=noisy:aorta selftest")
         first = runs.run()
     for number in range(1, _UNCHANGED_RUNS + 1):
@@ -162,12 +144,15 @@ def _unchanged(runs: _Runs) -> dict[str, TestRecord]:
 
 def _try(runs: _Runs, plant: Plant, first: dict[str, TestRecord]) -> dict[str, _Finding]:
     """Return what each test makes of a fault."""
-    rows = {nodeid: _rows(record, plant) for nodeid, record in first.items()}
+    rows = {
+        nodeid: [row for row in record.verdicts if row.metric in plant.metrics and row.outcome in _DECIDED]
+        for nodeid, record in first.items()
+    }
     gaps = {nodeid: _gap(first[nodeid], plant) if plant.metrics and not rows[nodeid] else "" for nodeid in first}
     if all(gaps.values()):
         return {nodeid: _Finding(plant, not_covered=gap) for nodeid, gap in gaps.items()}
     size = max((_size(row, plant) for found in rows.values() for row in found), default=0.0)
-    mark = runs.path(f"planted {plant.name}")
+    mark = runs.folder / f"planted {plant.name}"
     launch_s = max(note.times_s.get("wall", 0.0) for record in first.values() for note in record.launches)
     limit = f"--aorta-timeout={max(_HANG_S, round(_HANG_LAUNCHES * launch_s))}"
     began_s = time.monotonic()
@@ -181,10 +166,6 @@ def _try(runs: _Runs, plant: Plant, first: dict[str, TestRecord]) -> dict[str, _
             record = changed[nodeid]
             found[nodeid] = _Finding(plant, _evidence(record, plant), "", len(record.launches), seconds)
     return found
-
-
-def _rows(record: TestRecord, plant: Plant) -> list[Verdict]:
-    return [row for row in record.verdicts if row.metric in plant.metrics and row.outcome in _DECIDED]
 
 
 def _gap(record: TestRecord, plant: Plant) -> str:

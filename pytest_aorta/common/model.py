@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, decoded, parse_json, read_bytes
 from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.files import UnreadableFile, decoded, parse_json, raised_as, read_bytes
 from pytest_aorta.common.text import brief, did_you_mean
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def read_model(path: Path, kind: type[T], *, max_bytes: int, follow_links: bool 
     """Return the value of type ``kind`` in a JSON file of at most ``max_bytes`` bytes.
 
     Raises:
-        UnreadableFile: As in :func:`~pytest_aorta.common.documents.read_bytes` and :func:`decode`.
+        UnreadableFile: As in :func:`~pytest_aorta.common.files.read_bytes` and :func:`decode`.
     """
     content = read_bytes(path, max_bytes=max_bytes, follow_links=follow_links)
     return decode(content, kind, str(path), by_hand=by_hand)
@@ -93,10 +93,8 @@ def read_rank_file(path: Path, kind: type[T], *, max_bytes: int) -> T | None:
     """
     if not path.exists():
         return None
-    try:
+    with raised_as(ResultError, "result invalid: ", after="; run the workload again"):
         return read_model(path, kind, max_bytes=max_bytes, follow_links=False, by_hand=False)
-    except UnreadableFile as error:
-        raise ResultError(f"result invalid: {error}; run the workload again") from None
 
 
 def convert(value: Any, kind: type[T], name: str, *, strict: bool = True) -> T:

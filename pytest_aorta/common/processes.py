@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from pytest_aorta.common.errors import SpecError
 
@@ -66,6 +66,23 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
+def start_apart(
+    command: Sequence[str],
+    output: IO[bytes] | None,
+    environ: Mapping[str, str],
+    cwd: Path | None = None,
+    fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a program without input, whose output and error output go to ``output``, and which inherits ``fds``.
+
+    The program has a session of its own: a Ctrl-C in the terminal must reach only this process, which then ends it.
+    """
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=environ,
+        pass_fds=fds, start_new_session=True,
+    )  # fmt: skip
+
+
 def run_program(
     argv: Sequence[str], environ: Mapping[str, str], limit_s: float, *, cwd: Path | None = None
 ) -> tuple[int, str, str]:
@@ -80,15 +97,9 @@ def run_program(
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error_output:
         try:
             ended = subprocess.run(
-                argv,
-                env=environ,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=error_output,
-                timeout=limit_s,
-                check=False,
-            )
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=error_output, cwd=cwd, env=environ,
+                timeout=limit_s, check=False,
+            )  # fmt: skip
         except OSError as error:
             raise SpecError(f"{argv[0]} can't be run: {error.strerror or error}") from None
         except subprocess.TimeoutExpired:

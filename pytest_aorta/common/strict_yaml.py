@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pytest_aorta.common.documents import UnreadableFile, conflict, read_text
+from pytest_aorta.common.files import UnreadableFile, conflict, read_text
 
 MAX_YAML_BYTES = 1 << 18
 

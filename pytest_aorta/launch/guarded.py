@@ -23,31 +23,19 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, remove_scratch, write_json
+from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, raised_as, remove_scratch, write_json
 from pytest_aorta.common.model import decode, to_builtins
+from pytest_aorta.common.processes import start_apart
 from pytest_aorta.launch.leases import record_end, record_launch
 from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import show_devices
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import wrapper_command
+from pytest_aorta.plan.options import LauncherKind, wrapper_command
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, pinned_cpu_kernels
-from pytest_aorta.result.folder import (
-    AGENT_LOG,
-    ELASTIC_FOLDER,
-    FLIGHT_FOLDER,
-    OUTCOME_FILE,
-    PLAN_FILE,
-    RANKS_FOLDER,
-    flight_prefix,
-    node_folder,
-    rank_folder,
-    rank_folders,
-)
+from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
@@ -104,7 +92,7 @@ def agent_command(plan: LaunchPlan) -> list[str]:
         *[f"--nnodes={plan.world.nodes}", f"--node-rank={plan.node or 0}"],
         f"--nproc-per-node={plan.world.ranks_per_node}",
         # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
-        f"--log-dir={plan.run_dir / ELASTIC_FOLDER}",
+        f"--log-dir={plan.run_dir / names.ELASTIC_FOLDER}",
         # torchrun's own option to start a module can't pass options to Python.
         *(["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]),
         *["pytest_aorta.launch.process.rank", run_dir],
@@ -196,7 +184,7 @@ def with_own_code(environ: dict[str, str]) -> dict[str, str]:
 def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables, under torch's old and new names, that record NCCL's collectives and dump them on a timeout."""
     size = environ.get("TORCH_FR_BUFFER_SIZE") or environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") or _FLIGHT_RECORDS
-    prefix = str(flight_prefix(plan.run_dir))
+    prefix = str(names.flight_prefix(plan.run_dir))
     return {
         "TORCH_FR_BUFFER_SIZE": size,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": size,
@@ -250,7 +238,7 @@ def launch(
         running.wait()
     outcome = running.outcome().replace(launcher=launcher)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
-        write_json(plan.run_dir / OUTCOME_FILE, to_builtins(outcome))
+        write_json(plan.run_dir / names.OUTCOME_FILE, to_builtins(outcome))
     return outcome
 
 
@@ -267,20 +255,16 @@ class GuardedLaunch:
         self._has_ended = False
         self._lost: LaunchOutcome | None = None
         self._problem = ""
-        try:
+        with raised_as(LaunchError, f"results folder {plan.run_dir} can't be written: "):
             prepare_folder(plan)
-        except OSError as error:
-            raise LaunchError(f"results folder {plan.run_dir} can't be written: {error.strerror or error}") from None
         with ExitStack() as pipes:
             lifeline_end, self._lifeline = _pipe(pipes)
             self._pipe, verdict_end = _pipe(pipes)
-            try:
+            with raised_as(LaunchError, f"the guard can't be started in {plan.cwd}: "):
                 for fd in plan.lease_fds:
                     record_launch(fd, plan.run_dir)
                 start = start_guard or _start_guard
                 self._guard = start(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
-            except OSError as error:
-                raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
             lifeline_end.close()
             verdict_end.close()
             limit_s = plan.timeout_s + STOP_S
@@ -359,15 +343,15 @@ def prepare_folder(plan: LaunchPlan) -> None:
     Over several nodes each node has a run folder of its own, to which the folders of its ranks are links.
     """
     if plan.node is None:
-        (plan.run_dir / RANKS_FOLDER).mkdir(parents=True)
+        (plan.run_dir / names.RANKS_FOLDER).mkdir(parents=True)
         if plan.world.device == "cuda":
-            (plan.run_dir / FLIGHT_FOLDER).mkdir()
+            (plan.run_dir / names.FLIGHT_FOLDER).mkdir()
         if plan.world.nodes > 1:
             _prepare_nodes(plan)
         else:
-            for folder in rank_folders(plan.run_dir, plan.world.ranks):
+            for folder in names.rank_folders(plan.run_dir, plan.world.ranks):
                 folder.mkdir()
-    write_json(plan.run_dir / PLAN_FILE, to_builtins(plan), durable=False)
+    write_json(plan.run_dir / names.PLAN_FILE, to_builtins(plan), durable=False)
 
 
 def _prepare_nodes(plan: LaunchPlan) -> None:
@@ -375,18 +359,18 @@ def _prepare_nodes(plan: LaunchPlan) -> None:
     plan.run_dir.chmod(0o700)
     back = Path("..")
     for node in range(plan.world.nodes):
-        folder = node_folder(plan.run_dir, node)
+        folder = names.node_folder(plan.run_dir, node)
         for rank in plan.ranks_of(node):
-            rank_folder(folder, rank).mkdir(parents=True)
-            rank_folder(plan.run_dir, rank).symlink_to(rank_folder(node_folder(back, node), rank))
+            names.rank_folder(folder, rank).mkdir(parents=True)
+            names.rank_folder(plan.run_dir, rank).symlink_to(names.rank_folder(names.node_folder(back, node), rank))
         if plan.world.device == "cuda":
-            (folder / FLIGHT_FOLDER).symlink_to(back / back / FLIGHT_FOLDER)
+            (folder / names.FLIGHT_FOLDER).symlink_to(back / back / names.FLIGHT_FOLDER)
 
 
 def _clear_scratch(run_dir: Path) -> None:
     """Delete torchrun's folder, and unfinished files of ranks that were killed; call this when all ranks are dead."""
-    shutil.rmtree(run_dir / ELASTIC_FOLDER, ignore_errors=True)
-    for folder in (run_dir, *(run_dir / RANKS_FOLDER).glob("*")):
+    shutil.rmtree(run_dir / names.ELASTIC_FOLDER, ignore_errors=True)
+    for folder in (run_dir, *(run_dir / names.RANKS_FOLDER).glob("*")):
         remove_scratch(folder)
 
 
@@ -417,18 +401,8 @@ def start_watcher(
     plan: LaunchPlan, command: Sequence[str], environ: Mapping[str, str], fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     """Start the program that watches a launch; it inherits the open files ``fds`` and the launch's leases."""
-    with (plan.run_dir / AGENT_LOG).open("wb") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=plan.folder,
-            env=environ,
-            pass_fds=(*fds, *plan.lease_fds),
-            # A Ctrl-C in the terminal must reach only pytest, which then ends the launch through the lifeline.
-            start_new_session=True,
-        )
+    with (plan.run_dir / names.AGENT_LOG).open("wb") as log:
+        return start_apart(command, log, environ, plan.folder, (*fds, *plan.lease_fds))
 
 
 def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
@@ -438,7 +412,7 @@ def _outcome(plan: LaunchPlan, verdict: bytes) -> LaunchOutcome:
     except UnreadableFile as error:
         return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error) if verdict else "")
     began_s = outcome.began_ns / 1e9
-    phases = phases_s(rank_folders(plan.run_dir, plan.world.ranks), began_s, began_s + outcome.wall_s)
+    phases = phases_s(names.rank_folders(plan.run_dir, plan.world.ranks), began_s, began_s + outcome.wall_s)
     return outcome.replace(phases_s=phases)
 
 

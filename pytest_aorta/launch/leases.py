@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import LeaseError
+from pytest_aorta.common.files import UnreadableFile, parse_json
 from pytest_aorta.common.model import Model, convert, to_builtins
 from pytest_aorta.launch.sweep import end_processes, is_alive, pid_namespace, processes_of, start_ticks
 from pytest_aorta.plan.device_kind import Device
@@ -98,7 +98,7 @@ def lease(
     Args:
         pool: Names of the resources to choose from, each once.
         count: Number of resources, at most as many as the pool has.
-        exclusive: Whether no other lease may exist on this host at the same time.
+        exclusive: Whether no other lease may exist on this host at the same time, as timing requires.
         wait_s: Limit of the wait in seconds.
         folder: The lease folder; None for the default folder.
         owner: Name of the test, for messages.
@@ -235,27 +235,13 @@ def _listed(resources: Sequence[str]) -> str:
 
 
 class LeasedWorld:
-    """A world whose lease is taken when the world is first requested.
+    """A world whose lease is taken when the world is first requested."""
 
-    With ``exclusive``, no other launch of this user runs on the host during the lease, as timing requires.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        candidates: Sequence[Device],
-        *,
-        exclusive: bool,
-        wait_s: float,
-        owner: str,
-        say: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, world: World, candidates: Sequence[Device], take: Callable[[Sequence[str], int], Lease]) -> None:
+        """Choose among ``candidates``, with :func:`lease` and its keywords as ``take``."""
         self._world = world
         self._candidates = {device.uuid: device for device in candidates}
-        self._exclusive = exclusive
-        self._wait_s = wait_s
-        self._owner = owner
-        self._say = say
+        self._take = take
         self._lease: Lease | None = None
 
     @property
@@ -272,10 +258,7 @@ class LeasedWorld:
         if self._lease is None:
             on_cpu = self._world.device == "cpu"
             pool = cpu_slots() if on_cpu else tuple(self._candidates)
-            count = min(self._world.ranks_per_node, len(pool))
-            self._lease = lease(
-                pool, count, exclusive=self._exclusive, wait_s=self._wait_s, owner=self._owner, say=self._say
-            )
+            self._lease = self._take(pool, min(self._world.ranks_per_node, len(pool)))
             if not on_cpu:
                 chosen = tuple(self._candidates[uuid] for uuid in self._lease.resources)
                 self._world = replace(self._world, devices=chosen)

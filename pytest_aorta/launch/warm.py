@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, files_below
+from pytest_aorta.common.files import PACKAGE_ROOT, files_below, raised_as
+from pytest_aorta.common.processes import start_apart
 from pytest_aorta.launch.guarded import (
     ForkedGuard,
     GuardStarter,
@@ -29,8 +30,7 @@ from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.sweep import unmarked
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.options import WRAPPERS, LauncherKind
 from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.outcome import LaunchOutcome
 
@@ -131,21 +131,9 @@ class ForkServer:
         own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
         # The server belongs to no launch; the guards that it forks write their launch's id over the value.
         own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
-        try:
-            with servers_end:
-                self._process = subprocess.Popen(
-                    [*program, str(servers_end.fileno()), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=subprocess.STDOUT,
-                    cwd=plan.cwd,
-                    env=own,
-                    pass_fds=(servers_end.fileno(),),
-                    # A Ctrl-C in the terminal must reach only pytest.
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise _ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None
+        with raised_as(_ServerUnfit, f"the server can't be started in {plan.cwd}: "), servers_end:
+            command = [*program, str(servers_end.fileno()), str(os.getpid())]
+            self._process = start_apart(command, self._log, own, plan.cwd, [servers_end.fileno()])
         self.limit_s = plan.timeout_s
         try:
             self._reply(START_S)

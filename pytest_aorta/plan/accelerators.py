@@ -16,16 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Model
-from pytest_aorta.plan.device_kind import (
-    AMD,
-    CUDA_VARIABLE,
-    HIDDEN,
-    HIP_VARIABLE,
-    NVIDIA,
-    ROCR_VARIABLE,
-    Device,
-)
+from pytest_aorta.plan.device_kind import AMD, CUDA_VARIABLE, HIDDEN, HIP_VARIABLE, NVIDIA, ROCR_VARIABLE, Device
 
 # Device file of the AMD driver; without it no tool of ROCm is called.
 AMD_DRIVER = Path("/dev/kfd")
@@ -224,10 +217,8 @@ class _NvidiaSensors:
 
         self._nvml: Any = pynvml
         self._reasons = {name: getattr(pynvml, constant) for name, constant in _NVML_REASONS.items()}
-        try:
+        with raised_as(SensorsUnavailable, "NVML: ", pynvml.NVMLError):
             pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise SensorsUnavailable(f"NVML: {error}") from None
         try:
             self._handles = [self._handle(device.uuid) for device in devices]
             self.max_sm_clocks_mhz = tuple(map(self._max_sm_clock_mhz, self._handles))
@@ -356,11 +347,9 @@ class _AmdSensors:
             self._amdsmi: Any = importlib.import_module("amdsmi")
         except Exception:  # noqa: BLE001 - a KeyError where its library is missing
             raise SensorsUnavailable("amdsmi is not installed") from None
-        try:
+        with raised_as(SensorsUnavailable, "amdsmi: ", (AortaError, self._amdsmi.AmdSmiException)):
             names = [gpu.uuid for gpu in _amd_gpus()]
             self._amdsmi.amdsmi_init()
-        except (AortaError, self._amdsmi.AmdSmiException) as error:
-            raise SensorsUnavailable(f"amdsmi: {error}") from None
         try:
             handles = self._amdsmi.amdsmi_get_processor_handles()
             self._handles = [handles[names.index(device.uuid)] for device in devices]
@@ -381,10 +370,8 @@ class _AmdSensors:
         self._amdsmi.amdsmi_shut_down()
 
     def _metrics(self, handle: Any) -> dict[str, Any]:
-        try:
+        with raised_as(SensorsUnavailable, "amdsmi: ", self._amdsmi.AmdSmiException):
             table: dict[str, Any] = self._amdsmi.amdsmi_get_gpu_metrics_info(handle)
-        except self._amdsmi.AmdSmiException as error:
-            raise SensorsUnavailable(f"amdsmi: {error}") from None
         return table
 
     def _max_sm_clock_mhz(self, handle: Any) -> float | None:

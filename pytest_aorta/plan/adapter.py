@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import UnreadableFile, raised_as, read_bytes
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.text import brief, filled
 
@@ -125,10 +125,8 @@ def _refuse_bad_adapter(adapter: Adapter) -> None:
     Raises:
         AdapterError: A value is missing, not allowed, or contradicts another.
     """
-    try:
+    with raised_as(AdapterError, f"pattern {adapter.pattern!r} is not a regular expression: ", re.error):
         quantities = adapter.quantities
-    except re.error as error:
-        raise AdapterError(f"pattern {adapter.pattern!r} is not a regular expression: {error}") from None
     if not adapter.pattern:
         raise AdapterError("kind log needs a pattern, a regular expression with named groups such as (?P<step>\\d+)")
     if STEP not in quantities:

@@ -9,12 +9,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Count, Model, convert
 from pytest_aorta.plan.adapter import Adapter
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
+from pytest_aorta.plan.options import WRAPPED_STRAGGLER_S, WRAPPERS, LauncherKind, ProfilerSchedule
 from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workloads import (
     ENVIRONMENT_KEY,
@@ -82,10 +81,8 @@ def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
     Raises:
         SpecError: A key is unknown, or its value is not allowed.
     """
-    try:
+    with raised_as(SpecError):
         settings = convert(dict(given), ScriptSettings, where)
-    except UnreadableFile as error:
-        raise SpecError(str(error)) from None
     for path in map(PurePath, settings.fresh or ()):
         if path.is_absolute() or ".." in path.parts or path == PurePath():
             raise SpecError(f"{where}: fresh: got {str(path)!r}, allowed are paths below pytest's root folder")
@@ -237,7 +234,5 @@ def at_reference(request: LaunchRequest, reference: AnyReference) -> LaunchReque
     config = {
         key: value for key, value in request.config.items() if key in spec.properties or value != own[key]["default"]
     }
-    try:
+    with raised_as(SpecError, f"at {reference.name}: ", SpecError):
         return replace(request, spec=spec, config=resolve_config(spec, config))
-    except SpecError as error:
-        raise SpecError(f"at {reference.name}: {error}") from None

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, write_link, write_text
+from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, locked, raised_as, write_link, write_text
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import did_you_mean
@@ -337,13 +337,11 @@ def check_reference(name: str, rootdir: Path) -> None:
     Raises:
         SpecError: It does not exist.
     """
-    try:
+    with raised_as(SpecError, f"--aorta-ab={name}: ", SpecError):
         if not name.startswith(PYTHON_PREFIX):
             commit_of(rootdir, name)
         elif shutil.which(python := _interpreter(name, rootdir)) is None:
             raise SpecError(f"there is no program {python}")
-    except SpecError as error:
-        raise SpecError(f"--aorta-ab={name}: {error}") from None
 
 
 class References:
@@ -370,15 +368,13 @@ class References:
         """
         if self._name is None:
             raise SpecError("no A/B reference to launch; name one with --aorta-ab=REF")
-        try:
+        with raised_as(SpecError, f"--aorta-ab={self._name}: ", SpecError):
             if not self._name.startswith(PYTHON_PREFIX):
                 return self.commit(commit_of(self._rootdir, self._name), self._name)
             if self._environment is None:
                 python = _interpreter(self._name, self._rootdir)
                 self._environment = EnvironmentReference(self._name, python, self._rootdir, _probe(python))
             return self._environment
-        except SpecError as error:
-            raise SpecError(f"--aorta-ab={self._name}: {error}") from None
 
     def commit(self, commit: str, name: str) -> CommitReference:
         """Return the A/B reference of a commit, given by its full hash, which messages call ``name``.

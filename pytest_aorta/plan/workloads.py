@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from msgspec import Meta, field, structs
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.files import UnreadableFile, parse_json, raised_as
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.strict_yaml import read_yaml
 from pytest_aorta.common.text import brief, did_you_mean, filled, names_in
@@ -366,13 +366,11 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         SpecError: A key is unknown or missing, or its value is not allowed.
     """
     yaml, shared = folder / YAML_NAME, SharedKeys()
-    try:
+    with raised_as(SpecError):
         declared = convert(read_yaml(yaml), Declaration, str(yaml))
         if declared.extends:
             extended = folder.parent / declared.extends
             shared = convert(read_yaml(extended), SharedKeys, str(extended))
-    except UnreadableFile as error:
-        raise SpecError(str(error)) from None
     properties = shared.properties | declared.properties
     if ENVIRONMENT_KEY in properties:
         raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} exists for every workload and can't be declared")
@@ -426,10 +424,8 @@ def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path,
     """
     if spec.adapter is None:
         return None
-    try:
+    with raised_as(SpecError, f"{spec.yaml}: adapter: ", AdapterError):
         return make_adapter(spec.adapter, {**config, "run_dir": str(run_dir), "folder": str(spec.folder), "rank": rank})
-    except AdapterError as error:
-        raise SpecError(f"{spec.yaml}: adapter: {error}") from None
 
 
 def _check_defaults(spec: WorkloadSpec) -> None:

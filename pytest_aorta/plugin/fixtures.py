@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, DevicesUnavailable, hide_frames
 from pytest_aorta.common.files import slug
+from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
-from pytest_aorta.plan.world import resolve_world
-from pytest_aorta.plugin.header import header
+from pytest_aorta.plan.world import CPU_WORLD_SIZE, World, num_usable_gpus, resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
@@ -40,7 +41,7 @@ class LaunchingTest(RunningTest):
     def __init__(self, item: pytest.Item, options: Options, *, can_launch: bool) -> None:
         former = item.stash.get(TEST, None)
         # pytest-rerunfailures counts attempts across all xdist workers.
-        attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
+        attempt = getattr(item, "execution_count", former.record.attempt + 1 if former else 1)
         super().__init__(item.stash.setdefault(NODE_ID, _full_id(item)), attempt, can_launch=can_launch)
         self._item = item
         self._options = options
@@ -55,7 +56,7 @@ class LaunchingTest(RunningTest):
 
     def lacks(self, reason: str) -> NoReturn:
         """Skip the test, or fail it under ``--aorta-without-gpus=fail``."""
-        self.lacked_devices = reason
+        self.record = self.record.replace(lacked_devices=reason)
         if self._options.without_gpus == WithoutGpus.FAIL:
             raise pytest.fail.Exception(f"--aorta-without-gpus=fail: {reason}", pytrace=False) from None
         pytest.skip(reason)
@@ -140,7 +141,7 @@ class LaunchingTests:
         except DevicesUnavailable as error:
             test.lacks(str(error))
         timed = timed and not world.simulated
-        with session.launcher(world, spec, test, base / slug(test.nodeid), timed=timed) as launcher:
+        with session.launcher(world, spec, test, base / slug(test.record.nodeid), timed=timed) as launcher:
             yield DistributedWorld(launcher)
 
     @pytest.hookimpl(wrapper=True)
@@ -166,11 +167,10 @@ class LaunchingTests:
         if is_end or report.failed:
             test.ended(report, _failure_text(report, call))
         # A teardown can change the record. The attempts of plugins such as pytest-retry have no report of their own.
-        record = test.record()
-        text = record.to_text()  # xdist transfers only plain values
+        text = test.record.to_text()  # xdist transfers only plain values
         if is_end or (report.when == "teardown" and text != item.stash[SENT]):
             others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
-            item.user_properties[:] = others + properties(record)
+            item.user_properties[:] = others + properties(test.record)
             report.user_properties = list(item.user_properties)
             vars(report)["aorta"] = item.stash[SENT] = text
         return report
@@ -206,3 +206,25 @@ def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str
         return ""
     # The message of an AortaError is complete; for any other error the traceback helps.
     return str(call.excinfo.value) if isinstance(call.excinfo.value, AortaError) else report.longreprtext
+
+
+def header(options: Options, devices: Sequence[Device]) -> str:
+    """Return the devices, torch, platform and baselines of this run in one line."""
+    usable = num_usable_gpus(options, devices)
+    models = sorted({device.model for device in devices[:usable]})
+    where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
+    used = tuple(devices[:usable])
+    world = World(usable, used[0].kind, used) if used else World(CPU_WORLD_SIZE, DeviceKind.CPU)
+    if options.without_gpus == WithoutGpus.SIMULATE:
+        where += ", missing GPUs simulated"
+    if options.nnodes > 1:
+        where += f" on each of {options.nnodes} nodes"
+    folder = str(options.baselines_dir).removeprefix(f"{options.rootdir}/")
+    return f"aorta: {where}, torch {_torch_version()}, platform {world.platform}, baselines {folder}"
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "not installed"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.errors import AortaError, SpecError
-from pytest_aorta.plan.options import OPTIONS, Option, Options, make_options
-from pytest_aorta.plan.profiler import check_profiler
+from pytest_aorta.plan.options import OPTIONS, Option, Options, check_profiler, make_options
 from pytest_aorta.plan.world import check_budget
 from pytest_aorta.plugin import newhooks
 from pytest_aorta.plugin.markers import FIXTURE, MARKERS

@@ -9,13 +9,12 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import AortaError, BaselineError, UsageError
-from pytest_aorta.common.files import files_below
+from pytest_aorta.common.files import UnreadableFile, files_below, read_json
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
@@ -25,10 +24,10 @@ from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
 from pytest_aorta.session.record import Comparison, Side, TestRecord
 from pytest_aorta.session.rounds import failed_checks_text
-from pytest_aorta.verdict.applicability import changed_settings, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.noise import default_variance
+from pytest_aorta.verdict.rows import changed_settings, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
@@ -112,11 +111,10 @@ class Report:
 
     ``candidate`` and ``reference`` are the names of the two sides. ``num_launches`` counts all launches, and
     ``num_failed_launches`` those of them that left no valid result. ``run`` identifies the version of a run that left
-    no result, as labels with values.
+    no result, as labels with values. ``created_at`` is in UTC.
     """
 
     title: str
-    created_at: str
     candidate: str
     reference: str
     tests: tuple[Test, ...]
@@ -124,6 +122,7 @@ class Report:
     num_launches: int = 0
     num_failed_launches: int = 0
     run: tuple[tuple[str, str], ...] = ()
+    created_at: str = field(default_factory=lambda: time.strftime(UTC_FORMAT, time.gmtime()))
 
     @property
     def cases(self) -> list[Case]:
@@ -187,7 +186,6 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
     )
     return Report(
         title,
-        _utc_now(),
         "candidate",
         "baseline",
         tests,
@@ -195,11 +193,6 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
         num_launches=sum(len(record.launches) for record in records),
         num_failed_launches=sum(record.num_failed_launches for record in records),
     )
-
-
-def _utc_now() -> str:
-    """Return the present time in the format of reports."""
-    return time.strftime(UTC_FORMAT, time.gmtime())
 
 
 def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Case:
@@ -302,7 +295,6 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
     compared = sum(map(len, (*here.values(), *there.values())))
     return Report(
         f"{candidate} against {reference}",
-        _utc_now(),
         candidate,
         reference,
         tuple(tests),

@@ -5,19 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
 
 from pytest_aorta.common.files import write_text
 from pytest_aorta.report.data import Case, Launch, Report
-from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.overlap import Lane, difference, union
-from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
 from pytest_aorta.result.trace.rank_files import Iteration
 
 if TYPE_CHECKING:
@@ -43,15 +38,6 @@ _COLORS: dict[str, str] = {
     Collective.BROADCAST: "#2f8fce",
     Collective.SEND_RECV: "#7c5a34",
     Collective.OTHER: "#6e7781",
-}
-# Columns of the table of ranks -> values of a profiled step.
-_OVERLAP_COLUMNS = {
-    "compute ms": "compute_ms",
-    "communication ms": "comm_ms",
-    "exposed ms": "exposed_comm_ms",
-    "exposed wait ms": "exposed_wait_ms",
-    "copy ms": "copy_ms",
-    "idle ms": "idle_ms",
 }
 _LINE_COLORS = dict(zip(_ITERATION_TIMES, ("#0072b2", "#00875f", "#c4162a"), strict=True))
 # Top and height of a lane's bar, as fractions of the rank's row.
@@ -198,67 +184,6 @@ def _draw_times(axes: Axes, title: str, steps: Sequence[Iteration]) -> None:
     axes.set_ylim(bottom=0)
     axes.tick_params(labelsize=8)
     axes.legend(fontsize=8, frameon=False)
-
-
-@dataclass(frozen=True)
-class _CollectiveOverlap:
-    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
-
-    name: str
-    total_ms: float
-    hidden_ms: float
-    worst_rank: int
-    worst_exposed_ms: float
-
-    @property
-    def exposed_ms(self) -> float:
-        """Return the time that compute does not hide."""
-        return self.total_ms - self.hidden_ms
-
-
-def rank_rows(launch: Launch) -> list[dict[str, float | None]]:
-    """Return a row per rank: head of a column -> the rank's step times, and the means over its profiled steps.
-
-    The lag is None where waits were not measured. ``device idle ms`` is that of the median step without a head start,
-    None where no such step was profiled.
-    """
-    result, lags = launch.result, launch.facts.rank_lag_ms
-    quantiles = np.quantile(np.asarray(result.rank_step_times_ms), (0.5, 0.99, 1.0), axis=1).T.tolist()
-    rows: list[dict[str, float | None]] = [
-        {"rank": rank, "p50 ms": p50, "p99 ms": p99, "max ms": peak, "lag ms": lags[rank] if lags else None}
-        for rank, (p50, p99, peak) in enumerate(quantiles)
-    ]
-    for row, steps, as_run in zip_longest(rows, result.overlap, result.overlap_as_run, fillvalue=()):
-        if row and steps:
-            means = {head: fmean(getattr(step, name) for step in steps) for head, name in _OVERLAP_COLUMNS.items()}
-            comm_ms, exposed_ms = means["communication ms"], means["exposed ms"]
-            idle_ms = median(step.idle_ms for step in as_run) if as_run else None
-            row |= {**means, "overlap": 1 - exposed_ms / comm_ms if comm_ms else None, "device idle ms": idle_ms}
-    return rows
-
-
-def collective_overlaps(result: WorkloadResult) -> list[_CollectiveOverlap]:
-    """Return one row per kind of collective, the most exposed kind first."""
-    ranks = [(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
-    names = {name for _, steps in ranks for step in steps for name in step.collectives}
-    rows = [_collective(name, ranks) for name in sorted(names)]
-    return sorted(rows, key=lambda row: -row.exposed_ms)
-
-
-def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -> _CollectiveOverlap:
-    by_rank = {}
-    for rank, steps in ranks:
-        times = [step.collectives[name] for step in steps if name in step.collectives]
-        total, hidden = sum(time.total_ms for time in times), sum(time.hidden_ms for time in times)
-        by_rank[rank] = (total / len(steps), hidden / len(steps))
-    worst = max(by_rank, key=lambda rank: by_rank[rank][0] - by_rank[rank][1])
-    return _CollectiveOverlap(
-        name,
-        fmean(total for total, _ in by_rank.values()),
-        fmean(hidden for _, hidden in by_rank.values()),
-        worst,
-        by_rank[worst][0] - by_rank[worst][1],
-    )
 
 
 def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:

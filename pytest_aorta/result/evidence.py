@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
 
-from pytest_aorta.common.documents import UnreadableFile, open_regular
+from pytest_aorta.common.files import UnreadableFile, open_regular
 from pytest_aorta.common.model import Count, Model, read_model
 from pytest_aorta.common.text import is_harness, without_harness
 from pytest_aorta.plan.launch_plan import LaunchPlan

@@ -30,22 +30,22 @@ from pytest_aorta.common.model import (
     UtcTime,
     WeightHash,
 )  # fmt: skip
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.options import WRAPPERS, LauncherKind
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
 from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.series import SeriesFacts, described, diverged, series_facts
-from pytest_aorta.result.trace.costs import CostsOfRanks, distinct
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
     CollectiveFacts,
     CollectiveKind,
+    CostsOfRanks,
     HeadStart,
     Kernels,
     StepOverlap,
     collective_facts,
+    distinct,
 )
 
 # Medians of at most 16 groups of values; fewer values or groups show no growth.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from pytest_aorta.common.documents import read_regular
+from pytest_aorta.common.files import read_regular
 
 _PID_BYTES = 20
 

@@ -35,8 +35,7 @@ from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.series import Series, joined_hashes
-from pytest_aorta.result.trace.costs import Costs
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 
 # Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
 PROTECTIVE = (
@@ -91,6 +90,9 @@ class DeviceFacts(Model, frozen=True):
     after: Reading
 
 
+_SENSORS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
+
+
 class PlatformFacts(Model, frozen=True):
     """The sensor readings of a launch's devices.
 
@@ -117,10 +119,7 @@ def summarize(
             device=name,
             num_samples=len(counted),
             in_steps=any(sample.in_steps for sample in samples),
-            sm_clock_mhz=_span([sample.readings[number].sm_clock_mhz for sample in counted]),
-            memory_clock_mhz=_span([sample.readings[number].memory_clock_mhz for sample in counted]),
-            power_w=_span([sample.readings[number].power_w for sample in counted]),
-            temperature_c=_span([sample.readings[number].temperature_c for sample in counted]),
+            **{name: _span([getattr(sample.readings[number], name) for sample in counted]) for name in _SENSORS},
             throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
             max_sm_clock_mhz=max_sm_clock_mhz,
             before=samples[0].readings[number],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import field
 
-from pytest_aorta.common.documents import read_regular
+from pytest_aorta.common.files import read_regular
 from pytest_aorta.common.model import Model
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import MARKS_FILE

@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_aorta.common.documents import UnreadableFile
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.files import write_json_rows
+from pytest_aorta.common.files import raised_as, write_json_rows
 from pytest_aorta.common.model import convert, read_model
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.adapter import FIRST
@@ -79,13 +78,10 @@ def collect_result(
         ranks=ranks,
     )
     path, document = plan.run_dir / RESULT_FILE, result.to_json()
-    try:
+    with raised_as(ResultError, "result invalid: "):
         convert(document, WorkloadResult, str(path))
+    with raised_as(ResultError, f"result {path} can't be written: "):
         write_json_rows(path, document)
-    except UnreadableFile as error:
-        raise ResultError(f"result invalid: {error}") from None
-    except OSError as error:
-        raise ResultError(f"result {path} can't be written: {error.strerror or error}") from None
     return result
 
 
@@ -95,10 +91,8 @@ def read_result(path: Path) -> WorkloadResult:
     Raises:
         ResultError: The file is unreadable, of another schema version, or doesn't fit the schema.
     """
-    try:
+    with raised_as(ResultError, "result invalid: ", after="; if another version wrote it, run the workload again"):
         result = read_model(path, WorkloadResult, max_bytes=MAX_RESULT_BYTES)
-    except UnreadableFile as error:
-        raise ResultError(f"result invalid: {error}; if another version wrote it, run the workload again") from None
     problems = (rank.problem() for rank in result.ranks)
     problem = next(filter(None, problems), None) or _disagreement(result.ranks)
     lengths = sorted(set(map(len, result.collective_ms)))
@@ -109,10 +103,8 @@ def read_result(path: Path) -> WorkloadResult:
 
 
 def _read_rank(path: Path) -> RankResult:
-    try:
+    with raised_as(ResultError, "result invalid: "):
         rank = read_model(path, RankResult, max_bytes=MAX_RANK_RESULT_BYTES, follow_links=False, by_hand=False)
-    except UnreadableFile as error:
-        raise ResultError(f"result invalid: {error}") from None
     _refuse(path, rank.problem())
     return rank
 

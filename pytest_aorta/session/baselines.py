@@ -12,7 +12,6 @@ from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord
 from pytest_aorta.session.rounds import comparison_text
-from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.baseline import (
     Baseline,
     StoredLaunch,
@@ -22,14 +21,10 @@ from pytest_aorta.verdict.baseline import (
     write_baseline,
 )
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.learning import (
-    NewLaunches,
-    detection_lines,
-    launches_to_learn,
-    left_out,
-)
+from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, left_out
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
 from pytest_aorta.verdict.noise import platform_priors
+from pytest_aorta.verdict.rows import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NotApplicable, ReferenceKind, Verdicts
 

@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError
-from pytest_aorta.common.files import write_text
+from pytest_aorta.common.files import UnreadableFile, raised_as, read_bytes, write_text
 from pytest_aorta.common.model import Model, Platform, Positive, Text, decode, to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options import Options
@@ -153,15 +152,11 @@ def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], option
     if not lines:
         return []
     file = options.history / f"{run}{SUFFIX}"
-    try:
+    with raised_as(AortaError, f"--aorta-history: {file}: not written: "):
         for number, line in enumerate(lines, 1):
             parse_entry(line.encode(), f"line {number}")
         options.history.mkdir(parents=True, exist_ok=True)
         write_text(file, "".join(f"{line}\n" for line in lines))
-    except UnreadableFile as error:
-        raise AortaError(f"--aorta-history: {file}: not written: {error}") from None
-    except OSError as error:
-        raise AortaError(f"--aorta-history: {file}: not written: {error.strerror or error}") from None
     return [f"history: {file}"]
 
 

@@ -19,25 +19,18 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
-from pytest_aorta.common.files import create_numbered_folder, slug
+from pytest_aorta.common.files import create_numbered_folder, raised_as, slug
 from pytest_aorta.common.model import to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
-from pytest_aorta.launch.leases import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
-from pytest_aorta.plan.launch_plan import (
-    LaunchPlan,
-    LaunchRequest,
-    at_reference,
-    limits_under,
-    script_settings,
-)
-from pytest_aorta.plan.options import LauncherKind, Options
-from pytest_aorta.plan.profiler import TORCH, WRAPPERS
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under, script_settings
+from pytest_aorta.plan.options import TORCH, WRAPPERS, LauncherKind, Options
 from pytest_aorta.plan.reference import AnyReference, References
 from pytest_aorta.plan.workloads import (
     ENVIRONMENT_KEY,
@@ -121,15 +114,10 @@ class Session:
 
         ``timed`` requests exclusive use of the host. Several nodes are always used exclusively.
         """
-        leased = LeasedWorld(
-            world,
-            self.devices[: self.options.gpus],
-            exclusive=world.nodes > 1 or timed,
-            wait_s=DEVICES_WAIT_S,
-            owner=test.nodeid,
-            say=self.say,
-        )
-        test.platform = world.platform
+        is_alone, owner = world.nodes > 1 or timed, test.record.nodeid
+        take = partial(lease, exclusive=is_alone, wait_s=DEVICES_WAIT_S, owner=owner, say=self.say)
+        leased = LeasedWorld(world, self.devices[: self.options.gpus], take)
+        test.record = test.record.replace(platform=world.platform)
         try:
             yield Launcher(self, leased, world, spec, test, run_base)
         finally:
@@ -196,10 +184,8 @@ class Launcher:
         Raises:
             LaunchError: It can't be made.
         """
-        try:
+        with raised_as(LaunchError, _unwritable(self._run_base)):
             self._run_base.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(self._run_base, error) from None
         return self._run_base.absolute()
 
     def find(self, result: WorkloadResult) -> Launch | None:
@@ -253,7 +239,7 @@ class Launcher:
                 traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
             note = note.replace(has_result=True, traces=tuple(traces))
         finally:  # pytest-timeout, too, ends a launch by an exception
-            self.test.launches.append(note)
+            self.test.launched(note)
             if plan is not None and plan.copy is not None:
                 shutil.rmtree(plan.copy, ignore_errors=True)
         self.launches.append(Launch(request, plan, outcome, result))
@@ -284,10 +270,8 @@ class Launcher:
 
     def _plan(self, request: LaunchRequest, version: AnyReference | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm
-        try:
+        with raised_as(LaunchError, _unwritable(self._run_base)):
             run_dir = create_numbered_folder(self._run_base, slug(request.name, max_length=40))
-        except OSError as error:
-            raise _unwritable(self._run_base, error) from None
         # A fork server can start ranks on its own host only.
         is_local = self.world.nodes == 1
         preferred = options.launcher if warm is None else _WARM[warm]
@@ -318,13 +302,13 @@ def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _unwritable(plan.run_dir, error) from None
+            raise LaunchError(f"{_unwritable(plan.run_dir)}{error.strerror or error}") from None
         error.add_note(f"launch of {plan.name!r} ended before its limit of {plan.timeout_s:g} s; see {plan.run_dir}")
         raise
 
 
-def _unwritable(folder: Path, error: OSError) -> LaunchError:
-    return LaunchError(f"results folder {folder} can't be written: {error.strerror or error}")
+def _unwritable(folder: Path) -> str:
+    return f"results folder {folder} can't be written: "
 
 
 class DistributedWorld:
@@ -401,10 +385,7 @@ class DistributedWorld:
         return self._launch_words(Path(script).name, target, _words(str(script), args), environment, settings)
 
     def launch_command(
-        self,
-        command: tuple[str, ...] | list[str],
-        environment: Mapping[str, str] | None = None,
-        **settings: Any,
+        self, command: tuple[str, ...] | list[str], environment: Mapping[str, str] | None = None, **settings: Any
     ) -> WorkloadResult:
         """Launch a command that starts its own ranks, such as ``["accelerate", "launch", "train.py"]``.
 

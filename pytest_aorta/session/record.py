@@ -238,18 +238,13 @@ class RunningTest:
 
     pytest's plugin has a subclass whose methods check markers, skip the test and call pytest's hooks. For the command
     ``aorta``, a run stands for a test.
+
+    Attributes:
+        record: The record of the test as it is now.
     """
 
     def __init__(self, nodeid: str, attempt: int = 1, *, can_launch: bool = False) -> None:
-        self.nodeid = nodeid
-        self.attempt = attempt
-        self.can_launch = can_launch
-        self.platform = ""
-        self.outcome = ""
-        self.failure = ""
-        self.lacked_devices: str | None = None
-        self.launches: list[LaunchNote] = []
-        self.comparisons: list[Comparison] = []
+        self.record = TestRecord(nodeid, attempt, can_launch=can_launch)
 
     def check(self) -> None:
         """Raise an error if the test may not launch or compare any more."""
@@ -257,9 +252,13 @@ class RunningTest:
     def planned(self, plan: LaunchPlan) -> None:
         """Take note of a launch before it starts."""
 
+    def launched(self, note: LaunchNote) -> None:
+        """Add a launch that has ended."""
+        self.record = self.record.replace(launches=(*self.record.launches, note))
+
     def compared(self, comparison: Comparison) -> None:
         """Add a comparison, which is final."""
-        self.comparisons.append(comparison)
+        self.record = self.record.replace(comparisons=(*self.record.comparisons, comparison))
 
     def lacks(self, reason: str) -> NoReturn:
         """End the test because the host has too few devices."""
@@ -267,23 +266,9 @@ class RunningTest:
 
     def ended(self, report: pytest.TestReport, failure: str) -> None:
         """Note the end of a subtest, or of the setup, call or teardown. What ends later does not undo a failure."""
-        if report.failed or self.outcome not in _FAILED:
-            self.outcome = outcome_of(report)
-        self.failure = "\n".join(filter(None, [self.failure, failure]))
-
-    def record(self) -> TestRecord:
-        """Return the record of the test as it is now."""
-        return TestRecord(
-            self.nodeid,
-            self.attempt,
-            self.outcome,
-            self.failure,
-            tuple(self.comparisons),
-            tuple(self.launches),
-            self.lacked_devices,
-            self.can_launch,
-            self.platform,
-        )
+        before = self.record
+        outcome = outcome_of(report) if report.failed or not before.has_failed else before.outcome
+        self.record = before.ending(outcome, "\n".join(filter(None, [before.failure, failure])))
 
 
 def outcome_of(report: pytest.TestReport) -> str:

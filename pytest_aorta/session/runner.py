@@ -18,7 +18,7 @@ from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.series import SeriesFacts, first_other_weights
+from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
@@ -32,7 +32,6 @@ from pytest_aorta.session.rounds import (
     with_both,
 )
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
-from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import (
     STEP_METRICS,
@@ -47,7 +46,8 @@ from pytest_aorta.verdict.bitwise import (
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of
-from pytest_aorta.verdict.noise import platform_priors
+from pytest_aorta.verdict.noise import Priors, platform_priors
+from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
@@ -208,18 +208,12 @@ class WorkloadRunner:
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch` and
                 :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
         """
-        self._test.check()
-        if self._session.bisection:
-            raise SpecError("aorta bisect: the test uses workload.compare; name a test that uses workload.check")
-        _check_steps(steps)
+        self._check_arguments("compare", label, steps)
         if locate is not None and not isinstance(locate, bool):
             raise SpecError(f"compare: locate is {locate!r}, allowed is True, False or None")
-        _check_label("compare", label)
         chosen = None if metrics is None else _names(metrics)
         if steps is None and chosen is not None:
             check_compared(chosen, METRICS)
-        if steps is not None and self._launcher.world.simulated:
-            self._test.lacks("compares values step by step, which a simulated world does not have")
         by_step, by_launch = split(chosen) if steps is not None else ([], chosen)
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)
@@ -233,8 +227,8 @@ class WorkloadRunner:
                 located = partial(self._located, here, there, steps, with_launches=is_asked)
                 return self._concluded(comparison, verdicts, located)
             comparison = comparison.replace(rows=verdicts.rows)
-        priors = platform_priors(self._options.baselines_dir, here.platform, here.device, comparison.case)
         version, most = self._other_version(here, there), self._options.max_launches
+        priors = self._priors(here, comparison.case)
         pairs = PairedComparison(comparison.case, self._marked, priors, by_launch, most, version)
         facts = [[launch.facts] for launch in comparison.launches]
         comparing = in_pairs(pairs, *facts, reference_first=self._launcher.is_before(there, here))
@@ -280,16 +274,10 @@ class WorkloadRunner:
                 number of steps.
             WorkloadFailed, LaunchError, ResultError: As in :meth:`compare`.
         """
-        self._test.check()
-        if self._session.bisection:
-            raise SpecError("aorta bisect: the test uses compare_restart; name a test that uses workload.check")
-        _check_label("compare_restart", label)
+        self._check_arguments("compare_restart", label, steps)
         _check_variant("config", config, "compare_restart")
-        _check_steps(steps, "compare_restart")
         if isinstance(after, bool) or not isinstance(after, int) or not 0 < after < steps:
             raise SpecError(f"compare_restart: after is {after!r}, allowed is an integer from 1 to {steps - 1}")
-        if self._launcher.world.simulated:
-            self._test.lacks("compares values step by step, which a simulated world does not have")
         before, after_it = self._restarted(ranks)
         by_step = [*STEP_METRICS] if metrics is None else [*_names(metrics)]
         check_compared(by_step, STEP_METRICS)
@@ -304,6 +292,22 @@ class WorkloadRunner:
         comparison = self._begun(case, ReferenceKind.AB, (Side.CANDIDATE, here), (Side.REFERENCE, straight))
         verdicts = Verdicts(comparison.case, compare_steps(comparison.case, here, straight, steps, by_step))
         return self._concluded(comparison, verdicts, partial(self._located, here, straight, steps, with_launches=False))
+
+    def _check_arguments(self, method: str, label: object, steps: object) -> None:
+        """Refuse wrong arguments of a comparison of variants, and a world or a run of pytest that can't compare them.
+
+        Raises:
+            SpecError: An argument is not allowed, or a search for a commit runs the test.
+        """
+        self._test.check()
+        if self._session.bisection:
+            used = "workload.compare" if method == "compare" else method
+            raise SpecError(f"aorta bisect: the test uses {used}; name a test that uses workload.check")
+        _check_label(method, label)
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise SpecError(f"{method}: steps is {steps!r}, allowed is an integer of 1 or more, or None")
+        if steps is not None and self._launcher.world.simulated:
+            self._test.lacks("compares values step by step, which a simulated world does not have")
 
     def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
         """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.
@@ -332,7 +336,7 @@ class WorkloadRunner:
     def _block(self, metrics: frozenset[str]) -> Iterator[ExpectedRegression]:
         __tracebackhide__ = True
         found, outer = ExpectedRegression(), self._expected
-        self._expected = metrics, len(self._test.comparisons)
+        self._expected = metrics, len(self._test.record.comparisons)
         try:
             yield found
         except ComparisonFailed as failure:
@@ -349,13 +353,13 @@ class WorkloadRunner:
     def _rows_of_block(self) -> list[Verdict]:
         """Return the verdicts since the begin of the current block of :meth:`expect_regression`."""
         begin = self._expected[1] if self._expected else 0
-        return [row for comparison in self._test.comparisons[begin:] for row in comparison.rows]
+        return [row for comparison in self._test.record.comparisons[begin:] for row in comparison.rows]
 
     def _case(self, result: WorkloadResult, label: str | None) -> str:
         if label is not None:
             _check_label("check", label)
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
-        case = f"{self._test.nodeid}::{label or result.workload}{environment}"
+        case = f"{self._test.record.nodeid}::{label or result.workload}{environment}"
         if case in self._checked:
             raise SpecError(f"{case}: compared twice in one test; give each one a label: check(result, label=...)")
         self._checked.add(case)
@@ -363,7 +367,7 @@ class WorkloadRunner:
 
     def _case_of_variants(self, label: str) -> str:
         """Return the case of a comparison of variants; a number distinguishes comparisons with the same label."""
-        first, taken = f"{self._test.nodeid}::{label}", {one.case for one in self._test.comparisons}
+        first, taken = f"{self._test.record.nodeid}::{label}", {one.case for one in self._test.record.comparisons}
         numbered = (f"{first} {number}" for number in itertools.count(2))
         return next(case for case in itertools.chain([first], numbered) if case not in taken)
 
@@ -402,32 +406,20 @@ class WorkloadRunner:
         if baseline:
             # A key that was added after the baseline was recorded had its default then.
             baseline = baseline.replace(config=self._defaults(result) | baseline.config)
-        folder = Path(comparison.baseline).parent.parent
-        priors = platform_priors(folder, result.platform, result.device, comparison.case)
-        return StoredComparison(
-            comparison.case,
-            identity(result.config),
-            baseline,
-            self._marked,
-            priors,
-            self._options.max_launches,
-            comparison.baseline,
-            workload=result.workload,
-        )
+        case, config, file = comparison.case, identity(result.config), comparison.baseline
+        priors, most = self._priors(result, case), self._options.max_launches
+        return StoredComparison(case, config, baseline, self._marked, priors, most, file, workload=result.workload)
+
+    def _priors(self, result: WorkloadResult, case: str) -> Priors:
+        return platform_priors(self._options.baselines_dir, result.platform, result.device, case)
 
     def _defaults(self, result: WorkloadResult) -> dict[str, Any]:
         launch = self._launcher.find(result)
         return identity(launch.defaults) if launch else {}
 
     def _learn(self, comparison: Comparison, result: WorkloadResult) -> Verdicts:
-        first = Baseline(
-            comparison.case,
-            self._test.nodeid,
-            result.platform,
-            result.workload,
-            result.config,
-            (StoredLaunch(comparison.launches[0].facts),),
-        )
+        launches, test = (StoredLaunch(comparison.launches[0].facts),), self._test.record.nodeid
+        first = Baseline(comparison.case, test, result.platform, result.workload, result.config, launches)
         learning = learn(first, self._marked, self._defaults(result), self._options)
         learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
         hashed = self._refuse_varying(comparison.case, result, is_alone=len(learned.new.baseline.launches) == 1)
@@ -474,10 +466,8 @@ class WorkloadRunner:
         if launch is None:
             raise SpecError(f"result of {result.workload!r}: not launched by this test, so no commit can be compared")
         request, only = launch.request, bisection.request.metric
-        priors = platform_priors(self._options.baselines_dir, result.platform, result.device, comparison.case)
-        pairs = PairedComparison(
-            comparison.case, self._marked, priors, only and [only], MAX_PAIRS, bisection.commits[0][:12]
-        )
+        priors, good = self._priors(result, comparison.case), bisection.commits[0][:12]
+        pairs = PairedComparison(comparison.case, self._marked, priors, only and [only], MAX_PAIRS, good)
 
         def launched(number: int) -> LaunchFacts:
             return launch_facts(passed(self._launcher.launch(request, bisection.commit(number)).result))
@@ -554,7 +544,7 @@ class WorkloadRunner:
                 found = git(file.parent, "log", "-1", "--format=%h%n%cr%n%D", "--", file.name).splitlines()
         has_later = bool(found) and not found[-1].startswith("HEAD")
         options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
-        return Repeated(self._test.nodeid, options, tuple(found[:2]), has_later)
+        return Repeated(self._test.record.nodeid, options, tuple(found[:2]), has_later)
 
     def _costs_located(
         self, again: Callable[[], Verdicts], is_asked: bool, comparison: Comparison, failing: Sequence[Verdict]
@@ -597,7 +587,7 @@ class WorkloadRunner:
             return comparison
         # The launch of the baseline that has the hashes of every step.
         recorded = baseline.center_launches if baseline else []
-        there = launch_facts(other) if other else max(recorded, key=lambda facts: sum(map(_num_hashed, facts.series)))
+        there = launch_facts(other) if other else max(recorded, key=_num_hashes)
         where = first_other_weights(launch_facts(here).series, there.series)
         note = where or "no weights differ, so launches of the same code differ"
         return comparison.replace(notes=(*comparison.notes, f"launched once more with hashes of every step: {note}"))
@@ -636,8 +626,8 @@ class WorkloadRunner:
         return there.plan.reference.name if is_same else ""
 
 
-def _num_hashed(series: SeriesFacts) -> int:
-    return len(series.weights)
+def _num_hashes(facts: LaunchFacts) -> int:
+    return sum(len(series.weights) for series in facts.series)
 
 
 def _with_every_step(new: NewLaunches, hashed: LaunchFacts) -> NewLaunches:
@@ -665,11 +655,6 @@ def _check_restarts(spec: WorkloadSpec, config: Mapping[str, Any]) -> None:
 def _without_name(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config keys of a variant."""
     return {key: value for key, value in config.items() if key != "workload"}
-
-
-def _check_steps(steps: object, method: str = "compare") -> None:
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise SpecError(f"{method}: steps is {steps!r}, allowed is an integer of 1 or more, or None")
 
 
 def _check_label(method: str, label: object) -> None:

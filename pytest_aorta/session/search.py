@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -93,10 +93,11 @@ class Bisection:
         return AortaError(f"aorta bisect: the {side} commit {self.commits[number][:12]} does not start: {error}")
 
 
+@dataclass
 class CommitSearch:
     """The search for one comparison of a test.
 
-    Args:
+    Attributes:
         bisection: The commits.
         comparison: The comparison of the ends.
         first: A launch of the good commit.
@@ -104,21 +105,17 @@ class CommitSearch:
         say: Shows a line to the user.
     """
 
-    def __init__(
-        self,
-        bisection: Bisection,
-        comparison: PairedComparison,
-        first: LaunchFacts,
-        launch: Launch,
-        say: Callable[[str], None],
-    ) -> None:
-        self._bisection = bisection
-        self._comparison = comparison
-        self._first = first
-        self._launch = launch
-        self._say = say
-        self._last = len(bisection.commits) - 1
-        self._started = {0}
+    bisection: Bisection
+    comparison: PairedComparison
+    first: LaunchFacts
+    launch: Launch
+    say: Callable[[str], None]
+    # The commits that started at least once.
+    _started: set[int] = field(default_factory=lambda: {0})
+
+    @property
+    def _last(self) -> int:
+        return len(self.bisection.commits) - 1
 
     def run(self) -> Verdicts:
         """Search, and return the comparison of the ends if they do not differ.
@@ -128,14 +125,14 @@ class CommitSearch:
             AortaError: The good or the bad commit does not start.
         """
         bad = self._launched(self._last)
-        ends = self._in_pairs(self._comparison, self._last, 0, [bad], [self._first])
-        aim = _aim_of(ends, [self._first, bad])
+        ends = self._in_pairs(self.comparison, self._last, 0, [bad], [self.first])
+        aim = _aim_of(ends, [self.first, bad])
         if aim is None:
             if unclear := [row for row in ends.rows if row.outcome is not Outcome.PASS]:
                 raise self._undecided("the ends can't be told apart", *unclear)
-            self._say(f"{ends.case}: not found: the ends do not differ")
+            self.say(f"{ends.case}: not found: the ends do not differ")
             return ends
-        self._say(f"{ends.case}: {aim}")
+        self.say(f"{ends.case}: {aim}")
         if _is_exact(aim) and _shows(aim, self._row(aim, 0)):
             raise self._undecided("launches of the good commit differ; run the test in its deterministic mode", aim)
         good, found, skipped = 0, self._last, dict[int, str]()
@@ -145,13 +142,13 @@ class CommitSearch:
                 row = self._row(aim, number)
             except _UNTESTABLE as error:
                 skipped[number] = brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON)
-                self._say(f"skipped {self._bisection.name(number)}: {skipped[number]}")
+                self.say(f"skipped {self.bisection.name(number)}: {skipped[number]}")
                 continue
-            self._say(f"{self._bisection.name(number)}: {row or 'unchanged'}")
+            self.say(f"{self.bisection.name(number)}: {row or 'unchanged'}")
             if row is not None and row.outcome is Outcome.NOT_APPLICABLE:
                 skipped[number] = row.detail
             elif row is not None and row.outcome is Outcome.INCONCLUSIVE:
-                raise self._undecided(f"too noisy at {self._bisection.name(number)}; measure more steps", row)
+                raise self._undecided(f"too noisy at {self.bisection.name(number)}; measure more steps", row)
             elif _shows(aim, row):
                 found = number
             else:
@@ -161,29 +158,29 @@ class CommitSearch:
     def _found(self, aim: Verdict, good: int, found: int) -> ComparisonFailed:
         """Return the end of a search that leaves the commits after ``good`` up to ``found``."""
         row = aim if (good, found) == (0, self._last) else self._row(aim, found, good)
-        names = [self._bisection.name(number) for number in range(good + 1, found + 1)]
+        names = [self.bisection.name(number) for number in range(good + 1, found + 1)]
         if not _shows(aim, row):
             against = f"compared with the commit before, it does not show the change: {row or 'unchanged'}"
             return self._undecided(f"likeliest is {names[-1]}, but {against}", aim)
-        self._bisection.has_found = True
+        self.bisection.has_found = True
         lines = [names[0]]
         if len(names) > 1:
             lines = [f"one of {counted(len(names), 'commit')}, of which only the last starts", *names]
-        elif branch := self._bisection.branch_of_merge(found):
+        elif branch := self.bisection.branch_of_merge(found):
             lines.append(f"this is a merge; to search its branch: aorta bisect {branch} ...")
         return ComparisonFailed("\n  ".join([f"{aim.case}: found: {lines[0]}", *lines[1:], str(row)]))
 
     def _undecided(self, reason: str, *rows: Verdict) -> ComparisonFailed:
-        return ComparisonFailed("\n  ".join([f"{self._comparison.case}: undecided: {reason}", *map(str, rows)]))
+        return ComparisonFailed("\n  ".join([f"{self.comparison.case}: undecided: {reason}", *map(str, rows)]))
 
     def _row(self, aim: Verdict, number: int, other: int = 0) -> Verdict | None:
         """Return the verdict of a commit against another one; None if both lack the metric."""
-        name = self._bisection.commits[other][:12]
+        name = self.bisection.commits[other][:12]
         if _is_exact(aim):
-            reference = self._launched(other) if other else self._first
-            rows = replace(self._comparison, version=name).judge([self._launched(number)], [reference]).rows
+            reference = self._launched(other) if other else self.first
+            rows = replace(self.comparison, version=name).judge([self._launched(number)], [reference]).rows
         else:
-            only = replace(self._comparison, only=[aim.metric], version=name)
+            only = replace(self.comparison, only=[aim.metric], version=name)
             rows = self._in_pairs(only, number, other).rows
         return next((row for row in rows if row.metric == aim.metric), None)
 
@@ -203,14 +200,14 @@ class CommitSearch:
         """Launch a commit, and once more if one that started before fails: the machine can be the cause."""
         try:
             try:
-                facts = self._launch(number)
+                facts = self.launch(number)
             except _UNTESTABLE:
                 if number not in self._started:
                     raise
-                facts = self._launch(number)
+                facts = self.launch(number)
         except _UNTESTABLE as error:
             if number in (0, self._last):
-                raise self._bisection.end_failed(number, error) from None
+                raise self.bisection.end_failed(number, error) from None
             raise
         self._started.add(number)
         return facts

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, field
 
-from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.common.files import locked, slug, write_text
+from pytest_aorta.common.files import locked, raised_as, read_json, slug, write_text
 from pytest_aorta.common.model import Model, Platform, Positive, Text, convert, to_builtins
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.result.facts import LaunchFacts
@@ -130,10 +129,8 @@ def read_baseline_file(path: Path) -> Baseline:
     Raises:
         BaselineError: The file is invalid. The message names the file, the JSON path, the value and the allowed values.
     """
-    try:
+    with raised_as(BaselineError):
         document = read_json(path, max_bytes=MAX_BYTES)
-    except UnreadableFile as error:
-        raise BaselineError(str(error)) from None
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BaselineError(
@@ -144,10 +141,8 @@ def read_baseline_file(path: Path) -> Baseline:
 
 
 def _checked(document: Any, name: str) -> Baseline:
-    try:
+    with raised_as(BaselineError):
         baseline = convert(document, Baseline, name)
-    except UnreadableFile as error:
-        raise BaselineError(str(error)) from None
     launches = baseline.launches
     revisions = [stored.revision for stored in launches]
     if revisions != sorted(revisions):
@@ -171,12 +166,10 @@ def locked_baselines(folder: Path) -> Iterator[None]:
     Raises:
         BaselineError: The folder can't be written, or another session has held the lock for a minute.
     """
-    try:
+    with raised_as(BaselineError, f"{folder}: can't be locked: "):
         folder.mkdir(parents=True, exist_ok=True)
         lock = ExitStack()
         lock.enter_context(locked(folder / LOCK_FILE))
-    except OSError as error:
-        raise BaselineError(f"{folder}: can't be locked: {error.strerror or error}") from None
     with lock:
         yield
 
@@ -196,14 +189,12 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     _checked(document, f"{path}: not written")
     if problem := outside(folder, path.parent):
         raise BaselineError(f"{path}: not written: {problem}")
-    try:
+    with raised_as(BaselineError, f"{path}: not written: ", (OSError, ValueError)):
         text = _lines_of(document, _LEVELS) + "\n"
         if len(text) >= MAX_BYTES:
             raise ValueError(f"the new baseline is larger than the {MAX_BYTES:,} bytes allowed; measure fewer steps")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
-    except (OSError, ValueError) as error:
-        raise BaselineError(f"{path}: not written: {getattr(error, 'strerror', None) or error}") from None
     return path
 
 

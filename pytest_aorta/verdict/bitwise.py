@@ -19,8 +19,8 @@ from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
 from pytest_aorta.result.trace.rank_files import MAX_CALLS, WITHOUT_DEFINED_OUTPUT, OperatorCall, read_operators
-from pytest_aorta.verdict.applicability import other_machine, other_settings
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
+from pytest_aorta.verdict.rows import other_machine, other_settings
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
 

@@ -14,8 +14,8 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
-from pytest_aorta.verdict.applicability import changed_choice
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
+from pytest_aorta.verdict.rows import changed_choice
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
 from pytest_aorta.verdict.verdicts import Verdict

@@ -9,18 +9,9 @@ from typing import Any
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.applicability import (
-    choose_tolerances,
-    has_costs,
-    other_setup,
-    other_steps,
-    profiled,
-    under_profiler,
-    without_costs,
-)
 from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.by_rank import costs_notes, judge_costs, judge_curves, series_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
-from pytest_aorta.verdict.costs import costs_notes, judge_costs
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, metric_of, middle
 from pytest_aorta.verdict.noise import (
     RESET,
@@ -33,10 +24,17 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import Row
-from pytest_aorta.verdict.series import judge_curves, series_notes
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs
-from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
+from pytest_aorta.verdict.rows import (
+    Row,
+    choose_tolerances,
+    has_costs,
+    other_setup,
+    other_steps,
+    profiled,
+    under_profiler,
+    without_costs,
+)
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
 
@@ -58,22 +56,10 @@ class _Comparison(ABC):
         decided: Mapping[str, Verdict] | None,
     ) -> Verdicts:
         """Return one verdict per metric; verdicts in ``decided`` are kept."""
-        rows = [
-            (decided or {}).get(name)
-            or self._judge(
-                Row(
-                    self.case,
-                    metric_of(name, tolerance.direction),
-                    tolerance,
-                    reference,
-                    launches,
-                    others,
-                    len(launches),
-                )
-            )
-            for name, tolerance in tolerances.items()
-        ]
-        side = str(reference)
+        rows, count, side = [], len(launches), str(reference)
+        for name, tolerance in tolerances.items():
+            row = Row(self.case, metric_of(name, tolerance.direction), tolerance, reference, launches, others, count)
+            rows.append((decided or {}).get(name) or self._judge(row))
         notes, suspect = notes_on(rows, launches, others, side)
         notes += (*costs_notes(launches, others, side), *series_notes(launches))
         return Verdicts(self.case, tuple(rows), notes, suspect)
@@ -146,7 +132,7 @@ class StoredComparison(_Comparison):
         ``decided`` maps metrics to verdicts of fewer launches. These verdicts are kept.
 
         Raises:
-            SpecError: As in :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
+            SpecError: As in :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
         # A baseline that is older than costs stays valid.
@@ -211,15 +197,9 @@ class StoredComparison(_Comparison):
         stored = self.estimate(metric)
         if len(values) < len(row.launches) or stored is None:
             return None
-        decision = decide_stored(
-            values,
-            metric_blocks(metric, [*row.others, *row.launches])[-1],
-            stored,
-            tolerance.value or 0.0,
-            max_launches=self.max_launches,
-            worse=metric.worse,
-            scale=metric.scale,
-        )
+        block = metric_blocks(metric, [*row.others, *row.launches])[-1]
+        allowed, most, worse, scale = tolerance.value or 0.0, self.max_launches, metric.worse, metric.scale
+        decision = decide_stored(values, block, stored, allowed, max_launches=most, worse=worse, scale=scale)
         center = metric.scale.from_transformed(stored.center, reference_step_ms(row.others))
         return decision, center
 
@@ -262,7 +242,7 @@ class PairedComparison(_Comparison):
 
         Raises:
             SpecError: ``only`` is empty or names an unknown metric, or as in
-                :func:`~pytest_aorta.verdict.applicability.choose_tolerances`.
+                :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if not self.version:
@@ -298,12 +278,6 @@ class PairedComparison(_Comparison):
         pairs = [(here, there) for here, there in zip(*sides, strict=True) if here is not None and there is not None]
         if len(pairs) < len(row.launches):
             return None
-        decision = decide_pairs(
-            pairs,
-            self.variance(metric).within,
-            row.tolerance.value or 0.0,
-            max_pairs=self.max_pairs,
-            worse=metric.worse,
-            scale=metric.scale,
-        )
+        within, allowed, most = self.variance(metric).within, row.tolerance.value or 0.0, self.max_pairs
+        decision = decide_pairs(pairs, within, allowed, max_pairs=most, worse=metric.worse, scale=metric.scale)
         return decision, middle(metric, row.others)

@@ -13,7 +13,12 @@ from msgspec import field
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
 from pytest_aorta.result.facts import LaunchFacts, growth
-from pytest_aorta.verdict.applicability import (
+from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
+from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
+from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
+from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
+from pytest_aorta.verdict.rows import (
     applicable,
     is_not_profiled_again,
     not_profiled,
@@ -21,13 +26,14 @@ from pytest_aorta.verdict.applicability import (
     other_settings,
     other_setup,
 )
-from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
-from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
-from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
-from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
-from pytest_aorta.verdict.statistics.decision import Outcome, Scale
-from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
+from pytest_aorta.verdict.statistics.decision import (
+    LOOKS,
+    MIN_LAUNCHES_TO_FAIL,
+    RESOLVED_BY,
+    Outcome,
+    Scale,
+    detectable,
+)
 from pytest_aorta.verdict.statistics.variance import Estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 

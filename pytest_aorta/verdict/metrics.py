@@ -16,9 +16,8 @@ from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.series import SeriesFacts
-from pytest_aorta.result.trace.costs import Cost, by_rank
 from pytest_aorta.result.trace.families import is_compute
-from pytest_aorta.result.trace.profiled_steps import AS_RUN
+from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost, by_rank
 from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None

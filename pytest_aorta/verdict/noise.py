@@ -15,8 +15,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance
-from pytest_aorta.verdict.statistics.decision import Scale
-from pytest_aorta.verdict.statistics.stored import least_tolerance
+from pytest_aorta.verdict.statistics.decision import Scale, least_tolerance
 from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
 
 RESET = "--update-baselines --aorta-record=replace"
@@ -40,10 +39,7 @@ _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0,
 _MEMORY, _OWN = 0.001, 0.01
 # Standard deviations of fractions, and of times as fractions of a step. Device idle time has its own values: on GPUs,
 # the host's delays are far larger than the noise of communication in steps in which the host has a head start.
-_FRACTION = {
-    "cuda": {Scale.POINTS: 0.005, Scale.OF_STEP: 0.002},
-    "cpu": {Scale.POINTS: 0.1, Scale.OF_STEP: 0.1},
-}
+_FRACTION = {"cuda": {Scale.POINTS: 0.005, Scale.OF_STEP: 0.002}, "cpu": {Scale.POINTS: 0.1, Scale.OF_STEP: 0.1}}
 _IDLE = {"cuda": 0.05, "cpu": 0.1}
 # A loss has no noise, unless recorded launches show noise, which then outweighs this prior.
 _NUMERIC, _NUMERIC_DF = 1e-12, 0.1

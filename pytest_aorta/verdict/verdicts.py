@@ -75,6 +75,7 @@ class NotApplicable(StrEnum):
 
 
 # Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
+_UNASKED = (Origin.DEFAULT, Origin.UNDECLARED)
 _ON_REQUEST = (NotApplicable.UNMARKED_CPU_TIMES, NotApplicable.NOT_REPRODUCIBLE, NotApplicable.UNDECLARED)
 # The outcomes that a reader must know about, the most urgent first.
 FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
@@ -152,14 +153,11 @@ class Verdict(Model, frozen=True):
         """Return True if a marker names the metric and it can't be compared. This always fails the test."""
         return self.is_marked and self.is_left_out
 
-    @property
-    def is_unrequested(self) -> bool:
-        """Return True if the metric is not compared because neither a marker nor the workload's config asks for it."""
-        return self.not_applicable in _ON_REQUEST and self.tolerance.origin in (Origin.DEFAULT, Origin.UNDECLARED)
-
     def is_one_of(self, outcomes: Collection[Outcome]) -> bool:
         """Return True if the outcome is in ``outcomes``, such as those of ``--aorta-fail-on``, and was requested."""
-        return self.outcome in outcomes and not self.is_unrequested
+        # Neither a marker nor the workload's config asks for the comparison.
+        is_unrequested = self.not_applicable in _ON_REQUEST and self.tolerance.origin in _UNASKED
+        return self.outcome in outcomes and not is_unrequested
 
     @property
     def is_beyond(self) -> bool:

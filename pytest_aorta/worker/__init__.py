@@ -13,7 +13,7 @@ from pytest_aorta.worker.overlap import capture_overlap, profiled
 from pytest_aorta.worker.recorder import Recorder, record_optimizer_steps, recorder
 from pytest_aorta.worker.simulation import drop_data, is_simulated, peak_memory, without_data
 from pytest_aorta.worker.spans import Handle, StreamSpans, Transfer
-from pytest_aorta.worker.timing import Delay, StepTimer, measure
+from pytest_aorta.worker.steps import Delay, StepTimer, measure
 from pytest_aorta.worker.weight_hash import (
     LocalShard,
     WeightHash,
@@ -25,34 +25,9 @@ from pytest_aorta.worker.weight_hash import (
 from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
 
 __all__ = [
-    "Delay",
-    "FailureDetail",
-    "Handle",
-    "LocalShard",
-    "OperatorCapture",
-    "Profile",
-    "RankEnv",
-    "RankResult",
-    "Recorder",
-    "StepTimer",
-    "StreamSpans",
-    "Telemetry",
-    "TensorHashes",
-    "Transfer",
-    "WeightHash",
-    "Workload",
-    "capture_overlap",
-    "drop_data",
-    "environment_facts",
-    "hash_local",
-    "hash_optimizer",
-    "hash_parameters",
-    "hash_shards",
-    "is_simulated",
-    "measure",
-    "peak_memory",
-    "profiled",
-    "record_optimizer_steps",
-    "recorder",
+    "Delay", "FailureDetail", "Handle", "LocalShard", "OperatorCapture", "Profile", "RankEnv", "RankResult",
+    "Recorder", "StepTimer", "StreamSpans", "Telemetry", "TensorHashes", "Transfer", "WeightHash", "Workload",
+    "capture_overlap", "drop_data", "environment_facts", "hash_local", "hash_optimizer", "hash_parameters",
+    "hash_shards", "is_simulated", "measure", "peak_memory", "profiled", "record_optimizer_steps", "recorder",
     "without_data",
-]
+]  # fmt: skip

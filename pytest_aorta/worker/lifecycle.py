@@ -36,7 +36,7 @@ from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
-from pytest_aorta.worker.timing import Progress, run_canary
+from pytest_aorta.worker.steps import Progress, run_canary
 from pytest_aorta.worker.workload import Telemetry, Workload
 
 # Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo holds the GIL while it
@@ -179,12 +179,7 @@ def record_script(record: StepRecording) -> None:
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True)
     # A script that uses the recorder records its steps itself.
-    recorder.observe(
-        warmup=record.warmup,
-        hash_weights=record.hash_weights,
-        hash_every_step=record.hash_every_step,
-        is_asked=False,
-    )
+    recorder.observe(record, is_asked=False)
 
 
 def _run_script(script: str, args: list[str]) -> None:

@@ -31,17 +31,16 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
+from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series, digest
-from pytest_aorta.result.trace.costs import Costs, joined
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.accelerator import own_device
-from pytest_aorta.worker.costs import StepCounter, calls_by_step
 from pytest_aorta.worker.finite import Optimizers, modules, refuse_values
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
-from pytest_aorta.worker.timing import Progress, StepTimer
+from pytest_aorta.worker.steps import Progress, StepCounter, StepTimer, calls_by_step
 from pytest_aorta.worker.weight_hash import LocalHashes
 
 _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
@@ -295,18 +294,16 @@ class Observer:
     """Recorder of all optimizers that step in this process, from :meth:`start` to :meth:`stop`.
 
     Attributes:
-        warmup: Number of steps of each optimizer that are not timed, after its first one.
-        hash_weights: Whether this rank's parts of the parameters are hashed before the first step, after steps 1, 2,
-            4, 8 and so on, and after the last one; in place of a profiled step, after the next one that is not.
-        hash_every_step: Whether the weights are hashed after every step, and this rank's gradients in every step; then
-            no step is profiled.
+        record: How steps are recorded. Weights are this rank's parts of the parameters; they are hashed before the
+            first step, after steps 1, 2, 4, 8 and so on, and after the last one; in place of a profiled step, after
+            the next one that is not.
         optimizers: The optimizers that have stepped.
         has_optimizer: Whether the script has made an optimizer.
         has_loaded: Whether the script has called ``torch.load``.
     """
 
-    def __init__(self, *, warmup: int = 3, hash_weights: bool = False) -> None:
-        self.warmup, self.hash_weights, self.hash_every_step = warmup, hash_weights, False
+    def __init__(self, record: StepRecording = StepRecording()) -> None:  # noqa: B008 - it is frozen
+        self.record = record
         self.has_loaded = self.has_optimizer = False
         self.optimizers = Optimizers()
         self.began_s = time.perf_counter()
@@ -403,7 +400,7 @@ class Observer:
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
         if len(self._stepping) == 1 and self._find(optimizer) is None:
             found = self._new(optimizer)
-            if self.hash_weights and not (self._is_counting or self._is_simulated):
+            if self.record.hash_weights and not (self._is_counting or self._is_simulated):
                 found.hash()
 
     def _end(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -427,21 +424,22 @@ class Observer:
         is_alone = len(self._all) == 1
         self._enter(1 + (found.num_steps if is_alone else min(one.num_steps for one in self._all if one.turn > before)))
         is_chosen = found.num_steps.bit_count() == 1 or found.is_hash_due
-        is_chosen = is_chosen or (self.hash_every_step and found.num_steps <= _MOST_EVERY)
+        is_chosen = is_chosen or (self.record.hash_every_step and found.num_steps <= _MOST_EVERY)
         found.is_hash_due = is_chosen and self._is_counting
         # What the recorder computes must not count among the costs of a step.
-        if (is_chosen or self._is_look_due()) and not (self._is_counting or self._is_simulated):
+        is_look_due = time.perf_counter() - self._looked_s > self._look_s / _CHECKING
+        if (is_chosen or is_look_due) and not (self._is_counting or self._is_simulated):
             with ExitStack() as paused:
                 for one in self._all:
                     paused.enter_context(one.timer.paused())
                 self._look(found)
-                if is_chosen and self.hash_weights:
+                if is_chosen and self.record.hash_weights:
                     found.hash()
-        if is_chosen and self.hash_weights and not self._is_simulated:
+        if is_chosen and self.record.hash_weights and not self._is_simulated:
             found.hash_at_the_end()
         is_covered = not is_alone and any(found in one.counted_with for one in self._all)
         # Torch fails later if one profiler ends and another one begins within the same step of an optimizer.
-        may_profile = not (was_counting or self._is_counting or self.hash_every_step)
+        may_profile = not (was_counting or self._is_counting or self.record.hash_every_step)
         is_profiled = found.begin_step(may_profile=may_profile, is_covered=is_covered)
         self._is_counting = is_profiled or self._is_counting
 
@@ -457,13 +455,10 @@ class Observer:
             # Keep the group: gloo's destructor can deadlock, and would run when the script drops its last reference.
             self._group = dist.group.WORLD if dist.is_initialized() else None
         self.optimizers.add(optimizer)
-        every = self.hash_every_step and not self._is_simulated
+        every = self.record.hash_every_step and not self._is_simulated
         named = self.optimizers.named
-        self._all.append(_Optimized(optimizer, named, self._device, self.warmup, hash_every_step=every))
+        self._all.append(_Optimized(optimizer, named, self._device, self.record.warmup, hash_every_step=every))
         return self._all[-1]
-
-    def _is_look_due(self) -> bool:
-        return time.perf_counter() - self._looked_s > self._look_s / _CHECKING
 
     def _look(self, found: _Optimized) -> None:
         began_s = time.perf_counter()
@@ -499,7 +494,7 @@ class Observer:
             if one not in covered:
                 covered |= one.counted_with
                 parts.append(counter.costs())
-        return joined(parts) if parts else None
+        return joined_costs(parts) if parts else None
 
     def end(self) -> None:
         """Look at the parameters and hash them once more, where the optimizers still exist; after the script."""
@@ -507,7 +502,7 @@ class Observer:
             one.end_capture()
             if one.optimizer() is not None and not self._is_simulated:
                 self._look(one)
-                if self.hash_weights:
+                if self.record.hash_weights:
                     one.hash()
 
     def series(self) -> list[Series]:
@@ -527,11 +522,11 @@ class Observer:
 
     def _cause(self) -> str:
         if self.num_steps:
-            needed = self.warmup + 2
+            needed = self.record.warmup + 2
             return (
                 f"its optimizer made {counted(self.num_steps, 'step')}, and the first {needed - 1} are not timed, as "
-                f"the first has no begin and {self.warmup} warm up; run at least {needed} steps, or lower warmup in "
-                f"record_optimizer_steps(warmup={self.warmup})"
+                f"the first has no begin and {self.record.warmup} warm up; run at least {needed} steps, or lower "
+                f"warmup in record_optimizer_steps(warmup={self.record.warmup})"
             )
         if self._lacks_devices():
             return "no optimizer stepped, and the script's last lines say that it lacks GPUs; this rank has none"

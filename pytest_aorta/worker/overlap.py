@@ -31,17 +31,19 @@ from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes
-from pytest_aorta.plan.profiler import TORCH, ProfilerSchedule
+from pytest_aorta.plan.options import TORCH, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace.costs import Costs
-from pytest_aorta.result.trace.kineto_capture import LearnedStep, learn_step, overlap_of_cpu, overlap_of_device
-from pytest_aorta.result.trace.kineto_events import (
+from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
     FEWER,
+    LearnedStep,
     TraceTooLarge,
     excess,
     find_blocking_call,
+    learn_step,
+    overlap_of_cpu,
+    overlap_of_device,
     steps_alone,
 )
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
@@ -49,15 +51,16 @@ from pytest_aorta.result.trace.overlap import PartAhead, is_too_late, joined_ahe
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
     CollectiveCalls,
+    Costs,
     HeadStart,
     Profile,
     StepOverlap,
     waits_ms,
 )
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
-from pytest_aorta.worker.costs import Exported, costs_of, with_compilations, wrapper_problem
 from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.steps import Exported, costs_of, with_compilations, wrapper_problem
 
 # Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3

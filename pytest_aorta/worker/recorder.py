@@ -22,16 +22,15 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
-from pytest_aorta.result.trace.costs import Costs
-from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 from pytest_aorta.worker.accelerator import memory_in_use, on_accelerator, own_device
-from pytest_aorta.worker.costs import StepCounter
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
 from pytest_aorta.worker.observing import STEPS_TO_COUNT, Observer
 from pytest_aorta.worker.simulation import is_simulated
-from pytest_aorta.worker.timing import StepTimer, run_canary
+from pytest_aorta.worker.steps import StepCounter, StepTimer, run_canary
 from pytest_aorta.worker.weight_hash import hash_parameters, logical_name
 
 _NOT_COUNTED = (
@@ -113,16 +112,13 @@ class Recorder:
         if self._timer is None and self._num_optimized.bit_count() == 1:
             self._optimizers.look(self._num_optimized, f"step {self._num_optimized}")
 
-    def observe(
-        self, *, warmup: int = 3, hash_weights: bool = False, hash_every_step: bool = False, is_asked: bool = True
-    ) -> None:
+    def observe(self, record: StepRecording = StepRecording(), *, is_asked: bool = True) -> None:  # noqa: B008
         """Record the steps of an unedited script, as :func:`record_optimizer_steps` does.
 
         If it was not asked for, this ends without a word where the script records its steps itself.
         """
         self._observer = self._observer or Observer()
-        self._observer.warmup, self._observer.hash_weights = warmup, hash_weights
-        self._observer.hash_every_step = hash_every_step
+        self._observer.record = record
         self._is_observer_asked = is_asked
         self._observer.start()
 
@@ -226,7 +222,9 @@ class Recorder:
         if is_simulated():
             return
         self.refuse_non_finite()
-        refuse_parameters(model.named_parameters(), rank, f"after {self._step_word} {steps}")
+        # Steps of an unedited script are counted as its user counts them.
+        step = "step" if self._observer else "measured step"
+        refuse_parameters(model.named_parameters(), rank, f"after {step} {steps}")
         self.hash_weights(steps, model.named_parameters())
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -240,11 +238,6 @@ class Recorder:
     @property
     def _num_steps(self) -> int:
         return self._observer.num_steps if self._observer else self._timer.num_steps if self._timer else 0
-
-    @property
-    def _step_word(self) -> str:
-        """The word for a step with a number; those of an unedited script are counted as its user counts them."""
-        return "step" if self._observer else "measured step"
 
     def refuse_non_finite(self) -> None:
         """Check the losses, the gradient norms, and the parameters after each step; not collective.
@@ -435,4 +428,4 @@ def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> No
         hash_weights: Whether to record the hash of each rank's parts of the parameters before the first step, after
             steps 1, 2, 4, 8 and so on, and after the last one, outside of the times. The script has to set its seeds.
     """
-    recorder.observe(warmup=warmup, hash_weights=hash_weights)
+    recorder.observe(StepRecording(warmup, hash_weights))

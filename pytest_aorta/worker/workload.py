@@ -108,14 +108,9 @@ class RankEnv:
             RuntimeError: One of the first three variables is absent or not an integer, or the device is unknown.
             ValueError: The timeout is not a number.
         """
-        numbers = {name: _integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        return cls(
-            rank=numbers["RANK"],
-            world_size=numbers["WORLD_SIZE"],
-            local_rank=numbers["LOCAL_RANK"],
-            device_kind=device_kind(environ),
-            collective_timeout_s=float(environ.get(variables.COLLECTIVE_TIMEOUT_S, "600")),
-        )
+        rank, size, local_rank = (_integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        timeout_s = float(environ.get(variables.COLLECTIVE_TIMEOUT_S, "600"))
+        return cls(rank, size, local_rank, device_kind(environ), timeout_s)
 
     def join(self, workload: str, *, min_world_size: int = 1) -> torch.device:
         """Join the default process group (NCCL on ``cuda``, gloo on ``cpu``) and return this rank's device.
@@ -193,8 +188,7 @@ class Telemetry:
         if not self.captures:
             profiled = enumerate(result.profile.steps, num_steps)
             lines = chain(
-                lines,
-                ({"step": number, "step_time_ms": step.step_ms} | _of_step(step) for number, step in profiled),
+                lines, ({"step": number, "step_time_ms": step.step_ms} | _of_step(step) for number, step in profiled)
             )
         path = folder / TELEMETRY_FILE
         write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), durable=False)

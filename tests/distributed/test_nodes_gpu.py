@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.leases import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.workloads import find_workload, resolve_config
@@ -21,9 +22,8 @@ from tests.unit.builders import make_plan
 @pytest.mark.world(size=2, device="cuda")
 @pytest.mark.parametrize("name", ["fsdp", "llama_fsdp2"])
 def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path, name):
-    leased = LeasedWorld(
-        World(2, "cuda"), visible_devices(), exclusive=False, wait_s=distributed_world.timeout_s, owner=name
-    )
+    take = partial(lease, exclusive=False, wait_s=distributed_world.timeout_s, owner=name)
+    leased = LeasedWorld(World(2, "cuda"), visible_devices(), take)
     first, second = leased.world().devices
     agents = f"""
     AORTA_NODE_RANK=0 "$@" & zero=$!

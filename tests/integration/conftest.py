@@ -18,7 +18,6 @@ import scipy.stats  # noqa: F401 - as numpy
 
 # What a run imports late: without these lines, each of the several hundred inner runs would import it again.
 import pytest_aorta.plugin.fixtures
-import pytest_aorta.plugin.header
 import pytest_aorta.plugin.summary
 import pytest_aorta.report.write
 import pytest_aorta.session.baselines

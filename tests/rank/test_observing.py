@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.series import Series
 from pytest_aorta.worker import Recorder
@@ -22,7 +23,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
     monkeypatch.setenv("RANK", "1")
     recorder = Recorder()
-    recorder.observe(warmup=1, hash_weights=True)
+    recorder.observe(StepRecording(warmup=1, hash_weights=True))
     yield recorder
     assert recorder._observer is None or recorder._observer.stop() is None
 
@@ -67,7 +68,7 @@ def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recorder
 
 def test_weights_are_not_hashed_within_profiled_steps(recorder: Recorder) -> None:
     assert recorder._observer is not None
-    recorder._observer.warmup = 8
+    recorder.observe(StepRecording(warmup=8, hash_weights=True))
     kept = train(40)
     [observed] = recorder._observer._all
     assert observed.timed[:20] == list(range(10, 30))
@@ -86,7 +87,7 @@ def test_model_that_the_script_drops_is_hashed_after_its_last_step(recorder: Rec
 def test_gradient_that_is_lost_in_the_last_step_is_seen(recorder: Recorder) -> None:
     def hashes(change: float) -> dict[str, str]:
         own = Recorder()
-        own.observe(hash_weights=True)
+        own.observe(StepRecording(hash_weights=True))
         train(45, lambda step, model, _: model.weight.grad.mul_(1 + change if step == 45 else 1))
         own._observer.stop()  # type: ignore[union-attr]
         return only(own.result()).weights.hashes
@@ -209,7 +210,7 @@ def _at_9(step: int, model: Net, _optimizer: object) -> object:
 def test_value_that_is_not_finite_names_the_step(
     recorder: Recorder, planted: Callable[..., object], found: str, every: bool
 ) -> None:
-    recorder.observe(hash_every_step=every)
+    recorder.observe(StepRecording(hash_every_step=every))
     kept = train(12, planted)
     recorder.result()
     with pytest.raises(NotFinite, match=f"^{found}"):
@@ -272,7 +273,7 @@ def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs
     del kept
     recorder._observer.stop()  # type: ignore[union-attr]
     again = Recorder()
-    again.observe(warmup=1)
+    again.observe(StepRecording(warmup=1))
     longer = train(steps + missing)
     assert len(again.result().profile.steps) == 3
     again._observer.stop()  # type: ignore[union-attr]
@@ -294,7 +295,7 @@ def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs
 def test_costs_are_those_of_steps_of_all_optimizers(
     recorder: Recorder, order: str, counted: dict[str, int], profiled: int
 ) -> None:
-    recorder._observer.warmup = 2  # type: ignore[union-attr]
+    recorder.observe(StepRecording(warmup=2, hash_weights=True))
     nets = {"a": (Net(4, 4), torch.tanh), "b": (Net(4, 4), torch.sin)}
     optimizers = {name: torch.optim.SGD(net.parameters()) for name, (net, _) in nets.items()}
     for name in order:
@@ -327,10 +328,10 @@ def test_what_the_recorder_computes_is_no_cost_of_a_step(recorder: Recorder) -> 
         del kept
         return costs.operators
 
-    recorder._observer.warmup = 2  # type: ignore[union-attr]
+    recorder.observe(StepRecording(warmup=2, hash_weights=True))
     recorder._observer.stop()  # type: ignore[union-attr]
     own = Recorder()
-    own.observe(warmup=2, hash_weights=False)
+    own.observe(StepRecording(warmup=2, hash_weights=False))
     plain = counts(own, torch.nn.Linear(2, 2))
     own._observer.stop()  # type: ignore[union-attr]
     recorder._observer.start()  # type: ignore[union-attr]

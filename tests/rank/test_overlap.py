@@ -18,11 +18,10 @@ from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace import kineto_events as reading
-from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu
-from pytest_aorta.result.trace.kineto_events import parse_trace, read_trace
+from pytest_aorta.result.trace import kineto as reading
+from pytest_aorta.result.trace.kineto import overlap_of_cpu, parse_trace, read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
-from pytest_aorta.worker import capture_overlap, costs, overlap, profiled
+from pytest_aorta.worker import capture_overlap, overlap, profiled, steps
 from tests.rank.ranks import own_group
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
@@ -155,7 +154,7 @@ def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
             raise reading.TraceTooLarge(path, num_bytes=reading.MAX_TRACE_BYTES + 1)
         return parse_trace(path, data)
 
-    monkeypatch.setattr(costs, "parse_trace", parse_but_the_first_kept)
+    monkeypatch.setattr(steps, "parse_trace", parse_but_the_first_kept)
     with pytest.warns(
         UserWarning, match=r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
     ):

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.result.trace import kineto_events as reading
+from pytest_aorta.result.trace import kineto as reading
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, waits_ms
 from pytest_aorta.worker import overlap as profile
 from pytest_aorta.worker.overlap import _calls_of_all_ranks, _largest_over_ranks, _Pass

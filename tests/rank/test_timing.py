@@ -19,8 +19,8 @@ from pytest_aorta.common import variables
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.rank_files import read_arrivals
 from pytest_aorta.worker import Delay, StepTimer
-from pytest_aorta.worker import timing as timer_module
-from pytest_aorta.worker.timing import MEMORY_EVERY_STEPS, _recorded_collectives, _waits_of_steps_ms, run_canary
+from pytest_aorta.worker import steps as timer_module
+from pytest_aorta.worker.steps import MEMORY_EVERY_STEPS, _recorded_collectives, _waits_of_steps_ms, run_canary
 from tests.rank.ranks import own_group
 
 CPU = torch.device("cpu")

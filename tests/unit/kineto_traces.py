@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.result.trace.kineto_capture import learn_step, overlap_of_device
-from pytest_aorta.result.trace.kineto_events import BOUNDARY, events_and_boundaries
+from pytest_aorta.result.trace.kineto import BOUNDARY, events_and_boundaries, learn_step, overlap_of_device
 from pytest_aorta.result.trace.profiled_steps import Profile
 
 TRAINING, BACKWARD, GLOO = 100, 101, 200

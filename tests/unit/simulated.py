@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from scipy.stats import binom
 
-from pytest_aorta.verdict.statistics.decision import Decision, decide_pairs
-from pytest_aorta.verdict.statistics.stored import decide_stored
+from pytest_aorta.verdict.statistics.decision import Decision, decide_pairs, decide_stored
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, VarianceComponents, baseline_estimate
 
 WITHIN, BETWEEN = 0.005, 0.007

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import without_collection
-from pytest_aorta.common.files import write_json
+from pytest_aorta.common.files import without_collection, write_json
 from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.channel import close_all, receive, send

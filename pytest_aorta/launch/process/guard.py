@@ -404,12 +404,17 @@ def _size(path: Path) -> int:
 
 def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
     """Guard the launch of ``spec``, and write the verdict to the spec's pipe."""
+    write_verdict(spec, Guard(spec, start_agent).run)
+
+
+def write_verdict(spec: dict[str, Any], follow: Callable[[], dict[str, Any]]) -> None:
+    """Write the verdict that ``follow`` returns to the spec's pipe, in a process that no terminal's signal ends."""
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
         os.set_inheritable(inherited, False)
-    verdict = Guard(spec, start_agent).run()
+    verdict = follow()
     with suppress(BrokenPipeError):
         os.write(spec["verdict_fd"], json.dumps(verdict).encode())
 
@@ -418,13 +423,7 @@ def _start_torchrun(argv: list[str]) -> int:
     """Start the agent's program and return its process id."""
     prepare = partial(prepare_agent, os.getpid())
     environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
-    return subprocess.Popen(
-        argv,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=prepare,
-    ).pid
+    return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
 
 
 def main() -> None:

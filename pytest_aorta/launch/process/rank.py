@@ -24,21 +24,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import without_collection
-from pytest_aorta.common.files import write_json, write_text
+from pytest_aorta.common.files import without_collection, write_json, write_text
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import STACKS_S, die_with
-from pytest_aorta.plan.profiler import WRAPPERS
-from pytest_aorta.result.folder import (
-    ERROR_FILE,
-    IN_FLIGHT_FILE,
-    OUTPUT_LOG,
-    PID_FILE,
-    PROGRESS_FILE,
-    STACKS_FILE,
-    rank_folder,
-    rank_pids,
-)
+from pytest_aorta.plan.options import WRAPPERS
+from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import STARTED, leave_mark
 from pytest_aorta.result.trace.rank_files import flight_records
 
@@ -60,7 +50,7 @@ _kept: list[BaseException] = []
 def main(run_dir: Path) -> None:
     """Run this rank's part of the plan, and leave as Python does up to the point at which it would free objects."""
     take_simulated_rank(os.environ)
-    folder = rank_folder(run_dir, os.environ["RANK"])
+    folder = names.rank_folder(run_dir, os.environ["RANK"])
     # The guard and the agent may have died while Python was starting: then no other process would end this rank.
     die_with(int(os.environ.pop(variables.AGENT_PID, os.getppid())))
     prepare(folder)
@@ -144,12 +134,12 @@ def exit_code(error: BaseException) -> int:
 
 def prepare(folder: Path) -> None:
     """Redirect output, register the signal handlers, and write the process id."""
-    output = os.open(folder / OUTPUT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(folder / names.OUTPUT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(output, stream)
-    stacks = (folder / STACKS_FILE).open("w", encoding="utf-8")
+    stacks = (folder / names.STACKS_FILE).open("w", encoding="utf-8")
     # The step timer counts steps in this file, so that a hang shows each rank's progress.
-    os.environ[variables.PROGRESS_FILE] = str(folder / PROGRESS_FILE)
+    os.environ[variables.PROGRESS_FILE] = str(folder / names.PROGRESS_FILE)
     # The worker writes traces and telemetry into this folder.
     os.environ[variables.RANK_FOLDER] = str(folder)
     faulthandler.enable(stacks)
@@ -159,7 +149,7 @@ def prepare(folder: Path) -> None:
     # faulthandler writes stacks at once; then Python's own handler wakes the thread that writes the collectives.
     signal.signal(signal.SIGUSR1, _do_nothing)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True, chain=True)
-    write_text(folder / PID_FILE, str(os.getpid()), durable=False)
+    write_text(folder / names.PID_FILE, str(os.getpid()), durable=False)
     leave_mark(folder, STARTED)
 
 
@@ -182,10 +172,10 @@ def ask_for_evidence(run_dir: Path) -> None:
 def _silent_children(run_dir: Path) -> set[int]:
     """Return the process ids of ranks that run as children of this process and have not left their collectives."""
     found = set()
-    for rank, pid in rank_pids(run_dir).items():
+    for rank, pid in names.rank_pids(run_dir).items():
         with suppress(ChildProcessError):
             has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if not has_ended and not (rank_folder(run_dir, rank) / IN_FLIGHT_FILE).exists():
+            if not has_ended and not (names.rank_folder(run_dir, rank) / names.IN_FLIGHT_FILE).exists():
                 found.add(pid)
     return found
 
@@ -234,7 +224,7 @@ def _serve(read_fd: int, end: Handler, folder: Path, stacks: IO[str]) -> None:
 
 def _write_collectives(folder: Path) -> None:
     with suppress(Exception):  # neither a full disk nor an unknown form of torch's record may keep the rank from ending
-        write_json(folder / IN_FLIGHT_FILE, {"entries": _last_collectives()}, durable=False)
+        write_json(folder / names.IN_FLIGHT_FILE, {"entries": _last_collectives()}, durable=False)
 
 
 def _last_collectives() -> list[dict[str, Any]] | None:
@@ -279,7 +269,7 @@ def write_error(folder: Path | None, error: BaseException) -> None:
         "full_traceback": _ends("".join(traceback.format_exception(error))),
     }
     with suppress(OSError):  # a full disk must not keep the rank from ending
-        write_json(folder / ERROR_FILE, document)
+        write_json(folder / names.ERROR_FILE, document)
 
 
 def _exit_message(error: SystemExit) -> str:

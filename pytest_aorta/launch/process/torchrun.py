@@ -20,12 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.documents import UnreadableFile, without_collection
-from pytest_aorta.common.files import write_json
+from pytest_aorta.common.files import UnreadableFile, raised_as, without_collection, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.process.rank import ask_for_evidence
 from pytest_aorta.launch.watch import is_readable
-from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 
 # The logger that names the ranks that torchrun stops.
@@ -154,11 +153,9 @@ def _own_address() -> str:
     given = os.environ.get("MASTER_ADDR")
     name = given or socket.gethostname()
     remedy = "set MASTER_ADDR to this host's address in the network of the nodes"
-    try:
+    with raised_as(SystemExit, f"{name!r} is no address of this host (", after=f"); {remedy}"):
         address = str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
         socket.create_server((address, 0)).close()
-    except OSError as error:
-        raise SystemExit(f"{name!r} is no address of this host ({error.strerror or error}); {remedy}") from None
     if not given and address.startswith("127."):
         raise SystemExit(f"{name!r} is the loopback address {address}, which no other node reaches; {remedy}")
     return address

@@ -14,8 +14,6 @@ from markupsafe import Markup
 
 from pytest_aorta.report.data import Report
 from pytest_aorta.report.page import rows
-from pytest_aorta.report.page.rows import REACH, case_plots, interval_marks, numbers_a_launch
-from pytest_aorta.report.timeline import collective_overlaps, rank_rows
 from pytest_aorta.verdict.metrics import METRICS
 
 MAX_FAILURE_CHARACTERS = 20_000
@@ -29,9 +27,9 @@ def render(report: Report) -> str:
     tests = [report.tests[place] for place in places]
     verdicts = Counter(row.label for record in report.final for row in record.verdicts)
     shown = {row.label for test in tests for row in test.record.verdicts}
-    limit = numbers_a_launch(report)
+    limit = rows.numbers_a_launch(report)
     plots = {
-        f"{index}-{number}": case_plots(case, limit)
+        f"{index}-{number}": rows.case_plots(case, limit)
         for index, test in enumerate(tests)
         for number, case in enumerate(test.cases)
     }
@@ -47,10 +45,6 @@ def render(report: Report) -> str:
         verdicts=[(label, verdicts[label]) for label in rows.SEVERITY if verdicts[label]],
         shown_outcomes=[label for label in rows.SEVERITY if label in shown],
         rows=rows,
-        rank_rows=rank_rows,
-        collective_overlaps=collective_overlaps,
-        interval_marks=interval_marks,
-        reach=REACH,
         metrics=METRICS,
     )
 

@@ -8,7 +8,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import zip_longest
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_values
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.trace.profiled_steps import StepOverlap
 from pytest_aorta.session.record import finding_groups, finding_text
-from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.metrics import middle_of
+from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, ReferenceKind, Verdict
 
@@ -214,6 +217,78 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
+# Columns of the table of ranks -> values of a profiled step.
+_OVERLAP_COLUMNS = {
+    "compute ms": "compute_ms",
+    "communication ms": "comm_ms",
+    "exposed ms": "exposed_comm_ms",
+    "exposed wait ms": "exposed_wait_ms",
+    "copy ms": "copy_ms",
+    "idle ms": "idle_ms",
+}
+
+
+@dataclass(frozen=True)
+class _CollectiveOverlap:
+    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
+
+    name: str
+    total_ms: float
+    hidden_ms: float
+    worst_rank: int
+    worst_exposed_ms: float
+
+    @property
+    def exposed_ms(self) -> float:
+        """Return the time that compute does not hide."""
+        return self.total_ms - self.hidden_ms
+
+
+def rank_rows(launch: Launch) -> list[dict[str, float | None]]:
+    """Return a row per rank: head of a column -> the rank's step times, and the means over its profiled steps.
+
+    The lag is None where waits were not measured. ``device idle ms`` is that of the median step without a head start,
+    None where no such step was profiled.
+    """
+    result, lags = launch.result, launch.facts.rank_lag_ms
+    quantiles = np.quantile(np.asarray(result.rank_step_times_ms), (0.5, 0.99, 1.0), axis=1).T.tolist()
+    rows: list[dict[str, float | None]] = [
+        {"rank": rank, "p50 ms": p50, "p99 ms": p99, "max ms": peak, "lag ms": lags[rank] if lags else None}
+        for rank, (p50, p99, peak) in enumerate(quantiles)
+    ]
+    for row, steps, as_run in zip_longest(rows, result.overlap, result.overlap_as_run, fillvalue=()):
+        if row and steps:
+            means = {head: fmean(getattr(step, name) for step in steps) for head, name in _OVERLAP_COLUMNS.items()}
+            comm_ms, exposed_ms = means["communication ms"], means["exposed ms"]
+            idle_ms = median(step.idle_ms for step in as_run) if as_run else None
+            row |= {**means, "overlap": 1 - exposed_ms / comm_ms if comm_ms else None, "device idle ms": idle_ms}
+    return rows
+
+
+def collective_overlaps(result: WorkloadResult) -> list[_CollectiveOverlap]:
+    """Return one row per kind of collective, the most exposed kind first."""
+    ranks = [(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
+    names = {name for _, steps in ranks for step in steps for name in step.collectives}
+    rows = [_collective(name, ranks) for name in sorted(names)]
+    return sorted(rows, key=lambda row: -row.exposed_ms)
+
+
+def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -> _CollectiveOverlap:
+    by_rank = {}
+    for rank, steps in ranks:
+        times = [step.collectives[name] for step in steps if name in step.collectives]
+        total, hidden = sum(time.total_ms for time in times), sum(time.hidden_ms for time in times)
+        by_rank[rank] = (total / len(steps), hidden / len(steps))
+    worst = max(by_rank, key=lambda rank: by_rank[rank][0] - by_rank[rank][1])
+    return _CollectiveOverlap(
+        name,
+        fmean(total for total, _ in by_rank.values()),
+        fmean(hidden for _, hidden in by_rank.values()),
+        worst,
+        by_rank[worst][0] - by_rank[worst][1],
+    )
+
+
 # Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
 REACH = 30.0
 WIDTH = 100.0
@@ -298,9 +373,9 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     }
 
 
-def _encoded(values: npt.ArrayLike) -> str:
-    """Return the values as little-endian float32 in base64."""
-    return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
+def encoded(values: npt.ArrayLike, kind: str = "<f4") -> str:
+    """Return the values as numbers of a kind, little-endian float32, in base64."""
+    return base64.b64encode(np.asarray(values, dtype=kind).tobytes()).decode("ascii")
 
 
 def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
@@ -313,7 +388,7 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
         "number": launch.number,
         "block": block,
         "num_steps": times_ms.shape[1],
-        "ranks": [_encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
+        "ranks": [encoded(rank) for rank in np.maximum.reduceat(times_ms, starts, axis=1)],
     }
 
 
@@ -363,7 +438,7 @@ def _timeline(launches: Sequence[Launch]) -> dict[str, Any] | None:
             ends = [end for lanes in ranks for intervals in lanes.values() for _, end in intervals]
             return {
                 "step_ms": max([*steps, *ends]),
-                "ranks": [{name: _encoded(lane) for name, lane in lanes.items()} for lanes in ranks],
+                "ranks": [{name: encoded(lane) for name, lane in lanes.items()} for lanes in ranks],
             }
     return None
 

@@ -6,13 +6,12 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from pytest_aorta.common.documents import without_collection
-from pytest_aorta.result.trace.costs import CollectiveCost, Cost, Costs
+from pytest_aorta.common.files import without_collection
 from pytest_aorta.result.trace.families import family_of, is_copy
-from pytest_aorta.result.trace.kineto_events import (
+from pytest_aorta.result.trace.kineto import (
     DTYPES,
     Event,
     begin_of,
@@ -27,7 +26,7 @@ from pytest_aorta.result.trace.kineto_events import (
     is_runtime_call,
 )
 from pytest_aorta.result.trace.kineto_places import Moment, Place, Places, merged
-from pytest_aorta.result.trace.profiled_steps import Collective
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost, Cost, Costs
 
 # The operator through which each collective of a process group passes, whichever backend serves it.
 _COLLECTIVES = "c10d::"
@@ -54,11 +53,13 @@ class RecordedCall:
         group: Name of the process group.
         group_size: Number of ranks in the group; None if unknown.
         dtype: Type of the elements, by torch's name in the recorder; empty if unknown.
+        num_bytes: Bytes of the call, which its operator shows; None if its type or its tensors are not known.
     """
 
     group: str = ""
     group_size: int | None = None
     dtype: str = ""
+    num_bytes: int | None = None
 
 
 # A part of a cost, and the host's event that caused it.
@@ -182,7 +183,7 @@ def _collectives(
     known = {id(event): call for event, call in zip(collective, recorded, strict=False)}
     known = known if len(recorded) == len(collective) else {}
     records = [event for event in events if event["name"] == "record_param_comms"]
-    rows: dict[tuple[str, int | None, str], list[tuple[_Request, Event]]] = defaultdict(list)
+    rows: dict[tuple[str, int | None, str], list[tuple[RecordedCall, Event]]] = defaultdict(list)
     for event in requests:
         served: Mapping[str, Any] = next(
             (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
@@ -190,8 +191,10 @@ def _collectives(
         request = _request_of(event["args"], served, known.get(id(event), RecordedCall()))
         is_gather = event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.ALL_GATHER
         if is_gather and not event["name"].endswith("_out"):
-            request = request.gathered()  # the operator has no argument for its result
-        rows[str(collective_of(event["name"])), request.call.group_size, request.call.dtype].append((request, event))
+            # The operator has no argument for its result, which has the parts of all ranks.
+            own, size = request.num_bytes, request.group_size
+            request = replace(request, num_bytes=None if own is None or size is None else own * size)
+        rows[str(collective_of(event["name"])), request.group_size, request.dtype].append((request, event))
     found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
     return [(_cost_of(kind, [one for one, _ in calls]), [event for _, event in calls]) for (kind, *_), calls in found]
 
@@ -215,39 +218,25 @@ def _requests(operators: Iterable[Event]) -> list[Event]:
     return found
 
 
-@dataclass(frozen=True)
-class _Request:
-    """One call of a collective; ``num_bytes`` is None if its type or its tensors are not known."""
-
-    call: RecordedCall
-    num_bytes: int | None
-
-    def gathered(self) -> _Request:
-        """Return the request with the bytes of all ranks' parts."""
-        size = self.call.group_size
-        return _Request(self.call, None if self.num_bytes is None or size is None else self.num_bytes * size)
-
-
-def _request_of(args: Mapping[str, Any], served: Mapping[str, Any], call: RecordedCall) -> _Request:
+def _request_of(args: Mapping[str, Any], served: Mapping[str, Any], call: RecordedCall) -> RecordedCall:
     """Return a call by the arguments of its operator, NCCL's record of it, and a flight recorder's."""
     elements, dtype = _tensors(args)
     dtype = dtype or call.dtype or str(served.get("dtype", ""))
     each = element_bytes(dtype)
     size = served.get("Group size")
-    known = RecordedCall(
+    return RecordedCall(
         call.group or str(served.get("Process Group Name", "")),
         call.group_size or (size if type(size) is int and size > 0 else None),
         DTYPES.get(dtype, dtype)[:40],
+        None if each is None or elements is None else elements * each,
     )
-    return _Request(known, None if each is None or elements is None else elements * each)
 
 
-def _cost_of(kind: str, requests: Sequence[_Request]) -> CollectiveCost:
+def _cost_of(kind: str, requests: Sequence[RecordedCall]) -> CollectiveCost:
     sizes = [request.num_bytes for request in requests if request.num_bytes is not None]
-    call = requests[0].call
-    groups = ", ".join(sorted({request.call.group for request in requests if request.call.group}))
-    num_bytes = sum(sizes) if len(sizes) == len(requests) else None
-    return CollectiveCost(kind, len(requests), call.group_size, call.dtype, num_bytes, groups[:400])
+    first, num_bytes = requests[0], sum(sizes) if len(sizes) == len(requests) else None
+    groups = ", ".join(sorted({request.group for request in requests if request.group}))
+    return CollectiveCost(kind, len(requests), first.group_size, first.dtype, num_bytes, groups[:400])
 
 
 def _tensors(args: Mapping[str, Any]) -> tuple[int | None, str]:

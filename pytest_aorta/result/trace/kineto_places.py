@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pytest_aorta.result.trace.kineto_events import Event, begin_of, end_of, holds, is_annotation
+from pytest_aorta.result.trace.kineto import Event, begin_of, end_of, holds, is_annotation
 
 _BACKWARD = "autograd::engine::evaluate_function: "
 # FSDP2 names the module whose parameters it gathers or whose gradients it reduces.

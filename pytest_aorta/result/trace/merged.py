@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.files import write_bytes
-from pytest_aorta.plan.profiler import NSYS, ROCPROFV3, TORCH
+from pytest_aorta.plan.options import NSYS, ROCPROFV3, TORCH
 from pytest_aorta.result.folder import RANKS_FOLDER, TRACES
-from pytest_aorta.result.trace.kineto_events import read_trace
+from pytest_aorta.result.trace.kineto import read_trace
 
 Document: TypeAlias = dict[str, Any]
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, field
 
-from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.files import raised_as, read_bytes
 from pytest_aorta.common.model import Count, Finite, Milliseconds, Model, Positive, TensorHash, decode, read_rank_file
 from pytest_aorta.result.folder import OPERATORS_FILE, TELEMETRY_FILE, rank_folder
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
@@ -204,11 +204,9 @@ def read_iterations(run_dir: Path, num_ranks: int) -> tuple[Iteration, ...]:
 
 def _timed_steps(path: Path) -> dict[int, _Line]:
     """Return the lines of the steps that have overlap, by step."""
-    try:
+    with raised_as(ResultError):
         rows = read_bytes(path, max_bytes=MAX_TELEMETRY_BYTES).removesuffix(b"\n").split(b"\n")
         lines = [decode(row, _Line, f"{path}: line {number}", by_hand=False) for number, row in enumerate(rows, 1)]
-    except UnreadableFile as error:
-        raise ResultError(str(error)) from None
     return {line.step: line for line in lines if line.hidden_comm_ms is not None}
 
 

@@ -1,4 +1,6 @@
-"""The outcome of a comparison, and the rule for one look at an effect. Pure functions: no file, no clock, no launch.
+"""The outcome of a comparison: the rule for one look, pairs of an A/B, and a stored baseline with what it can detect.
+
+Pure functions: no file, no clock, no launch.
 
 The unit of statistics is the launch, because the steps of a launch depend on each other and most of the variance is
 between launches. A change is a difference of transformed values (logs, for most metrics), and is positive if the metric
@@ -6,26 +8,30 @@ got worse. A change is a regression only if it exceeds both the tolerance and th
 twice the tolerance can be ruled out. Otherwise another launch is needed. After the last launch, or if further launches
 could not decide, the outcome is inconclusive.
 
-A look is a number of launches after which a decision is possible. The error rates are divided over the looks, here for
-pairs of adjacent launches, as in an A/B, and in :mod:`stored`.
+A look is a number of launches after which a decision is possible. Both error rates are divided over the looks
+(Bonferroni), so their totals stay below ``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend on each
+other.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
-from pytest_aorta.verdict.statistics.variance import Variance
+from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance, quantile
 
 # Probability that a change of twice the tolerance passes.
 MISS_RATE = 0.05
 CONFIDENCE = 0.95
+# With fewer launches, or pairs of launches, there is no regression.
+MIN_LAUNCHES_TO_FAIL = 3
 
 
 class Outcome(StrEnum):
@@ -119,14 +125,22 @@ class Rule:
     """The rule for one look.
 
     Attributes:
-        allowed, doubled: The tolerance and twice the tolerance, as differences of transformed values.
+        tolerance: The tolerance, a change on ``scale``.
+        scale: The scale on which the values were transformed.
         alarm_rate, miss_rate: The look's part of both error rates.
+        looks: Numbers of launches or pairs after which a decision is possible; after the last, every decision is final.
     """
 
-    allowed: float
-    doubled: float
+    tolerance: float
+    scale: Scale
     alarm_rate: float
     miss_rate: float
+    looks: Sequence[int]
+
+    @property
+    def allowed(self) -> float:
+        """Return the tolerance as a difference of transformed values."""
+        return self.scale.difference(self.tolerance)
 
     def beyond(self, alarm: Variance) -> float:
         """Return the effect above which there is a regression, given the variance of the effect."""
@@ -139,10 +153,9 @@ class Rule:
         miss: Variance,
         count: int,
         *,
-        can_fail: bool,
-        can_improve: bool,
-        can_pass: bool,
-        last: bool,
+        is_slower: bool,
+        is_faster: bool,
+        is_last: bool = False,
     ) -> Decision:
         """Return the decision about an effect.
 
@@ -150,18 +163,22 @@ class Rule:
             effect: The change, positive if the metric got worse.
             alarm, miss: Variance of the effect, for a regression and for a pass.
             count: Number of launches or pairs.
-            can_fail, can_improve, can_pass: Outcomes that are possible at this look.
-            last: Whether the decision is final.
+            is_slower, is_faster: Whether each launch or pair, beside the effect, shows that the metric got worse or
+                better.
+            is_last: Whether the decision is final, although more looks are left.
         """
-        allowed, doubled = self.allowed, self.doubled
-        beyond = self.beyond(alarm)
+        last = is_last or count >= self.looks[-1]
+        looked = last or count in self.looks
+        may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
+        allowed, beyond = self.allowed, self.beyond(alarm)
+        doubled = self.scale.difference(2 * self.tolerance)
         bound = effect + quantile_t(1 - self.miss_rate, miss.df) * math.sqrt(miss.value)
         outcome: Outcome | None = None
-        if can_fail and effect > beyond:
+        if may_fail and is_slower and effect > beyond:
             outcome = Outcome.REGRESSION
-        elif can_improve and -effect > beyond:
+        elif may_fail and is_faster and -effect > beyond:
             outcome = Outcome.IMPROVED
-        elif can_pass and effect <= allowed and bound < doubled and (last or effect >= -allowed):
+        elif looked and effect <= allowed and bound < doubled and (last or effect >= -allowed):
             outcome = Outcome.PASS
         elif last:
             outcome = Outcome.INCONCLUSIVE
@@ -197,7 +214,6 @@ def quantile_t(fraction: float, df: float) -> float:
 # Probability that unchanged code is called a regression, over all looks.
 PAIR_FALSE_ALARM_RATE = 1e-4
 PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
-MIN_PAIRS_TO_FAIL = 3
 # The most degrees of freedom of a prior variance, because the A/B's block may have another noise regime.
 PAIR_PRIOR_DF = 8.0
 # From this number of pairs on, the pairs alone decide, by the ranks of their launches.
@@ -222,7 +238,6 @@ def decide_pairs(
     max_pairs: int,
     worse: int,
     scale: Scale = Scale.RELATIVE,
-    false_alarm_rate: float = PAIR_FALSE_ALARM_RATE,
 ) -> Decision:
     """Compare adjacent launches of candidate and reference, pair by pair.
 
@@ -235,38 +250,26 @@ def decide_pairs(
         pairs: Transformed values of candidate and reference, for at least one pair.
         variance: The prior of a single launch's variance.
         max_pairs: The most pairs.
-        tolerance, worse, scale, false_alarm_rate: As in :func:`stored.decide_stored`.
+        tolerance, worse, scale: As in :func:`decide_stored`.
     """
     count = len(pairs)
     looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
     prior = Variance(2 * variance.value, min(variance.df, PAIR_PRIOR_DF))
     values = _winsorized([worse * (here - there) for here, there in pairs], math.sqrt(prior.value))
     own, is_slower, is_faster = own_variance(values), True, True
-    num_alarms = sum(MIN_PAIRS_TO_FAIL <= look < PAIRS_WITHOUT_PRIOR for look in looks)
-    alarm_rate = false_alarm_rate / 2 / max(1, num_alarms)
+    num_alarms = sum(MIN_LAUNCHES_TO_FAIL <= look < PAIRS_WITHOUT_PRIOR for look in looks)
+    alarm_rate = PAIR_FALSE_ALARM_RATE / 2 / max(1, num_alarms)
     if count < PAIRS_WITHOUT_PRIOR:
         single = _pair_variance(prior, own)
     else:
         single, alarm_rate = own, _BY_RANKS
-        most = most_not_worse(count, false_alarm_rate / 2)
+        most = most_not_worse(count, PAIR_FALSE_ALARM_RATE / 2)
         is_slower, is_faster = (
             num_not_worse([(sign * here, sign * there) for here, there in pairs]) <= most for sign in (worse, -worse)
         )
     error = Variance(single.value / count, single.df)
-    allowed, doubled = (scale.difference(times * tolerance) for times in (1, 2))
-    last = count >= looks[-1]
-    looked = last or count in looks
-    may_fail = looked and count >= MIN_PAIRS_TO_FAIL
-    return Rule(allowed, doubled, alarm_rate, MISS_RATE / len(looks)).decide(
-        sum(values) / count,
-        error,
-        error,
-        count,
-        can_fail=may_fail and is_slower,
-        can_improve=may_fail and is_faster,
-        can_pass=looked,
-        last=last,
-    )
+    rule = Rule(tolerance, scale, alarm_rate, MISS_RATE / len(looks), looks)
+    return rule.decide(sum(values) / count, error, error, count, is_slower=is_slower, is_faster=is_faster)
 
 
 def num_not_worse(pairs: Sequence[tuple[float, float]]) -> int:
@@ -316,3 +319,185 @@ def _pair_variance(prior: Variance, own: Variance) -> Variance:
         return own
     pooled = prior.pooled(own)
     return Variance(max(pooled.value, own.value), pooled.df)
+
+
+# Probability that unchanged code is called a regression in a comparison, over all looks.
+FALSE_ALARM_RATE = 5e-4
+LOOKS = (1, 3, 5, 7, 9, 11, 13)
+# A tolerance of fewer standard deviations of launches leaves most comparisons undecided.
+RESOLVED_BY = 2.5
+# The printed limit of a baseline is detected with this probability, by so many resamplings.
+POWER = 0.8
+PASS_POWER = 0.9
+_DRAWS = 200
+# Further launches count as unable to show a regression if the probability of one is below this.
+REGRESSION_CHANCE = 0.01
+
+
+def decide_stored(
+    candidate: Sequence[float],
+    block: Hashable,
+    baseline: Estimate,
+    tolerance: float,
+    *,
+    max_launches: int,
+    worse: int,
+    scale: Scale = Scale.RELATIVE,
+) -> Decision:
+    """Compare launches of one session block with a stored baseline.
+
+    Between two looks the outcome is None. The outcome is final at the last look that ``max_launches`` allows, or at an
+    earlier look after which no further launch could change it.
+
+    Args:
+        candidate: Transformed values of at least one launch.
+        block: The session block of these launches.
+        baseline: The baseline estimate.
+        tolerance: A change on ``scale``.
+        max_launches: The most launches of the candidate.
+        worse: 1 if a larger value is worse, else -1.
+        scale: The scale on which the values were transformed.
+    """
+    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, scale)
+    decision = rule.decide(candidate, rule.effect(candidate), own_variance(candidate), len(candidate))
+    if decision.outcome is not None or len(candidate) not in rule.looks:
+        return decision
+    return replace(decision, outcome=rule.foreseen(candidate))
+
+
+@dataclass(frozen=True)
+class _StoredRule:
+    """The rule of :func:`decide_stored`, for launches that were made and for launches that could be made."""
+
+    block: Hashable
+    baseline: Estimate
+    tolerance: float
+    looks: tuple[int, ...]
+    worse: int
+    scale: Scale
+
+    def effect(self, candidate: Sequence[float]) -> float:
+        """Return the change of the median, positive if the metric got worse."""
+        return self.worse * (median(candidate) - self.baseline.center)
+
+    def decide(
+        self, candidate: Sequence[float], effect: float, own: Variance, count: int, *, is_last: bool = False
+    ) -> Decision:
+        """Return the decision after ``count`` launches with this effect and variance.
+
+        The launches begin with those of ``candidate``. With ``is_last``, the decision is final.
+        """
+        baseline, worse = self.baseline, self.worse
+        alarm, miss = self._errors(own, count)
+        rule = self._rule(count)
+        # A single launch that another job disturbed must not decide, so every launch has to be slow.
+        is_slower = min(worse * (value - baseline.center) for value in candidate) > rule.allowed / 2
+        is_faster = max(worse * (value - baseline.center) for value in candidate) < -rule.allowed / 2
+        return rule.decide(effect, alarm, miss, count, is_slower=is_slower, is_faster=is_faster, is_last=is_last)
+
+    def least_detected(self, candidate: Sequence[float]) -> float:
+        """Return the smallest further change, a difference of transformed values, that makes a regression of launches.
+
+        ``candidate`` contains the values without this change.
+        """
+        rule, count = self._rule(len(candidate)), len(candidate)
+        beyond = rule.beyond(self._errors(own_variance(candidate), count)[0])
+        best = min(self.worse * (value - self.baseline.center) for value in candidate)
+        return max(beyond - self.effect(candidate), rule.allowed / 2 - best)
+
+    def _rule(self, count: int) -> Rule:
+        failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
+        alarm_rate = FALSE_ALARM_RATE / max(1, len(failing))
+        return Rule(self.tolerance, self.scale, alarm_rate, _miss_fraction(count, self.looks), self.looks)
+
+    def _errors(self, own: Variance, count: int) -> tuple[Variance, Variance]:
+        """Return the variance of the effect of ``count`` launches, for a regression and for a pass."""
+        slower, faster = self.baseline.variance.slower, self.baseline.variance.faster
+        up, down = (slower, faster) if self.worse > 0 else (faster, slower)
+        within = self.baseline.variance.within
+        both = within.pooled(own)
+        # The largest of several estimates, with the degrees of freedom of both sides.
+        noisy = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
+        alarm = self.baseline.error(self.block, count, noisy)
+        return alarm, self.baseline.error(self.block, count, replace(within, value=down.value).pooled(own))
+
+    def foreseen(self, candidate: Sequence[float]) -> Outcome | None:
+        """Return the final outcome after ``candidate`` if further launches are not worth making, or None.
+
+        Further launches are worth making if they could show a regression, even by chance. They are also worth making if
+        launches like those so far would show an improvement, or a pass that ``candidate`` alone does not show.
+        """
+        ahead = {outcome for look in self.looks if look > len(candidate) for outcome in self._ahead(candidate, look)}
+        if ahead & {Outcome.REGRESSION, Outcome.IMPROVED}:
+            return None
+        own, count = own_variance(candidate), len(candidate)
+        now = self.decide(candidate, self.effect(candidate), own, count, is_last=True).outcome
+        return None if Outcome.PASS in ahead and now is not Outcome.PASS else now
+
+    def _ahead(self, candidate: Sequence[float], look: int) -> set[Outcome | None]:
+        """Return the outcome of a later look if the median does not change, and a regression if one is possible.
+
+        Further launches are assumed to be as noisy as those of the baseline and ``candidate``. A regression is possible
+        if the later look would show it after an increase of the median that has the probability ``REGRESSION_CHANCE``.
+        """
+        count, effect = len(candidate), self.effect(candidate)
+        within = self.baseline.variance.within.pooled(own_variance(candidate))
+        moved = within.value * (median_variance(count) + median_variance(look - count))
+        increase = quantile_t(1 - REGRESSION_CHANCE, within.df) * math.sqrt(moved)
+        own = Variance(within.value, look - 1)
+        same, worse = (self.decide(candidate, effect + more, own, look).outcome for more in (0.0, increase))
+        return {same} | {worse} & {Outcome.REGRESSION}
+
+
+def detectable(
+    baseline: Estimate,
+    block: Hashable,
+    num_launches: int,
+    *,
+    tolerance: float = 0.0,
+    max_launches: int = 1,
+    worse: int = 1,
+    scale: Scale = Scale.RELATIVE,
+) -> float:
+    """Return the smallest change for the worse, on ``scale``, that ``num_launches`` of a block mostly detect.
+
+    At least three launches, resampled from those of the baseline, detect the change with probability ``POWER`` in a
+    comparison of up to ``max_launches``.
+    """
+    looks = _looks(max(num_launches, max_launches))
+    rule = _StoredRule(block, baseline, tolerance, looks, worse, scale)
+    rng = random.Random(0)  # noqa: S311 - the same text for the same baseline
+    draws = (rule.least_detected(baseline.resampled(block, num_launches, rng)) for _ in range(_DRAWS))
+    return scale.change(max(0.0, quantile(sorted(draws), POWER)))
+
+
+def least_tolerance(
+    baseline: Estimate, block: Hashable, *, max_launches: int = 1, scale: Scale = Scale.RELATIVE
+) -> float:
+    """Return the smallest tolerance at which unchanged code passes with probability ``PASS_POWER``.
+
+    The tolerance is a change on ``scale``. A comparison may use up to
+    ``max_launches`` launches of the block.
+    """
+    looks, least = _looks(max_launches), math.inf
+    for look in looks:
+        error = baseline.error(block, look, baseline.variance.within)
+        quantiles = quantile_t(1 - _miss_fraction(look, looks), error.df) + quantile_t(PASS_POWER, error.df)
+        least = min(least, quantiles * math.sqrt(error.value))
+    return scale.change(least) / 2
+
+
+def last_look(max_launches: int) -> int:
+    """Return the number of launches after which every outcome is final."""
+    return _looks(max_launches)[-1]
+
+
+def _looks(max_launches: int) -> tuple[int, ...]:
+    return tuple(look for look in LOOKS if look <= max_launches) or (1,)
+
+
+def _miss_fraction(count: int, looks: Sequence[int]) -> float:
+    """Return the miss rate of a look: half for the first look, where most unchanged code passes; equal parts after."""
+    if len(looks) == 1:
+        return MISS_RATE
+    return MISS_RATE / 2 if count == looks[0] else MISS_RATE / 2 / (len(looks) - 1)

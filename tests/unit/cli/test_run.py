@@ -15,7 +15,7 @@ from pytest_aorta.cli import run as run_command
 from pytest_aorta.cli.run import summary_lines, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
-from pytest_aorta.plan.profiler import ProfilerSchedule
+from pytest_aorta.plan.options import ProfilerSchedule
 from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import read_result

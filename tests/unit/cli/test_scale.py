@@ -6,7 +6,7 @@ import pytest
 
 from pytest_aorta.cli.main import main, parser
 from pytest_aorta.cli.scale import Point, explanations, table
-from pytest_aorta.result.trace.costs import CollectiveCost
+from pytest_aorta.result.trace.profiled_steps import CollectiveCost
 
 
 def point(size, gathered, *, reduced=None, memory=None, padded=""):

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
-from pytest_aorta.common.files import write_json_rows
+from pytest_aorta.common.files import UnreadableFile, parse_json, read_json, write_json_rows
 from pytest_aorta.common.strict_yaml import read_yaml
 
 MAX_BYTES = 10_000

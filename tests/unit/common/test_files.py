@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_aorta.common import files
-from pytest_aorta.common.documents import read_json
 from pytest_aorta.common.files import (
     ABANDONED_S,
     create_numbered_folder,
     files_below,
     locked,
+    read_json,
     slug,
     write_bytes,
     write_json,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.common.documents import UnreadableFile, read_json, read_regular
+from pytest_aorta.common.files import UnreadableFile, read_json, read_regular
 
 
 def make_fifo(path: Path) -> None:

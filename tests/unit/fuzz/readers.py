@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import convert, to_builtins, to_json
-from pytest_aorta.launch import node_agent
+from pytest_aorta.launch import nodes
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
-from pytest_aorta.launch.node_agent import Heartbeat, Hello, read
+from pytest_aorta.launch.nodes import Heartbeat, Hello, read
 from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, adapted, log_records, make_adapter
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
@@ -286,7 +286,7 @@ NODE_FILES = [
 
 def _read_node_file(case: Any, folder: Path) -> None:
     kind, data = case
-    (folder / node_agent._FILES[kind]).write_bytes(data)
+    (folder / nodes._FILES[kind]).write_bytes(data)
     assert isinstance(read(folder, kind), kind | None)
 
 

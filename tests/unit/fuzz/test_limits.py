@@ -18,7 +18,7 @@ from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, log_records
 from pytest_aorta.plan.workloads import Command, check_environment, command_line
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from pytest_aorta.result.trace.kineto_events import TraceError, read_trace
+from pytest_aorta.result.trace.kineto import TraceError, read_trace
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.unit.builders import make_plan, write_plan_file, write_rank_file
 from tests.unit.fuzz.readers import BASELINE, LONG_LINES, VERDICT

@@ -14,7 +14,7 @@ from pytest_aorta.launch.guarded import launch_environment, prepare_folder
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import StepRecording, read_plan
-from pytest_aorta.plan.profiler import ProfilerSchedule
+from pytest_aorta.plan.options import ProfilerSchedule
 from pytest_aorta.plan.workloads import CPU_KERNELS, WorkloadSpec, case_suffix, pinned_cpu_kernels
 from pytest_aorta.plan.world import World
 from tests.unit.builders import gpus, make_plan

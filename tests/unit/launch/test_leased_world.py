@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
-from pytest_aorta.launch.leases import LeasedWorld, cpu_slots, holders
+from pytest_aorta.launch.leases import LeasedWorld, cpu_slots, holders, lease
 from pytest_aorta.plan.world import World
 from tests.unit.builders import gpus
 
@@ -17,7 +19,7 @@ def folder(tmp_path, monkeypatch):
 
 def leased(size, devices, *, exclusive=False, device="cuda", owner="a test"):
     world = World(size, device, tuple(devices[:size]) if device == "cuda" else ())
-    return LeasedWorld(world, devices, exclusive=exclusive, wait_s=0.2, owner=owner)
+    return LeasedWorld(world, devices, partial(lease, exclusive=exclusive, wait_s=0.2, owner=owner))
 
 
 def test_two_tests_get_different_devices(folder):

@@ -15,9 +15,10 @@ from pytest_aorta.cli import main as cli
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.launch import node_agent
+from pytest_aorta.launch import nodes
 from pytest_aorta.launch.guarded import agent_command, launch_environment, prepare_folder
-from pytest_aorta.launch.node_agent import (
+from pytest_aorta.launch.nodes import (
+    Coordinator,
     Heart,
     Heartbeat,
     Hello,
@@ -29,7 +30,6 @@ from pytest_aorta.launch.node_agent import (
     take_part,
     write,
 )
-from pytest_aorta.launch.nodes import Coordinator
 from pytest_aorta.launch.process.torchrun import Endpoint, _interface_to, _own_address
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
@@ -135,7 +135,7 @@ def test_heartbeats_are_counted_and_carry_orders(tmp_path):
 
 def test_silence_lasts_until_the_count_changes(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(node_agent.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])
     pulse = Pulse(tmp_path)
     for now_s, count, silent_s in ((101, 1, 0), (104, 1, 3), (105, 2, 0), (115, 2, 10)):
         now[0] = now_s
@@ -150,7 +150,7 @@ def test_torn_file_counts_as_none(tmp_path, content):
 
 
 def test_source_that_is_deleted_while_sources_are_listed_has_no_version(tmp_path, monkeypatch):
-    monkeypatch.setattr(node_agent, "PACKAGE_ROOT", tmp_path)
+    monkeypatch.setattr(nodes, "PACKAGE_ROOT", tmp_path)
     (tmp_path / "a.py").write_text("")
     without = own_hello.__wrapped__()
     (tmp_path / "b.py").symlink_to("absent")
@@ -179,7 +179,7 @@ def test_node_that_can_not_take_part_leaves_the_reason(plan, zero, changes, part
 
 def test_node_with_other_gpus_is_refused(plan, monkeypatch, tmp_path):
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
-    monkeypatch.setattr(node_agent, "visible_devices", lambda: gpus(1, "A100"))
+    monkeypatch.setattr(nodes, "visible_devices", lambda: gpus(1, "A100"))
     cuda = replace(plan, world=World(2, "cuda", tuple(gpus(1)), 2))
     write_json(plan.run_dir / "plan.json", to_builtins(cuda))
     write(plan.run_dir / "nodes", Heartbeat(1, Orders.RUN))

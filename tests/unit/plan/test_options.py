@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.options import FAIL_ON_NOTHING, OPTIONS, FailOn, Profiling, Recording, make_options
-from pytest_aorta.plan.profiler import ProfilerSchedule
+from pytest_aorta.plan.options import (
+    FAIL_ON_NOTHING,
+    OPTIONS,
+    FailOn,
+    ProfilerSchedule,
+    Profiling,
+    Recording,
+    make_options,
+)
 
 BY_NAME = {option.name: option for option in OPTIONS}
 VALUES = {

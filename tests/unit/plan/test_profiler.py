@@ -13,8 +13,7 @@ from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch.guarded import agent_command, launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under
-from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import ProfilerSchedule
+from pytest_aorta.plan.options import LauncherKind, ProfilerSchedule
 from tests.unit.builders import make_plan
 
 

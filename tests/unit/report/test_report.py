@@ -20,12 +20,14 @@ from pytest_aorta.report.page.rows import (
     UNKNOWN,
     WIDTH,
     case_plots,
+    collective_overlaps,
     environment_rows,
     failing_first,
     interval_marks,
     numbers_a_launch,
+    rank_rows,
 )
-from pytest_aorta.report.timeline import collective_overlaps, draw_timelines, drawn_lanes, rank_rows
+from pytest_aorta.report.timeline import draw_timelines, drawn_lanes
 from pytest_aorta.report.write import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union

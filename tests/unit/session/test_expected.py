@@ -25,11 +25,11 @@ def is_accepted(*rows, fail_on: frozenset[Outcome]) -> bool:
         with runner.expect_regression("weight_hash") as found:
             runner._concluded(compared("case", make_facts()), Verdicts("case", rows))
     except ComparisonFailed:
-        assert not any(row.is_expected for row in test.record().verdicts)
+        assert not any(row.is_expected for row in test.record.verdicts)
         return False
     assert "Regression: weight_hash" in found.text
     expected = [row.outcome is Outcome.REGRESSION for row in rows]
-    assert [row.is_expected for row in test.record().verdicts] == expected
+    assert [row.is_expected for row in test.record.verdicts] == expected
     return True
 
 

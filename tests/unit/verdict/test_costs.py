@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.result.trace.costs import CollectiveCost, Cost, Costs, distinct
+from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost, Costs, distinct
 from pytest_aorta.verdict.learning import launches_to_learn
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome

@@ -23,8 +23,7 @@ from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, launches_to_learn, left_out
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.statistics.decision import MISS_RATE, Outcome, Scale
-from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, decide_stored
+from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, Verdict
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.common.documents import without_collection
+from pytest_aorta.common.files import without_collection
 from pytest_aorta.launch.process.rank import _shown_traceback, write_error
 
 PROGRAM = """

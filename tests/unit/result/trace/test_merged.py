@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from pytest_aorta.result.folder import trace_file
-from pytest_aorta.result.trace.kineto_events import read_trace
+from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.merged import merge_run, merge_traces, traces_note
 from tests.unit.kineto_traces import BASE_NS, keep_traces, rank_trace
 

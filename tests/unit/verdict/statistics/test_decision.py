@@ -14,22 +14,20 @@ from scipy.stats import mannwhitneyu, t
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import (
+    FALSE_ALARM_RATE,
     MISS_RATE,
     PAIR_FALSE_ALARM_RATE,
+    REGRESSION_CHANCE,
     Decision,
     Outcome,
     Scale,
     decide_pairs,
-    most_not_worse,
-    num_not_worse,
-    quantile_t,
-)
-from pytest_aorta.verdict.statistics.stored import (
-    FALSE_ALARM_RATE,
-    REGRESSION_CHANCE,
     decide_stored,
     detectable,
     least_tolerance,
+    most_not_worse,
+    num_not_worse,
+    quantile_t,
 )
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from tests.unit.simulated import PRIOR as SIMULATED_PRIOR

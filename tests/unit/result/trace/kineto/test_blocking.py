@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.result.trace.kineto_events import find_blocking_call
+from pytest_aorta.result.trace.kineto import find_blocking_call
 from tests.unit.kineto_traces import BACKWARD, boundary, event, trace
 
 LAUNCH = event("cuda_runtime", "cudaLaunchKernel", 5, 1, correlation=9)

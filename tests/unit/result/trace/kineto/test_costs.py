@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.result.trace.costs import Cost
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
 from pytest_aorta.result.trace.kineto_places import Moment
+from pytest_aorta.result.trace.profiled_steps import Cost
 from tests.unit.kineto_traces import BACKWARD, BASE_NS, ORIGIN_US, boundary, event, kernel, trace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.result.trace.kineto_capture import overlap_of_cpu
+from pytest_aorta.result.trace.kineto import overlap_of_cpu
 from tests.unit.kineto_traces import BACKWARD, GLOO, boundary, event, trace
 
 

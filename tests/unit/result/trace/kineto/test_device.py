@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.trace.families import is_communication
-from pytest_aorta.result.trace.kineto_capture import learn_step, overlap_of_device
+from pytest_aorta.result.trace.kineto import learn_step, overlap_of_device
 from pytest_aorta.result.trace.profiled_steps import waits_ms
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.result.trace.kineto_events import events_and_boundaries, steps_alone
+from pytest_aorta.result.trace.kineto import events_and_boundaries, steps_alone
 from tests.unit.kineto_traces import boundary, kernel, overlap_with_host, trace
 
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

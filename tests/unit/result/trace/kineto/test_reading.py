@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pytest_aorta.result.trace.kineto_events import TraceError, read_trace
+from pytest_aorta.result.trace.kineto import TraceError, read_trace
 from tests.unit.kineto_traces import boundary, trace
 
 
