@@ -62,8 +62,9 @@ class Lines:
 
     def __exit__(self, *_: object) -> None:
         """End the trace, and name the modules."""
-        if self._frames:
-            sys.settrace(None)
+        if not self._frames:
+            return
+        sys.settrace(None)
         for frame in self._frames:
             frame.f_trace = None
         if len(self._noted) < _MOST:

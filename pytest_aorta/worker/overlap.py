@@ -60,7 +60,14 @@ from pytest_aorta.result.trace.profiled_steps import (
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
 from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.simulation import is_simulated
-from pytest_aorta.worker.steps import Exported, costs_of, with_compilations, wrapper_problem
+from pytest_aorta.worker.steps import (
+    Exported,
+    costs_of,
+    profiler_of,
+    recorded_calls,
+    with_compilations,
+    wrapper_problem,
+)
 
 # Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3
@@ -178,7 +185,7 @@ def _counted(step: Callable[[], object], device: torch.device) -> tuple[dict[str
 
     profiler, passed = _profile(noted, 1, device, shapes=True)
     trace = _trace_of(profiler, 1, device)
-    found = costs_of(trace, device, passed.began_ns, passed.ended_ns, lines)
+    found = costs_of(trace, device, recorded_calls(passed.began_ns, passed.ended_ns, device), lines)
     return trace, found.replace(
         recompilations=compiled.recompilations,
         graph_breaks=compiled.graph_breaks,
@@ -310,11 +317,7 @@ class ScriptCapture:
         if on_accelerator(self._device):
             cycles_per_ms(self._device)
         synchronize(self._device)
-        self._running = profile(
-            use_cpu=window.has_host,
-            use_kineto=True,
-            use_device=self._device.type if on_accelerator(self._device) else None,
-        )
+        self._running = profiler_of(self._device, host=window.has_host)
         self._running.__enter__()
         window.began_s = time.perf_counter()
         if window.has_lead and (before := self._windows[self._number - 1].passed) is not None:
@@ -444,13 +447,7 @@ def _profile(
         )
     on_device = on_accelerator(device)
     mark = _new_mark(device)
-    profiler = profile(
-        use_cpu=host,
-        use_kineto=True,
-        use_device=device.type if on_device else None,
-        record_shapes=shapes,
-        profile_memory=memory,
-    )
+    profiler = profiler_of(device, host=host, shapes=shapes, memory=memory)
     if on_device:
         cycles_per_ms(device)
         # The kernel that made the mark may have the name of the boundary's kernel, so it ends before profiling.

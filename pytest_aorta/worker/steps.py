@@ -436,8 +436,10 @@ def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
     return fmean(counts) if counts else None
 
 
-def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
+def recorded_calls(began_ns: int, ended_ns: int, device: torch.device) -> list[RecordedCall]:
     """Return the collectives that this rank began in a stretch of time, in order, by the recorder of CPU backends."""
+    if on_accelerator(device):
+        return []  # NCCL's record of a collective is a part of the trace
     if is_simulated():
         return requested_calls(began_ns, ended_ns)
     names = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
@@ -453,12 +455,16 @@ def recorded_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
     ]
 
 
-def costs_of(trace: Mapping[str, Any], device: torch.device, began_ns: int, ended_ns: int, lines: Lines) -> Costs:
-    """Return the costs of the first step of a trace with shapes, which began and ended at these ``time.time_ns``."""
+def costs_of(trace: Mapping[str, Any], device: torch.device, recorded: Sequence[RecordedCall], lines: Lines) -> Costs:
+    """Return the costs of the first step of a trace with shapes, with their places if ``lines`` were noted."""
     on_device = on_accelerator(device)
-    # NCCL's record of a collective is a part of the trace.
-    recorded = [] if on_device else recorded_calls(began_ns, ended_ns)
     return costs_of_step(trace, flops_of, on_device=on_device, recorded=recorded, moments=lines.moments)
+
+
+def profiler_of(device: torch.device, *, host: bool = True, shapes: bool = False, memory: bool = False) -> profile:
+    """Return a profiler of a device's work, of the operators of the host, their shapes, and allocations."""
+    kind = device.type if on_accelerator(device) else None
+    return profile(use_cpu=host, use_kineto=True, use_device=kind, record_shapes=shapes, profile_memory=memory)
 
 
 class Exported:
@@ -507,8 +513,7 @@ class StepCounter:
         if self._problem:
             yield
             return
-        on_device = on_accelerator(self._device)
-        own = profile(use_kineto=True, use_device=self._device.type if on_device else None, record_shapes=True)
+        own = profiler_of(self._device, shapes=True)
         with own:
             self._boundary()
             began_ns = time.time_ns()
@@ -517,7 +522,7 @@ class StepCounter:
             self._boundary()
             if not _profiler_enabled():
                 self._problem = "the script runs torch.profiler in its warm-up steps, which ended the count of costs"
-        self._recorded = [] if on_device else recorded_calls(began_ns, time.time_ns())
+        self._recorded = recorded_calls(began_ns, time.time_ns(), self._device)
         self._trace = None if self._problem else Exported(own)
 
     def _boundary(self) -> None:
@@ -532,10 +537,7 @@ class StepCounter:
             trace = self._trace.read()
         except TraceTooLarge as error:
             return Costs(problem=f"the trace of one step has {excess(error.num_bytes, error.num_values)}")
-        on_device, moments = on_accelerator(self._device), self._lines.moments
-        return with_compilations(
-            costs_of_step(trace, flops_of, on_device=on_device, recorded=self._recorded, moments=moments)
-        )
+        return with_compilations(costs_of(trace, self._device, self._recorded, self._lines))
 
 
 # Compiled frames when the measured steps began; None before, or where nothing was compiled until then.

@@ -71,7 +71,8 @@ pytestmark = pytest.mark.world(size=2, device="cpu")
 RANKING = {"num_tables": 2, "dim": 8, "n_layers": 1, "ffn_hidden": 8, "max_grad_norm": 1.0}
 
 @pytest.mark.parametrize("config", [
-    MODEL | {"async_save": True}, RANKING | {"workload": "ranking"}, RANKING | {"workload": "ddp_overlap", "h2d_prefetch": False},
+    MODEL | {"async_save": True}, RANKING | {"workload": "ranking"},
+    RANKING | {"workload": "ddp_overlap", "h2d_prefetch": False},
 ])
 def test_equal(workload, config):
     workload.compare_restart(config | {"lr_schedule": {"kind": "cosine", "steps": 7}}, steps=7, after=3)

@@ -188,7 +188,7 @@ class FakeProfiler:
 def device(monkeypatch):
     """A CUDA device that exists in name only: no kernel runs, and the profiler returns the traces of the test."""
     leads = []
-    monkeypatch.setattr(overlap, "profile", FakeProfiler)
+    monkeypatch.setattr(steps, "profile", FakeProfiler)
     monkeypatch.setattr(overlap, "_profiler_enabled", lambda: FakeProfiler.is_on)
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
     monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)

@@ -142,12 +142,14 @@ def _operators(events: Iterable[Event]) -> list[Event]:
     requesting = {event["tid"] for event in named if event["name"].startswith(_COLLECTIVES)}
     # What a thread of gloo copies depends on how far it got; the request is counted on the thread that made it.
     serving = {event["tid"] for event in events if event["name"].startswith("gloo:") and is_annotation(event)}
-    kept = [event for event in named if event["tid"] not in serving - requesting]
-    # The batches that a step takes from workers depend on how far these got.
-    taken = [event for event in events if event["name"].startswith(_FROM_WORKERS) and is_annotation(event)]
-    kept = [event for event in kept if not any(one["tid"] == event["tid"] and holds(one, event) for one in taken)]
+    left_out = serving - requesting
     # Nodes of autograd compute by operators of their own.
-    kept = [event for event in kept if not event["name"].startswith(("autograd::engine", "torch::autograd::"))]
+    nodes = ("autograd::engine", "torch::autograd::")
+    kept = [event for event in named if event["tid"] not in left_out and not event["name"].startswith(nodes)]
+    # The batches that a step takes from workers depend on how far these got.
+    for one in events:
+        if one["name"].startswith(_FROM_WORKERS) and is_annotation(one):
+            kept = [event for event in kept if one["tid"] != event["tid"] or not holds(one, event)]
     return sorted(kept, key=lambda event: (str(event["tid"]), begin_of(event), -end_of(event)))
 
 
