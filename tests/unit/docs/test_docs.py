@@ -181,7 +181,7 @@ def test_schemas_of_structs_are_current():
         assert schema(f"{name}.schema.json") == json.loads(generator().current_schema(name)), "run docs/generate.py"
 
 
-WORKLOADS = Path(__file__).parents[3] / "workloads"
+WORKLOADS = ROOT / "workloads"
 PRIVATE = re.compile(r"(torch|functorch)\b.*\._")
 
 

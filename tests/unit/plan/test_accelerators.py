@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,9 +83,8 @@ def test_visible_devices_have_their_models_in_the_callers_order(nvidia, variable
     ],
 )
 def test_name_of_no_single_device_is_an_error_that_shows_it(nvidia, variable, message):
-    with pytest.raises(DevicesUnavailable) as caught:
+    with pytest.raises(DevicesUnavailable, match="^" + re.escape(message)):
         visible_devices({"CUDA_VISIBLE_DEVICES": variable})
-    assert str(caught.value).startswith(message)
 
 
 def test_driver_that_can_not_answer_is_no_lack_of_devices(monkeypatch):
@@ -155,9 +155,8 @@ def test_amd_gpus_are_counted_within_what_rocr_leaves(amd, variables, devices):
     ],
 )
 def test_name_of_no_single_amd_gpu_is_an_error_that_shows_it(amd, variables, message):
-    with pytest.raises(DevicesUnavailable) as caught:
+    with pytest.raises(DevicesUnavailable, match="^" + re.escape(message)):
         on_amd(**variables)
-    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("serials", [("N/A", "0x0000000000000000"), ("0xA1", "0xA1")])
