@@ -19,7 +19,8 @@ from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.device_kind import Backend, Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import FailOn, LauncherKind, Options, Recording
+from pytest_aorta.plan.options import LauncherKind, Options
+from pytest_aorta.plan.options import make_options as default_options
 from pytest_aorta.plan.world import World
 from pytest_aorta.report.data import Case, Report, Test
 from pytest_aorta.result.facts import LaunchFacts
@@ -64,29 +65,7 @@ def gpus(count: int, model: str = H200) -> list[Device]:
 
 
 def make_options(**changes: Any) -> Options:
-    defaults = Options(
-        gpus=None,
-        update_baselines=False,
-        baselines_dir=Path("baselines"),
-        results_dir=None,
-        timeout_s=300.0,
-        fail_on=frozenset({FailOn.MISSING}),
-        workload_dirs=(),
-        launcher=LauncherKind.TORCHRUN,
-        launches=10,
-        recording=Recording(),
-        max_launches=6,
-        locate=False,
-        profiling=None,
-        ab=None,
-        nnodes=1,
-        node_launcher=(),
-        report=None,
-        markdown=None,
-        history=None,
-        rootdir=Path(),
-    )
-    return replace(defaults, **changes)
+    return replace(default_options({}, Path()), **({"workload_dirs": ()} | changes))
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -108,8 +87,6 @@ def make_facts(**changes: Any) -> LaunchFacts:
         final_loss=None,
         environment={"torch": "2.11.0", "device": "cuda", "device_name": H200},
         rank_lag_ms=[0.0, 0.0],
-        step_time_growth=0.0,
-        memory_growth=0.0,
         canary_ms={},
     )
     return defaults.replace(**changes)
