@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.builders import git
+
 ROOT = Path(__file__).parents[2]
 SOURCES = {"pytest_aorta": "pytest_aorta", "workloads": "aorta_workloads"}
 AROUND = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
@@ -22,11 +24,6 @@ def package_files() -> dict[str, str]:
     files = [path for name in SOURCES for path in (ROOT / name).rglob("*") if path.is_file()]
     inside = [path.relative_to(ROOT) for path in files if "__pycache__" not in path.parts]
     return {path.as_posix(): Path(SOURCES[path.parts[0]], *path.parts[1:]).as_posix() for path in inside}
-
-
-def git(folder: Path, *arguments: str) -> None:
-    who = ["-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 def version_in(folder: Path) -> str:
