@@ -39,6 +39,7 @@ from tests.distributed.processes import (
     refused_namespaces,
 )
 from tests.unit import builders
+from tests.unit.builders import make_script_plan
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -192,12 +193,8 @@ for step in range(1, 9):
 
 
 def ordinary(folder: Path, fault: str, timeout_s: float, launcher: LauncherKind) -> LaunchPlan:
-    folder.mkdir()
-    (folder / "train.py").write_text(ORDINARY)
-    return builders.make_plan(
-        folder / "run", script=str(folder / "train.py"), args=(fault,), config={}, timeout_s=timeout_s, cwd=ROOT,
-        limits=SHORT, launcher=launcher,
-    )  # fmt: skip
+    changes = {"args": (fault,), "limits": SHORT, "launcher": launcher, "cwd": ROOT}
+    return make_script_plan(folder, ORDINARY, timeout_s=timeout_s, **changes)
 
 
 @pytest.mark.parametrize(

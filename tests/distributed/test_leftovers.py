@@ -20,7 +20,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from tests.distributed.processes import START_S, await_true, is_alive, parent_of
-from tests.unit import builders
+from tests.unit.builders import make_script_plan
 
 # Only one mark identifies each kind: its own environment, its log, or the environment in the rank's memory.
 # Only its ancestors identify the last one.
@@ -71,17 +71,7 @@ def endings(*in_ci):
 
 
 def make_plan(folder: Path, launcher: str) -> LaunchPlan:
-    script = folder / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    return builders.make_plan(
-        folder / "run",
-        name="train.py",
-        config={},
-        script=str(script),
-        timeout_s=START_S,
-        cwd=ROOT,
-        launcher=LauncherKind(launcher),
-    )
+    return make_script_plan(folder, SCRIPT, timeout_s=START_S, cwd=ROOT, launcher=LauncherKind(launcher))
 
 
 def started(run_dir: Path) -> dict[str, list[int]]:

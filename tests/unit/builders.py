@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +73,12 @@ def git(folder: Path, *arguments: str) -> str:
     author = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     command = ["git", "-C", str(folder), *author, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end; ``options`` of ``subprocess.run`` go before the usual ones."""
+    usual = {"capture_output": True, "text": True, "timeout": 300, "check": False}
+    return subprocess.run([sys.executable, *arguments], **(usual | options))
 
 
 def make_facts(**changes: Any) -> LaunchFacts:
@@ -175,6 +182,14 @@ def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
         cwd=run_dir,
     )
     return replace(defaults, **changes)
+
+
+def make_script_plan(folder: Path, text: str, **changes: Any) -> LaunchPlan:
+    """Write a script, and return the plan of its launch in the folder ``run`` beside it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    script = {"name": "train.py", "config": {}, "script": str(folder / "train.py")}
+    return make_plan(folder / "run", **(script | changes))
 
 
 def rank_values(**changes: Any) -> dict[str, Any]:

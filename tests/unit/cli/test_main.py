@@ -11,7 +11,7 @@ from pytest_aorta.cli import devices as devices_command
 from pytest_aorta.cli import main as cli
 from pytest_aorta.launch.leases import lease
 from pytest_aorta.verdict.baseline import StoredLaunch, write_baseline
-from tests.unit.builders import gpus, make_baseline, make_facts, with_p50
+from tests.unit.builders import gpus, make_baseline, make_facts, run_python, with_p50
 
 CASE = "tests/test_a.py::test_x::fsdp"
 OTHER = "tests/test_b.py::test_y::ddp"
@@ -179,8 +179,7 @@ def test_unknown_option_is_reported_by_the_word_it_was_typed_after(capsys):
 
 
 def test_module_is_the_command_and_imports_no_torch(here):
-    argv = [sys.executable, "-X", "importtime", "-m", "pytest_aorta.cli", "baselines", "list"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-X", "importtime", "-m", "pytest_aorta.cli", "baselines", "list")
     assert done.returncode == 0
     assert CASE in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -200,5 +199,4 @@ def test_reader_that_leaves_early_is_no_traceback(here):
 def test_output_that_knows_only_ascii_gets_escapes(here, monkeypatch):
     store(case="tests/test_a.py::test_ü", launches=launches(10.0))
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    argv = [sys.executable, "-m", "pytest_aorta.cli", "baselines", "list"]
-    assert "test_\\xfc" in subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "test_\\xfc" in run_python("-m", "pytest_aorta.cli", "baselines", "list", check=True).stdout

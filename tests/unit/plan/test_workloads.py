@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from pytest_aorta.plan.workloads import (
     resolve_config,
     workload_places,
 )
+from tests.unit.builders import run_python
 
 GOOD = """
 description: a toy
@@ -317,8 +316,7 @@ def distribution(folder: Path, value: str) -> None:
 
 
 def python(folder: Path, code: str) -> str:
-    command = [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(folder)!r})\n{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-c", f"import sys\nsys.path.insert(0, {str(folder)!r})\n{code}")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +25,7 @@ from tests.unit.builders import (
     ENDED_WELL,
     make_plan,
     rank_values,
+    run_python,
     schema_violation,
     write_plan_file,
     write_rank_file,
@@ -365,7 +364,7 @@ NAMES = [
     names.IN_FLIGHT_FILE,
     names.RESULT_FILE,
 ]
-LIMIT_S = 60
+ROOT = Path(__file__).parents[3]
 
 
 def read_everything(run_dir: Path) -> None:
@@ -383,9 +382,8 @@ def test_fifo_does_not_block_the_diagnosis(tmp_path, name):
     folder.mkdir(parents=True)
     os.mkfifo(folder / name)
     code = "import sys; from pathlib import Path; from tests.unit.result.test_reading import read_everything as r"
-    command = [sys.executable, "-c", f"{code}; r(Path(sys.argv[1]))", str(tmp_path)]
     # A separate process, because only its end stops a wait for the FIFO's writer.
-    subprocess.run(command, cwd=Path(__file__).parents[3], timeout=LIMIT_S, check=True)
+    run_python("-c", f"{code}; r(Path(sys.argv[1]))", str(tmp_path), cwd=ROOT, timeout=60, check=True)
 
 
 def test_link_of_a_rank_is_not_followed(tmp_path):
