@@ -301,16 +301,15 @@ taken = [socket.create_server(("", 40000)), socket.create_server(("::", 40000), 
 """
 
 
+HOSTS = {
+    "closed stdin": ([], "os.close(0)", START_S, "None"),
+    "no network": (OWN_NETWORK, "", 15.0, "rendezvous: "),
+    "no free port": (OWN_NETWORK, ONE_TAKEN_PORT, 15.0, "rendezvous: "),
+}
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("namespace", "before", "limit_s", "end"),
-    [
-        ([], "os.close(0)", START_S, "None"),
-        (OWN_NETWORK, "", 15.0, "rendezvous: "),
-        (OWN_NETWORK, ONE_TAKEN_PORT, 15.0, "rendezvous: "),
-    ],
-    ids=["closed stdin", "no network", "no free port"],
-)
+@pytest.mark.parametrize(("namespace", "before", "limit_s", "end"), HOSTS.values(), ids=HOSTS)
 def test_host_without_a_usable_port_is_a_failed_rendezvous_and_closed_stdin_changes_nothing(
     tmp_path, namespace, before, limit_s, end
 ):

@@ -25,15 +25,14 @@ def num_multiplied(config):
     )
 
 
-@pytest.mark.parametrize(
-    ("config", "num_unused"),
-    [
-        (PLAIN, 0),
-        (replace(PLAIN, attention="flex", rotary="complex"), 0),
-        (replace(PLAIN, num_experts=4), PLAIN.n_layers * 2 * EXPERT),
-    ],
-    ids=["plain", "checkpointed", "two of four experts"],
-)
+MODELS = {
+    "plain": (PLAIN, 0),
+    "checkpointed": (replace(PLAIN, attention="flex", rotary="complex"), 0),
+    "two of four experts": (replace(PLAIN, num_experts=4), PLAIN.n_layers * 2 * EXPERT),
+}
+
+
+@pytest.mark.parametrize(("config", "num_unused"), MODELS.values(), ids=MODELS)
 def test_a_token_needs_six_operations_per_parameter_and_those_of_attention(config, num_unused):
     # PaLM, arXiv 2204.02311, appendix B.
     assert flops_per_token(config, SEQ_LEN) == 6 * (num_multiplied(config) - num_unused) + ATTENTION

@@ -179,28 +179,27 @@ def test_losses_that_the_script_records_belong_to_the_timed_steps(recorder: Reco
     assert (len(result.step_times_ms), result.loss) == (3, [3.0, 4.0, 5.0])
 
 
-@pytest.mark.parametrize(
-    ("planted", "found"),
-    [
-        (
-            lambda step, model, _: step == 9 and model.bias.grad.fill_(math.nan),
-            "loss of rank 1 is nan first in step 10 of 12; ",
+NOT_FINITE = {
+    "loss": (
+        lambda step, model, _: step == 9 and model.bias.grad.fill_(math.nan),
+        "loss of rank 1 is nan first in step 10 of 12; ",
+    ),
+    "last step": (
+        lambda step, model, _: step == 12 and model.bias.grad.fill_(math.nan),
+        "parameter bias of rank 1 is NaN or infinite first after step 12; ",
+    ),
+    "norm": (
+        lambda step, model, _: (
+            torch.nn.utils.clip_grad_norm_([model.bias], 1.0)
+            and step == 5
+            and (model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0))
         ),
-        (
-            lambda step, model, _: step == 12 and model.bias.grad.fill_(math.nan),
-            "parameter bias of rank 1 is NaN or infinite first after step 12; ",
-        ),
-        (
-            lambda step, model, _: (
-                torch.nn.utils.clip_grad_norm_([model.bias], 1.0)
-                and step == 5
-                and (model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0))
-            ),
-            "gradient norm of rank 1 is inf first in step 5 of 12; ",
-        ),
-    ],
-    ids=["loss", "last step", "norm"],
-)
+        "gradient norm of rank 1 is inf first in step 5 of 12; ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("planted", "found"), NOT_FINITE.values(), ids=NOT_FINITE)
 def test_value_that_is_not_finite_names_the_step(
     recorder: Recorder, planted: Callable[..., object], found: str
 ) -> None:

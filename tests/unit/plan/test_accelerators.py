@@ -241,17 +241,16 @@ def test_amdsmi_reports_the_slowest_die_and_reasons_whose_counters_increased(amd
     assert sensors.read()[0].throttle_reasons == ()
 
 
-@pytest.mark.parametrize(
-    ("device", "change", "problem"),
-    [
-        (replace(NVIDIA_GPU, uuid="GPU-absent"), {}, r"^NVML: Not Found$"),
-        (NVIDIA_GPU, {"lost": True}, r"^NVML: GPU is lost$"),
-        (NVIDIA_GPU, {"error": FakeNvml.NVMLError("Library Not Found", 12)}, r"^NVML: Library Not Found$"),
-        (replace(AMD_GPU, uuid="GPU-absent"), {}, r"^amdsmi: "),
-        (AMD_GPU, None, r"^amdsmi is not installed$"),
-    ],
-    ids=["unknown GPU", "lost GPU", "no NVML", "unknown AMD GPU", "no amdsmi"],
-)
+UNREADABLE = {
+    "unknown GPU": (replace(NVIDIA_GPU, uuid="GPU-absent"), {}, r"^NVML: Not Found$"),
+    "lost GPU": (NVIDIA_GPU, {"lost": True}, r"^NVML: GPU is lost$"),
+    "no NVML": (NVIDIA_GPU, {"error": FakeNvml.NVMLError("Library Not Found", 12)}, r"^NVML: Library Not Found$"),
+    "unknown AMD GPU": (replace(AMD_GPU, uuid="GPU-absent"), {}, r"^amdsmi: "),
+    "no amdsmi": (AMD_GPU, None, r"^amdsmi is not installed$"),
+}
+
+
+@pytest.mark.parametrize(("device", "change", "problem"), UNREADABLE.values(), ids=UNREADABLE)
 def test_sensors_that_can_not_be_read_are_reported(nvml, amdsmi, monkeypatch, device, change, problem):
     if change is None:
         monkeypatch.setitem(sys.modules, "amdsmi", None)

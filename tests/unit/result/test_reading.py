@@ -113,18 +113,17 @@ def test_details_beyond_a_hundred_are_counted_only(tmp_path):
     assert (result.failure_count, len(result.failure_details)) == (200, 100)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "empty"),
-        (json.dumps(rank_values())[:-5], "not valid JSON"),
-        (json.dumps(rank_values(elapsed_sec=float("nan"))), "NaN is not a finite number"),
-        (json.dumps(rank_values(loss=[1.0, 2.0, float("-inf")])), "-Infinity is not a finite number"),
-        (json.dumps(rank_values()).replace('"elapsed_sec": 0.5', '"elapsed_sec": 1e999'), "1e999 is not a finite"),
-        ("[]", "$: Expected `object`, got `array`"),
-    ],
-    ids=["empty", "truncated", "NaN", "infinite", "1e999", "list"],
-)
+NOT_STRICT = {
+    "empty": ("", "empty"),
+    "truncated": (json.dumps(rank_values())[:-5], "not valid JSON"),
+    "NaN": (json.dumps(rank_values(elapsed_sec=float("nan"))), "NaN is not a finite number"),
+    "infinite": (json.dumps(rank_values(loss=[1.0, 2.0, float("-inf")])), "-Infinity is not a finite number"),
+    "1e999": (json.dumps(rank_values()).replace('"elapsed_sec": 0.5', '"elapsed_sec": 1e999'), "1e999 is not a finite"),
+    "list": ("[]", "$: Expected `object`, got `array`"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), NOT_STRICT.values(), ids=NOT_STRICT)
 def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
     assert message in rank_file_error(tmp_path, text)
 
