@@ -40,8 +40,6 @@ dist.destroy_process_group()
 """
 TESTS = """
 import pytest
-from tests.distributed.processes import own_environ
-from tests.unit.builders import run_python
 
 pytestmark = [pytest.mark.launch_timeout(240), pytest.mark.world(size=2, device="cpu")]
 

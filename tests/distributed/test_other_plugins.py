@@ -17,7 +17,6 @@ from tests.unit.builders import run_python
 
 HANG = """
 import pytest
-from tests.unit.builders import run_python
 
 @pytest.mark.timeout({limit_s}, method="{method}")
 def test_hang(workload):
@@ -121,7 +120,6 @@ for _ in range(3):
 """
 COMPARED = """
 import pytest
-from tests.unit.builders import run_python
 
 @pytest.mark.tolerance(step_time_p50="5%")
 def test_train(workload):

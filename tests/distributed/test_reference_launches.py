@@ -70,8 +70,6 @@ TESTS = """
 import json
 from pathlib import Path
 import pytest
-from tests.distributed.processes import own_environ
-from tests.unit.builders import run_python
 from pytest_aorta.plugin.hooks import RUN
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(120)]

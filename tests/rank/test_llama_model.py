@@ -46,7 +46,7 @@ PARAMETER_COUNTS = {
 }
 
 
-@pytest.mark.parametrize(("dimensions", "expected"), PARAMETER_COUNTS.values(), ids=LLAMA_3_CASES)
+@pytest.mark.parametrize(("dimensions", "expected"), PARAMETER_COUNTS.values(), ids=PARAMETER_COUNTS)
 def test_llama_3_dimensions_have_llama_3_parameter_counts(dimensions, expected):
     with torch.device("meta"):
         model = build_model(ModelConfig(**LLAMA_3 | dimensions))
