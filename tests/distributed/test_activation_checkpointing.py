@@ -8,11 +8,7 @@ import pytest
 
 from pytest_aorta.common.errors import LaunchError
 
-pytestmark = [
-    pytest.mark.numerics,
-    pytest.mark.world(size=2, device="cpu", warm=True),
-    pytest.mark.launch_timeout(240),
-]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(240)]
 
 # Sequences are so long that activations outweigh parameters.
 TRAINING = {

@@ -94,8 +94,7 @@ def alive(children: dict[str, list[int]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "number"),
-    endings((LauncherKind.TORCHRUN, signal.SIGKILL), (LauncherKind.FORKSERVER, signal.SIGSTOP)),
+    ("launcher", "number"), endings((LauncherKind.TORCHRUN, signal.SIGKILL), (LauncherKind.FORKSERVER, signal.SIGSTOP))
 )
 def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch, servers, launcher, number):
     monkeypatch.setattr(guarded, "STOPPED_S", 0.5)
@@ -116,8 +115,7 @@ def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("launcher", "number"),
-    endings((LauncherKind.TORCHRUN, signal.SIGSTOP), (LauncherKind.FORKSERVER, signal.SIGKILL)),
+    ("launcher", "number"), endings((LauncherKind.TORCHRUN, signal.SIGSTOP), (LauncherKind.FORKSERVER, signal.SIGKILL))
 )
 def test_devices_of_a_dead_pytest_and_a_lost_guard_are_leased_when_their_processes_are_gone(
     tmp_path, monkeypatch, launcher, number

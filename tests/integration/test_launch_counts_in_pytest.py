@@ -178,11 +178,7 @@ COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy')
 
 @pytest.mark.parametrize(
     ("step_ms", "arguments", "launched", "outcome"),
-    [
-        (10.1, [], 4, "pass"),
-        (12, [], 6, "regression"),
-        (10.7, ["--aorta-max-launches=2"], 4, "inconclusive"),
-    ],
+    [(10.1, [], 4, "pass"), (12, [], 6, "regression"), (10.7, ["--aorta-max-launches=2"], 4, "inconclusive")],
 )
 def test_comparison_launches_both_in_alternating_order_until_there_is_a_verdict(
     gpu, step_ms, arguments, launched, outcome
@@ -207,10 +203,7 @@ UNDECIDED = {
     "machine is slow": (
         1.2,
         ["", "", "HEAD", "HEAD", ""],
-        [
-            "  pass *step_time_p50 *12 -> 12 ms *: A/B with HEAD",
-            "aorta: 1 test OK, 2 metrics unchanged, 5 launches*",
-        ],
+        ["  pass *step_time_p50 *12 -> 12 ms *: A/B with HEAD", "aorta: 1 test OK, 2 metrics unchanged, 5 launches*"],
         "passed",
     ),
     "nothing decides": (

@@ -54,10 +54,7 @@ def test_the_peak_of_a_device_is_known_by_its_name(name, peak):
     assert peak_flops(name) == peak
 
 
-@pytest.mark.parametrize(
-    ("dtype", "has_mfu"),
-    [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)],
-)
+@pytest.mark.parametrize(("dtype", "has_mfu"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
 def test_utilization_is_reported_where_the_peak_is_known(monkeypatch, dtype, has_mfu):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     metrics = throughput_metrics(PLAIN, SEQ_LEN, dtype, 1e8, torch.device("cuda"))

@@ -32,13 +32,7 @@ with warnings.catch_warnings():
         shard_parameters,
     )
     from aorta_workloads.passes import compile, reorder
-    from aorta_workloads.passes.annotate import (
-        POSITION,
-        CollectiveGroups,
-        Traced,
-        check_labels,
-        label_reductions,
-    )
+    from aorta_workloads.passes.annotate import POSITION, CollectiveGroups, Traced, check_labels, label_reductions
     from aorta_workloads.passes.bucket import bucket_collectives
     from aorta_workloads.passes.cuda_graph import CapturedStep
     from aorta_workloads.passes.partition import order_saved

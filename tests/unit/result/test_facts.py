@@ -247,11 +247,7 @@ def test_informative_reason_is_no_throttling(reason):
 
 @pytest.mark.parametrize(
     ("clock", "highest", "is_throttled"),
-    [
-        (1500, H200_CLOCK_MHZ, False),
-        (1100, H200_CLOCK_MHZ, True),
-        (1500, None, False),
-    ],
+    [(1500, H200_CLOCK_MHZ, False), (1100, H200_CLOCK_MHZ, True), (1500, None, False)],
 )
 def test_power_cap_is_throttling_only_at_low_clocks(clock, highest, is_throttled):
     assert bool(throttled(facts_of(in_steps("sw_power_cap", clock=clock), highest=highest))) == is_throttled
