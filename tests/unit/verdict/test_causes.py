@@ -126,6 +126,7 @@ def test_slow_rank_is_noted_with_what_the_others_wait():
         ({"step_time_growth": -0.2}, ["steps get faster within a launch by at least 20.0%"]),
         ({"memory_growth": -0.1}, []),
     ],
+    ids=["slower", "faster", "less memory"],
 )
 def test_steps_that_change_within_a_launch_are_noted_and_memory_that_shrinks_is_not(changes, found):
     assert notes([make_facts(**changes)], [], "baseline") == found

@@ -228,6 +228,7 @@ TURNS = "all_gather: ranks arrive late in turns, each waits {} ms/step or more, 
         ([10.5, 20.0], TURNS.format("10.5")),
         ([9.9, 20.0], "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"),
     ],
+    ids=["two ranks", "four ranks", "late in two thirds", "one rank is later"],
 )
 def test_ranks_that_wait_about_equally_arrive_late_in_turns(wait_ms, text):
     assert gathers_moved(CollectiveFacts(32.0, 2e8, 1.0, wait_ms, wait_ms.index(min(wait_ms)))) == text
