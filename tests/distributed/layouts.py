@@ -43,10 +43,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "aot_eager, none": {"bucketing": "none"},
     "aot_eager, transformer_block": {"bucketing": "transformer_block"},
     "aot_eager, step": {"trace": "step"},
-    "aot_eager, manual": {
-        "bucketing": "manual",
-        "bucket_modules": ["tok_embeddings", "layers.[0-1]", "norm+output"],
-    },
+    "aot_eager, manual": {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0-1]", "norm+output"]},
     "inductor": {"backend": "inductor"},
 }
 REFERENCE = "llama_fsdp2"

@@ -23,6 +23,12 @@ def await_true(condition: Callable[[], object], limit_s: float = START_S) -> Non
         time.sleep(0.05)
 
 
+def own_environ(leases: Path, **changes: str) -> dict[str, str]:
+    """Return the environment of a run on CPU ranks, without variables of git and of the pytest around it."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
+    return own | {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(leases)} | changes
+
+
 def mentioning(text: str) -> list[int]:
     """Return ids of other processes whose command line, environment or working folder contains ``text``."""
     found = []

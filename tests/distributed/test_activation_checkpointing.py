@@ -8,11 +8,7 @@ import pytest
 
 from pytest_aorta.common.errors import LaunchError
 
-pytestmark = [
-    pytest.mark.numerics,
-    pytest.mark.world(size=2, device="cpu", warm=True),
-    pytest.mark.launch_timeout(240),
-]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(240)]
 
 # Sequences are so long that activations outweigh parameters.
 TRAINING = {
@@ -78,18 +74,17 @@ def test_mixed_kinds_in_one_graph_have_the_bits_of_none_under_fsdp2(workload, dt
     assert (mixed.loss, mixed.weight_hashes) == (plain.loss, plain.weight_hashes), kinds
 
 
+ESTIMATED = {
+    "tp": {"tensor_parallel_degree": 2, "param_dtype": "bfloat16"},
+    "cp": {"context_parallel_degree": 2},
+    "pp": {"pipeline_parallel_degree": 2, "gradient_accumulation": 3},
+    "ep": {"num_experts": 4, "expert_parallel_degree": 2},
+    "experts, tp": {"num_experts": 4, "tensor_parallel_degree": 2},
+}
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"tensor_parallel_degree": 2, "param_dtype": "bfloat16"},
-        {"context_parallel_degree": 2},
-        {"pipeline_parallel_degree": 2, "gradient_accumulation": 3},
-        {"num_experts": 4, "expert_parallel_degree": 2},
-        {"num_experts": 4, "tensor_parallel_degree": 2},
-    ],
-    ids=["tp", "cp", "pp", "ep", "experts, tp"],
-)
+@pytest.mark.parametrize("layout", ESTIMATED.values(), ids=ESTIMATED)
 def test_layouts_are_estimated_and_have_the_bits_of_none(workload, layout):
     training = TRAINING | layout
     roomy = workload.run("llama_fsdp2", **training | auto(PLENTY))

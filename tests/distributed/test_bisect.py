@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.distributed.processes import own_environ
 from tests.distributed.test_reference_launches import git, write
+from tests.unit.builders import run_python
 
 pytestmark = pytest.mark.extended
 
@@ -66,11 +65,9 @@ def bisect(folder: Path, settings: list[str], node: str) -> tuple[str, list[str]
     write(folder / "test_train.py", TESTS)
     write(folder / "pytest.ini", "[pytest]\n")
     commits = git(folder, "rev-list", "--reverse", "HEAD").splitlines()
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
-    environ |= {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder / "leases")}
-    environ |= {"XDG_CACHE_HOME": str(folder.parent / f"{folder.name}-cache")}
-    command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", commits[0], commits[-1], "--", node]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    environ = own_environ(folder / "leases", XDG_CACHE_HOME=str(folder.parent / f"{folder.name}-cache"))
+    command = ("-m", "pytest_aorta.cli", "bisect", commits[0], commits[-1], "--", node)
+    done = run_python(*command, cwd=folder, env=environ, timeout=None)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, commits

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [
-    pytest.mark.numerics,
-    pytest.mark.world(size=2, device="cpu", warm=True),
-    pytest.mark.launch_timeout(180),
-]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
 
 TRAINING = {"size": "debug", "n_layers": 1, "n_kv_heads": 4, "param_dtype": "bfloat16", "loss_chunks": 3}
 LAYOUTS = {
@@ -28,8 +24,7 @@ EAGER = {"workload": "llama_fsdp2", "reduce_every_micro_batch": True}
 
 
 @pytest.mark.parametrize(
-    "layout",
-    ["tp", *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name != "tp")],
+    "layout", ["tp", *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name != "tp")]
 )
 def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
     training = TRAINING | LAYOUTS[layout]

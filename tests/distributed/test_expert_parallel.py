@@ -11,22 +11,10 @@ import pytest
 
 from tests.distributed.small_llama import trains_alike
 
-pytestmark = [
-    pytest.mark.numerics,
-    pytest.mark.world(size=4, device="cpu", warm=True),
-    pytest.mark.launch_timeout(180),
-]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=4, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
 
 COMPARE = Path(__file__).parent / "scripts" / "compare_checkpoints.py"
-TRAINING = {
-    "size": "debug",
-    "n_layers": 1,
-    "n_kv_heads": 4,
-    "num_experts": 8,
-    "steps": 5,
-    "warmup": 0,
-    "hash_every": 1,
-}
+TRAINING = {"size": "debug", "n_layers": 1, "n_kv_heads": 4, "num_experts": 8, "steps": 5, "warmup": 0, "hash_every": 1}
 # The global batch is four sequences in each layout.
 LAYOUTS = {
     "fsdp 4": {"batch_size": 1},
@@ -55,9 +43,7 @@ def calls(result, kinds):
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("model", "block", "last"),
-    [(TRAINING, 0, "cp 2, ep 4"), (DEEPSEEK, 1, "cp 2, tp 2")],
-    ids=["experts", "DeepSeek"],
+    ("model", "block", "last"), [(TRAINING, 0, "cp 2, ep 4"), (DEEPSEEK, 1, "cp 2, tp 2")], ids=["experts", "DeepSeek"]
 )
 def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_alike(
     workload, tmp_path, model, block, last

@@ -39,6 +39,7 @@ from tests.distributed.processes import (
     refused_namespaces,
 )
 from tests.unit import builders
+from tests.unit.builders import make_script_plan
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -192,12 +193,8 @@ for step in range(1, 9):
 
 
 def ordinary(folder: Path, fault: str, timeout_s: float, launcher: LauncherKind) -> LaunchPlan:
-    folder.mkdir()
-    (folder / "train.py").write_text(ORDINARY)
-    return builders.make_plan(
-        folder / "run", script=str(folder / "train.py"), args=(fault,), config={}, timeout_s=timeout_s, cwd=ROOT,
-        limits=SHORT, launcher=launcher,
-    )  # fmt: skip
+    changes = {"args": (fault,), "limits": SHORT, "launcher": launcher, "cwd": ROOT}
+    return make_script_plan(folder, ORDINARY, timeout_s=timeout_s, **changes)
 
 
 @pytest.mark.parametrize(
@@ -304,16 +301,15 @@ taken = [socket.create_server(("", 40000)), socket.create_server(("::", 40000), 
 """
 
 
+HOSTS = {
+    "closed stdin": ([], "os.close(0)", START_S, "None"),
+    "no network": (OWN_NETWORK, "", 15.0, "rendezvous: "),
+    "no free port": (OWN_NETWORK, ONE_TAKEN_PORT, 15.0, "rendezvous: "),
+}
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("namespace", "before", "limit_s", "end"),
-    [
-        ([], "os.close(0)", START_S, "None"),
-        (OWN_NETWORK, "", 15.0, "rendezvous: "),
-        (OWN_NETWORK, ONE_TAKEN_PORT, 15.0, "rendezvous: "),
-    ],
-    ids=["closed stdin", "no network", "no free port"],
-)
+@pytest.mark.parametrize(("namespace", "before", "limit_s", "end"), HOSTS.values(), ids=HOSTS)
 def test_host_without_a_usable_port_is_a_failed_rendezvous_and_closed_stdin_changes_nothing(
     tmp_path, namespace, before, limit_s, end
 ):

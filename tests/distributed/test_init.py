@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.distributed.processes import own_environ
+from tests.unit.builders import run_python
 
 # As in PyTorch's tutorials: nothing in it mentions the plugin.
 STRANGER = """
@@ -62,10 +63,7 @@ def stranger(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environ |= {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder.with_name("leases"))}
-    command = (sys.executable, "-m", *command)
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=540, check=False)
+    return run_python("-m", *command, cwd=folder, env=own_environ(folder.with_name("leases")), timeout=540)
 
 
 # As in the tutorial on fault tolerance: the script goes on with what the last run has left, and draws without a seed.

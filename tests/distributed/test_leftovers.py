@@ -20,7 +20,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from tests.distributed.processes import START_S, await_true, is_alive, parent_of
-from tests.unit import builders
+from tests.unit.builders import make_script_plan
 
 # Only one mark identifies each kind: its own environment, its log, or the environment in the rank's memory.
 # Only its ancestors identify the last one.
@@ -71,17 +71,7 @@ def endings(*in_ci):
 
 
 def make_plan(folder: Path, launcher: str) -> LaunchPlan:
-    script = folder / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    return builders.make_plan(
-        folder / "run",
-        name="train.py",
-        config={},
-        script=str(script),
-        timeout_s=START_S,
-        cwd=ROOT,
-        launcher=LauncherKind(launcher),
-    )
+    return make_script_plan(folder, SCRIPT, timeout_s=START_S, cwd=ROOT, launcher=LauncherKind(launcher))
 
 
 def started(run_dir: Path) -> dict[str, list[int]]:
@@ -104,8 +94,7 @@ def alive(children: dict[str, list[int]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "number"),
-    endings((LauncherKind.TORCHRUN, signal.SIGKILL), (LauncherKind.FORKSERVER, signal.SIGSTOP)),
+    ("launcher", "number"), endings((LauncherKind.TORCHRUN, signal.SIGKILL), (LauncherKind.FORKSERVER, signal.SIGSTOP))
 )
 def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch, servers, launcher, number):
     monkeypatch.setattr(guarded, "STOPPED_S", 0.5)
@@ -126,8 +115,7 @@ def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("launcher", "number"),
-    endings((LauncherKind.TORCHRUN, signal.SIGSTOP), (LauncherKind.FORKSERVER, signal.SIGKILL)),
+    ("launcher", "number"), endings((LauncherKind.TORCHRUN, signal.SIGSTOP), (LauncherKind.FORKSERVER, signal.SIGKILL))
 )
 def test_devices_of_a_dead_pytest_and_a_lost_guard_are_leased_when_their_processes_are_gone(
     tmp_path, monkeypatch, launcher, number

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.unit.builders import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,11 +17,8 @@ ROOT = Path(__file__).parents[2]
 def test_ablation_writes_the_effect_of_each_lever_and_why_others_are_left_out(tmp_path):
     asked = "FSDP2 eager: rotary;FSDP2 eager: loss_chunks;FSDP2 eager for torchtitan"
     variables = {"LLAMA_OUT": str(tmp_path), "LLAMA_TINY": "2", "LLAMA_ROUNDS": "1", "LLAMA_LEVERS": asked}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/training/llama.py"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=300, check=False
-    )
-
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/training/llama.py"]
+    done = run_python(*command, cwd=ROOT, env=os.environ | variables)
     assert done.returncode == 0, done.stdout
     written = json.loads((tmp_path / "llama.json").read_text())
     assert written["facts"]["ranks"] == 2

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.launch.leases import holders
 from pytest_aorta.result.folder import steps_entered
-from tests.distributed.processes import START_S, await_true, ranks_left
+from tests.distributed.processes import await_true, ranks_left
 from tests.distributed.test_faults import ROOT, WORKLOADS
+from tests.unit.builders import run_python
 
 HANG = """
 import pytest
@@ -38,11 +38,8 @@ def suite(tmp_path, monkeypatch):
     (tmp_path / "pytest.ini").write_text(f"[pytest]\naorta_workloads = {WORKLOADS}\n")
 
     def run(*options: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--aorta-results={tmp_path / 'results'}"]
-        command += ["--aorta-launcher=forkserver", *options]
-        return subprocess.run(
-            command, cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=2 * START_S, check=False
-        )
+        options = (f"--aorta-results={tmp_path / 'results'}", "--aorta-launcher=forkserver", *options)
+        return run_python("-m", "pytest", "-p", "no:cacheprovider", *options, cwd=tmp_path, input=stdin)
 
     return tmp_path, run
 

@@ -7,11 +7,7 @@ import pytest
 from tests.distributed.small_llama import trains_alike
 from tests.distributed.test_pipeline_parallel import PP
 
-pytestmark = [
-    pytest.mark.numerics,
-    pytest.mark.world(size=4, device="cpu", warm=True),
-    pytest.mark.launch_timeout(180),
-]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=4, device="cpu", warm=True), pytest.mark.launch_timeout(180)]
 
 TRAINING = {"size": "debug", "n_layers": 2, "n_kv_heads": 4, "steps": 10, "warmup": 0, "hash_every": 1}
 # The global batch is four sequences in each layout.

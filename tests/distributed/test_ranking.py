@@ -7,11 +7,7 @@ import math
 
 import pytest
 
-pytestmark = [
-    pytest.mark.numerics,
-    pytest.mark.world(size=2, device="cpu", warm=True),
-    pytest.mark.launch_timeout(240),
-]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(240)]
 
 STEPS = 4
 TRAINING = {

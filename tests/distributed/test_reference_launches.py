@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import pytest_aorta
-from tests.distributed.processes import mentioning
-from tests.unit.builders import git
+from tests.distributed.processes import mentioning, own_environ
+from tests.unit.builders import git, run_python
 
 OWN = """
 import time
@@ -178,18 +178,12 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(project: Path, tmp_path: Path) -> Runner:
     """Runs the project's tests; afterwards no process is left."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
-    path = [str(tmp_path / "installed"), str(project / "src"), str(project / "lib"), environ.get("PYTHONPATH")]
-    environ |= {
-        "CUDA_VISIBLE_DEVICES": "",
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "AORTA_LEASE_DIR": str(tmp_path / "leases"),
-        "PYTHONPATH": ":".join(filter(None, path)),
-    }
+    path = [str(tmp_path / "installed"), str(project / "src"), str(project / "lib"), os.environ.get("PYTHONPATH")]
+    changes = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": ":".join(filter(None, path))}
+    environ = own_environ(tmp_path / "leases", **changes)
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", *arguments]
-        ended = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=300)
+        ended = run_python("-m", "pytest", "-p", "no:cacheprovider", "-ra", *arguments, cwd=project, env=environ)
         assert mentioning(str(tmp_path)) == []
         return ended.stdout + ended.stderr
 

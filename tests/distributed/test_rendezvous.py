@@ -19,7 +19,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import rank_pids
 from tests.distributed.processes import START_S, await_true, mentioning
-from tests.unit import builders
+from tests.unit.builders import make_script_plan
 
 ATTACKER = Path(__file__).parent / "scripts" / "rendezvous_attacker.py"
 # torch's c10d rendezvous reads its state every five seconds.
@@ -52,19 +52,9 @@ def listening_ports(folder: Path) -> set[str]:
 
 
 def make_plan(folder: Path, nodes: int) -> LaunchPlan:
-    script = folder / "waits.py"
-    script.write_text(WAITS, encoding="utf-8")
-    return builders.make_plan(
-        folder / "run",
-        name="waits",
-        config={},
-        script=str(script),
-        args=(str(folder / "done"),),
-        world=World(2, "cpu", nodes=nodes),
-        timeout_s=START_S,
-        cwd=folder,
-        node_launcher=("sh", "-c", EACH, "sh"),
-    )
+    world, launcher = World(2, "cpu", nodes=nodes), ("sh", "-c", EACH, "sh")
+    changes = {"args": (str(folder / "done"),), "world": world, "node_launcher": launcher, "cwd": folder}
+    return make_script_plan(folder, WAITS, timeout_s=START_S, **changes)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.result.reading import read_result
+from tests.unit.builders import run_python
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "torchtitan"
 NEEDED = ("torchtitan", "tokenizers", "datasets", "triton")
@@ -20,11 +19,8 @@ NEEDED = ("torchtitan", "tokenizers", "datasets", "triton")
 def test_debug_model_of_torchtitan_is_measured(tmp_path):
     shutil.copytree(EXAMPLE, tmp_path / "titan")
     yaml = tmp_path / "titan" / "workloads" / "titan" / "default.yaml"
-    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--workload", "titan", "--nproc", "2"]
-    done = subprocess.run(
-        [*command, "--set", "steps=5", "--set", "warmup=1"], cwd=yaml.parents[2], capture_output=True, text=True,
-        timeout=400, check=False,
-    )  # fmt: skip
+    options = ("--workload", "titan", "--nproc", "2", "--set", "steps=5", "--set", "warmup=1")
+    done = run_python("-m", "pytest_aorta.cli", "run", *options, cwd=yaml.parents[2], timeout=400)
     assert done.returncode == 0, done.stderr
     result = read_result(yaml.parents[2] / "results" / "titan" / "trial_0.json")
     assert [len(times) for times in result.rank_step_times_ms] == [4, 4]

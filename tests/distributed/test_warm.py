@@ -29,10 +29,7 @@ from tests.distributed.processes import WARM_LIMITS_S, await_true, is_alive, liv
 from tests.unit.builders import make_plan
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = {
-    "fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"},
-    "llama_fsdp2": {"steps": 3, "warmup": 1},
-}
+CONFIGS = {"fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"}, "llama_fsdp2": {"steps": 3, "warmup": 1}}
 # Records a step, then rank 1 runs the code in the first argument.
 SCRIPT = """
 import json, os, random, signal, sys, time
@@ -119,10 +116,7 @@ def save():
 atexit.register(dist.destroy_process_group)
 threading.Thread(target=save).start()
 """
-HANGS = {
-    "hang": "time.sleep(600)",
-    "SIGTERM ignored": "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
-}
+HANGS = {"hang": "time.sleep(600)", "SIGTERM ignored": "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"}
 
 BROKEN_SERVER = """
 import sys

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import pytest_aorta.report.write
 import pytest_aorta.session.baselines
 import pytest_aorta.session.history
 import pytest_aorta.session.launcher  # noqa: F401
+from tests.unit.builders import git
 
 TOY_YAML = """
 description: a toy
@@ -273,9 +273,7 @@ class Project:
 
     def git(self, *arguments: str) -> str:
         """Run git in the project's folder."""
-        author = ["-c", "user.name=A", "-c", "user.email=a@b"]
-        command = ["git", "-C", str(self.path), *author, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return git(self.path, *arguments)
 
     def baseline_files(self) -> list[Path]:
         return sorted(self.baselines.rglob("*.json"))

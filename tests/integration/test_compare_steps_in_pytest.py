@@ -63,27 +63,26 @@ LOCATED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("option", "more", "last", "lines"),
-    [
-        ("--aorta-locate", "", LOCATING["4"], LOCATED),
-        ("-q", ", locate=True", LOCATING["4"], LOCATED),
-        ("--aorta-locate", ", locate=False", LOCATING["4"], ["aorta: 1 of 1 test failed, *, 2 launches*"]),
-        (
-            "--aorta-locate",
-            "",
-            LOCATING["3"],
-            ["E  *launched once more, they first differ in no step up to 2: results vary between launches *"],
-        ),
-        (
-            "--aorta-locate",
-            "",
-            {"raises": 1},
-            ["E  *Regression: weight_hash *", "E  *not located further, because a launch failed: *ValueError: boom*"],
-        ),
-    ],
-    ids=["by option", "by argument", "turned off", "does not come back", "failed launch"],
-)
+LOCATIONS = {
+    "by option": ("--aorta-locate", "", LOCATING["4"], LOCATED),
+    "by argument": ("-q", ", locate=True", LOCATING["4"], LOCATED),
+    "turned off": ("--aorta-locate", ", locate=False", LOCATING["4"], ["aorta: 1 of 1 test failed, *, 2 launches*"]),
+    "does not come back": (
+        "--aorta-locate",
+        "",
+        LOCATING["3"],
+        ["E  *launched once more, they first differ in no step up to 2: results vary between launches *"],
+    ),
+    "failed launch": (
+        "--aorta-locate",
+        "",
+        {"raises": 1},
+        ["E  *Regression: weight_hash *", "E  *not located further, because a launch failed: *ValueError: boom*"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("option", "more", "last", "lines"), LOCATIONS.values(), ids=LOCATIONS)
 def test_locating_launches_each_once_more_and_names_the_parameter(paired, option, more, last, lines):
     project = paired(f"workload.compare(*pair, steps=4{more})")
     project.plant(by_launch=LOCATING | {"4": last})

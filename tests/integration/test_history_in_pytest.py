@@ -65,15 +65,6 @@ def test_comparisons_of_variants_in_one_test_have_a_case_and_verdicts_each(gpu):
     assert (gpu.path / "junit.xml").read_text().count('"aorta.A.step_time_p50.baseline"') == 1
 
 
-def test_workers_of_xdist_leave_one_file_with_the_comparisons_of_all(project):
-    pytest.importorskip("xdist")
-    for name in "ab":
-        project.write(f"test_{name}.py", f"def test_{name}(workload): workload.check(workload.run('toy'))\n")
-    project.pytester.runpytest_subprocess("-n2", "--dist=loadfile", *HISTORY, timeout=150)
-    assert sorted(entry.test for entry in kept(project)) == ["test_a.py::test_a", "test_b.py::test_b"]
-    assert len(list((project.path / "history").iterdir())) == 1
-
-
 def test_runs_at_once_leave_a_file_each(project):
     project.one_test("workload.check(workload.run('toy'))")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *HISTORY]

@@ -37,8 +37,7 @@ def assert_inconclusive(result: pytest.RunResult) -> None:
 )
 def test_launches_are_as_many_as_a_verdict_needs(learned, slowdown, launched, outcome):
     learned.plant(slowdown=slowdown)
-    result = learned.run("-v")
-    result.stdout.fnmatch_lines([f"  {outcome} *step_time_p50 * limit 5%*", f"aorta: 1 *test*, {launched} launch*"])
+    learned.run("-v", shows=[f"  {outcome} *step_time_p50 * limit 5%*", f"aorta: 1 *test*, {launched} launch*"])
 
 
 @pytest.mark.parametrize(("option", "launched"), [(2, 1), (7, 3)])
@@ -144,30 +143,29 @@ def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     )
 
 
-@pytest.mark.parametrize(
-    ("fault", "options", "lines"),
-    [
-        (
-            {"by_launch": {"2": {"raises": 1}}},
-            ["--aorta-results=kept"],
-            [
-                "LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
-                "plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
-            ],
-        ),
-        (
-            {"by_launch": {"2": {"wrong": 1}}},
-            [],
-            ["WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl"],
-        ),
-        (
-            {"reference": {"raises": 0}},
-            ["--aorta-ab=HEAD"],
-            ["LaunchError: toy at HEAD on 2 cuda ranks: rank exception: rank 0 failed first: *"],
-        ),
-    ],
-    ids=["raises", "own checks", "reference"],
-)
+FURTHER_FAILURES = {
+    "raises": (
+        {"by_launch": {"2": {"raises": 1}}},
+        ["--aorta-results=kept"],
+        [
+            "LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
+            "plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
+        ],
+    ),
+    "own checks": (
+        {"by_launch": {"2": {"wrong": 1}}},
+        [],
+        ["WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl"],
+    ),
+    "reference": (
+        {"reference": {"raises": 0}},
+        ["--aorta-ab=HEAD"],
+        ["LaunchError: toy at HEAD on 2 cuda ranks: rank exception: rank 0 failed first: *"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fault", "options", "lines"), FURTHER_FAILURES.values(), ids=FURTHER_FAILURES)
 def test_further_launch_that_fails_fails_the_test_with_its_evidence(versioned_gpu, fault, options, lines):
     versioned_gpu.plant(slowdown=1.2, **fault)
     versioned_gpu.run(
@@ -180,11 +178,7 @@ COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy')
 
 @pytest.mark.parametrize(
     ("step_ms", "arguments", "launched", "outcome"),
-    [
-        (10.1, [], 4, "pass"),
-        (12, [], 6, "regression"),
-        (10.7, ["--aorta-max-launches=2"], 4, "inconclusive"),
-    ],
+    [(10.1, [], 4, "pass"), (12, [], 6, "regression"), (10.7, ["--aorta-max-launches=2"], 4, "inconclusive")],
 )
 def test_comparison_launches_both_in_alternating_order_until_there_is_a_verdict(
     gpu, step_ms, arguments, launched, outcome
@@ -204,28 +198,24 @@ def test_comparison_that_decides_nothing_says_what_to_do(gpu):
     assert "--aorta-ab=HEAD" not in text_of(result)
 
 
-@pytest.mark.parametrize(
-    ("slowdown", "planned", "lines", "outcome"),
-    [
-        (1, [""], [], "passed"),
-        (
-            1.2,
-            ["", "", "HEAD", "HEAD", ""],
-            [
-                "  pass *step_time_p50 *12 -> 12 ms *: A/B with HEAD",
-                "aorta: 1 test OK, 2 metrics unchanged, 5 launches*",
-            ],
-            "passed",
-        ),
-        (
-            [1.2, 1.3, 0.8, 1.5, 1, 0.7, 1.2, 1, 1.6, 0.9, 1, 1.3, 0.8],
-            ["", *["", "HEAD", "HEAD", ""] * 3],
-            ["  inconclusive *step_time_p50 *: A/B with HEAD", "aorta: 1 test, *, 13 launches*"],
-            "inconclusive",
-        ),
-    ],
-    ids=["one launch decides", "machine is slow", "nothing decides"],
-)
+UNDECIDED = {
+    "one launch decides": (1, [""], [], "passed"),
+    "machine is slow": (
+        1.2,
+        ["", "", "HEAD", "HEAD", ""],
+        ["  pass *step_time_p50 *12 -> 12 ms *: A/B with HEAD", "aorta: 1 test OK, 2 metrics unchanged, 5 launches*"],
+        "passed",
+    ),
+    "nothing decides": (
+        [1.2, 1.3, 0.8, 1.5, 1, 0.7, 1.2, 1, 1.6, 0.9, 1, 1.3, 0.8],
+        ["", *["", "HEAD", "HEAD", ""] * 3],
+        ["  inconclusive *step_time_p50 *: A/B with HEAD", "aorta: 1 test, *, 13 launches*"],
+        "inconclusive",
+    ),
+}
+
+
+@pytest.mark.parametrize(("slowdown", "planned", "lines", "outcome"), UNDECIDED.values(), ids=UNDECIDED)
 def test_reference_version_is_launched_where_the_baseline_does_not_decide(
     versioned_gpu, slowdown, planned, lines, outcome
 ):
@@ -256,20 +246,19 @@ UNSURE = {"deterministic_algorithms": False, "bitwise_reproducible": False}
 LAST = {"4": "4" * 16}
 
 
-@pytest.mark.parametrize(
-    ("plant", "line"),
-    [
-        (
-            {"candidate": {"facts": UNSURE, "weight_hash": "f" * 16}, "reference": {"facts": SURE}},
-            "deterministic_algorithms is False, but True in the reference",
-        ),
-        (
-            {"candidate": {"weight_hashes": LAST}, "reference": {"weight_hashes": {"2": "2" * 16, **LAST}}},
-            "the launch has no hash of 1 step for which the reference has one: 2",
-        ),
-    ],
-    ids=["reproducibility", "hash of a step"],
-)
+LOST = {
+    "reproducibility": (
+        {"candidate": {"facts": UNSURE, "weight_hash": "f" * 16}, "reference": {"facts": SURE}},
+        "deterministic_algorithms is False, but True in the reference",
+    ),
+    "hash of a step": (
+        {"candidate": {"weight_hashes": LAST}, "reference": {"weight_hashes": {"2": "2" * 16, **LAST}}},
+        "the launch has no hash of 1 step for which the reference has one: 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("plant", "line"), LOST.values(), ids=LOST)
 def test_what_the_code_lost_since_the_reference_version_fails_a_comparison_by_the_test_too(versioned_gpu, plant, line):
     versioned_gpu.one_test("a = workload.run('toy'); workload.compare(a, distributed_world.again(a, reference=True))")
     versioned_gpu.plant(**plant)

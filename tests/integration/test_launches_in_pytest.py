@@ -12,56 +12,55 @@ from tests.distributed.processes import await_true
 RUN, P99 = "workload.run('toy')", "@pytest.mark.tolerance(step_time_p99='10%')"
 
 
-@pytest.mark.parametrize(
-    ("plant", "body", "marks", "lines"),
-    [
-        (
-            {"raises": 1},
-            RUN,
-            "",
-            [
-                "LaunchError: toy on 2 cpu ranks: rank exception: rank 1 failed first: ValueError: boom",
-                "at train.py:7",
-                "plan, logs and stacks: */kept/test-toy-py-test-one-*",
-            ],
-        ),
-        (
-            {"wrong": 9},
-            RUN,
-            "",
-            [
-                "WorkloadFailed: toy: 9 of its own checks failed on cpu-x2-gloo",
-                "all_gather: iteration 2, layer 3, on rank 1, from source rank 0: 7 of 16 elements wrong, first at *",
-                "... and 1 more",
-            ],
-        ),
-        (
-            {"metrics": {"tokens_per_s": "many"}},
-            RUN,
-            "",
-            ["ResultError: result invalid: */ranks/0/result.json: $.metrics*"],
-        ),
-        (
-            {},
-            "open('kept', 'x').close(); " + RUN,
-            "",
-            ["LaunchError: results folder */kept/* can't be written: Not a directory"],
-        ),
-        (
-            {"full_disk": True},
-            RUN,
-            "",
-            ["LaunchError: results folder */kept/*/01-toy-* can't be written: No space left on device"],
-        ),
-        (
-            {},
-            "workload.check(workload.run('toy'))",
-            P99,
-            ["SpecError: tolerance of step_time_p99: 4 steps were measured, but step_time_p99 needs at least 100; *"],
-        ),
-    ],
-    ids=["rank", "own checks", "invalid result", "file in place of a folder", "full disk", "too few steps"],
-)
+FAILED_LAUNCHES = {
+    "rank": (
+        {"raises": 1},
+        RUN,
+        "",
+        [
+            "LaunchError: toy on 2 cpu ranks: rank exception: rank 1 failed first: ValueError: boom",
+            "at train.py:7",
+            "plan, logs and stacks: */kept/test-toy-py-test-one-*",
+        ],
+    ),
+    "own checks": (
+        {"wrong": 9},
+        RUN,
+        "",
+        [
+            "WorkloadFailed: toy: 9 of its own checks failed on cpu-x2-gloo",
+            "all_gather: iteration 2, layer 3, on rank 1, from source rank 0: 7 of 16 elements wrong, first at *",
+            "... and 1 more",
+        ],
+    ),
+    "invalid result": (
+        {"metrics": {"tokens_per_s": "many"}},
+        RUN,
+        "",
+        ["ResultError: result invalid: */ranks/0/result.json: $.metrics*"],
+    ),
+    "file in place of a folder": (
+        {},
+        "open('kept', 'x').close(); " + RUN,
+        "",
+        ["LaunchError: results folder */kept/* can't be written: Not a directory"],
+    ),
+    "full disk": (
+        {"full_disk": True},
+        RUN,
+        "",
+        ["LaunchError: results folder */kept/*/01-toy-* can't be written: No space left on device"],
+    ),
+    "too few steps": (
+        {},
+        "workload.check(workload.run('toy'))",
+        P99,
+        ["SpecError: tolerance of step_time_p99: 4 steps were measured, but step_time_p99 needs at least 100; *"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("plant", "body", "marks", "lines"), FAILED_LAUNCHES.values(), ids=FAILED_LAUNCHES)
 def test_failed_launch_fails_its_test_with_the_evidence_and_only_the_tests_own_frames(
     project, plant, body, marks, lines
 ):

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-NODES = (
-    "--aorta-nnodes=2",
-    "--aorta-results=shared",
-    *("-o", "aorta_node_launcher=srun --nodes={nodes}"),
-)
+NODES = ("--aorta-nnodes=2", "--aorta-results=shared", *("-o", "aorta_node_launcher=srun --nodes={nodes}"))
 OVER_NODES = "@pytest.mark.world(size=4, nodes=2)"
 
 

@@ -147,16 +147,15 @@ IGNORED = ("-W", "ignore::pytest.PytestUnknownMarkWarning")
 ALONE = ("-p", "pytest_aorta.plugin.hooks", *IGNORED)
 
 
-@pytest.mark.parametrize(
-    ("options", "outcome"),
-    [
-        (ALONE, "errors"),
-        ([*ALONE, "-p", "pytest_timeout"], "passed"),
-        ([], "passed"),
-        (["-p", "no:timeout", *IGNORED], "passed"),
-    ],
-    ids=["not installed", "loaded by its module's name", "installed", "blocked"],
-)
+TIMEOUT_PLUGIN = {
+    "not installed": (ALONE, "errors"),
+    "loaded by its module's name": ([*ALONE, "-p", "pytest_timeout"], "passed"),
+    "installed": ([], "passed"),
+    "blocked": (["-p", "no:timeout", *IGNORED], "passed"),
+}
+
+
+@pytest.mark.parametrize(("options", "outcome"), TIMEOUT_PLUGIN.values(), ids=TIMEOUT_PLUGIN)
 def test_marker_of_pytest_timeout_is_an_error_only_where_that_plugin_is_not_installed(
     project, monkeypatch, options, outcome
 ):

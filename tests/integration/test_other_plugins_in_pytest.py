@@ -268,12 +268,7 @@ def test_option_that_runs_no_test_keeps_the_reports_of_the_last_run(many):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        ["-p", "no:terminal"],
-        ["-p", "no:terminal", "--collect-only"],
-        ["-p", "no:capture"],
-        ["--import-mode=importlib"],
-    ],
+    [["-p", "no:terminal"], ["-p", "no:terminal", "--collect-only"], ["-p", "no:capture"], ["--import-mode=importlib"]],
 )
 def test_run_without_a_part_of_pytest_passes_or_fails_as_with_it(many, options):
     assert many.run(*options).ret == 0

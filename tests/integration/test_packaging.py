@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import email
 import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.unit.builders import git, run_python
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"pytest_aorta": "pytest_aorta", "workloads": "aorta_workloads"}
@@ -24,16 +24,8 @@ def package_files() -> dict[str, str]:
     return {path.as_posix(): Path(SOURCES[path.parts[0]], *path.parts[1:]).as_posix() for path in inside}
 
 
-def git(folder: Path, *arguments: str) -> None:
-    who = ["-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
-
-
 def version_in(folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "setuptools_scm"], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    return run_python("-m", "setuptools_scm", cwd=folder, check=True).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +54,7 @@ def cloned(tree, tmp_path_factory):
 def built(cloned, tmp_path_factory):
     """Build an sdist, and a wheel from that sdist."""
     out = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(cloned)]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python("-m", "build", "--no-isolation", "--outdir", str(out), str(cloned))
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 

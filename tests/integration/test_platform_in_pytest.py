@@ -84,8 +84,7 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
 
 def test_profiler_that_leaves_no_trace_fails_the_test(installed, nvml, learned):
     learned.plant(without_trace=True)
-    result = learned.run("--aorta-profiler=nsys", failed=1)
-    result.stdout.fnmatch_lines(["E *ResultError: profiler nsys left no trace in *agent.log*"])
+    learned.run("--aorta-profiler=nsys", shows="E *ResultError: profiler nsys left no trace in *agent.log*", failed=1)
 
 
 def test_profiled_launch_is_not_recorded_where_a_baseline_is_missing(installed, gpu, nvml):

@@ -105,13 +105,7 @@ def test_copy(workload, distributed_world):
 
 
 def test_failing_launch_of_the_reference_is_a_failed_test(versioned):
-    versioned.one_test("first = workload.run('toy')")
-    source = (versioned.path / "test_toy.py").read_text()
-    plant = """
-    import pathlib
-    pathlib.Path('fault.json').write_text('{"raises": 1}')
-    distributed_world.again(first, reference=True)
-"""
-    versioned.write("test_toy.py", source.replace("run('toy')\n", f"run('toy')\n{plant}"))
-    result = versioned.run("--aorta-ab=HEAD", failed=1)
-    result.stdout.fnmatch_lines(["E  *LaunchError: toy at HEAD on 2 cpu ranks: rank exception: rank 1 failed first: *"])
+    versioned.one_test("distributed_world.again(workload.run('toy'), reference=True)")
+    versioned.plant(reference={"raises": 1})
+    line = "E  *LaunchError: toy at HEAD on 2 cpu ranks: rank exception: rank 1 failed first: *"
+    versioned.run("--aorta-ab=HEAD", shows=line, failed=1)

@@ -5,10 +5,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from pytest_aorta.session.history import read_history
 
-def in_page(project, name: str = "out/report.html") -> dict:
+
+def in_page(project) -> dict:
     """Return the data of the page's script."""
-    text = (project.path / name).read_text(encoding="utf-8")
+    text = (project.path / "out/report.html").read_text(encoding="utf-8")
     return json.loads(text.split('id="data">')[1].split("</script>")[0])
 
 
@@ -125,20 +127,22 @@ def test_collecting_writes_nothing(project, monkeypatch):
     assert sorted(project.path.iterdir()) == before
 
 
-def test_workers_of_xdist_leave_one_report_with_the_tests_of_all(project, monkeypatch):
+def test_workers_of_xdist_leave_one_report_and_one_file_of_the_history_with_the_tests_of_all(project, monkeypatch):
     pytest.importorskip("xdist")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
-    for name in "ab":
-        project.write(f"test_{name}.py", f"def test_{name}(workload): workload.run('toy')\n")
-    arguments = ("-n2", "--dist=loadfile", "--aorta-report=out/report.html", f"--junitxml={project.path}/junit.xml")
+    project.write("test_a.py", "def test_a(workload): workload.check(workload.run('toy'), label='a')\n")
     project.write("test_b.py", "def test_b(workload): workload.check(workload.run('toy'))\n")
-    result = project.pytester.runpytest_subprocess(*arguments, timeout=150)
-    result.assert_outcomes(passed=1, failed=1)
+    project.write("test_c.py", "def test_c(workload): workload.run('toy')\n")
+    reports = ("--aorta-report=out/report.html", "--aorta-history=history", f"--junitxml={project.path}/junit.xml")
+    result = project.run_apart("-n2", "--dist=loadfile", *reports, passed=1, failed=2)
     text = (project.path / "out/report.html").read_text()
-    assert text.count('class="test-entry"') == 2
+    assert text.count('class="test-entry"') == 3
     assert "WARNING" not in result.stdout.str()
     assert (project.path / "step.md").read_text().count("## ") == 1
-    assert len(in_page(project)["plots"]) == 1
+    assert len(in_page(project)["plots"]) == 2
     cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
     names = {node.get("name") for case in cases for node in case.iter("property")}
     assert {"aorta.tokens_per_s.value", "aorta.step_time_p50.verdict", "aorta.step_time_p50.value"} <= names
+    entries, problems = read_history(project.path / "history")
+    assert (sorted(entry.test for entry in entries), problems) == (["test_a.py::test_a", "test_b.py::test_b"], [])
+    assert len(list((project.path / "history").iterdir())) == 1

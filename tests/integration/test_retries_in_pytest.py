@@ -96,14 +96,13 @@ def test_test_that_fails_in_every_attempt_is_one_failure_with_its_last_evidence(
     assert "<summary><code>test_toy.py::test_speed (attempt 1)</code></summary>" not in text
 
 
-@pytest.mark.parametrize(
-    ("fixture", "passed"),
-    [
-        ("    yield\n    if failures:\n        raise failures.pop()\n", 2),
-        ("    if failures:\n        raise failures.pop()\n", 1),
-    ],
-    ids=["teardown, whose call pytest counts as passed", "setup"],
-)
+FIXTURES = {
+    "teardown, whose call pytest counts as passed": ("    yield\n    if failures:\n        raise failures.pop()\n", 2),
+    "setup": ("    if failures:\n        raise failures.pop()\n", 1),
+}
+
+
+@pytest.mark.parametrize(("fixture", "passed"), FIXTURES.values(), ids=FIXTURES)
 def test_attempt_that_fails_beside_its_call_is_superseded(retried, fixture, passed):
     retried.write(
         "test_toy.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,8 @@ from aorta_workloads import checkpoint
 from aorta_workloads.common.adamw import make_adamw
 from aorta_workloads.common.rules import CHECKPOINT_RULES, check_rules
 from torch import nn
+
+from tests.unit.builders import run_python
 
 EVENLY, LAST = 12, 70
 REFUSED = "it holds no complete checkpoint, since the file .metadata is missing"
@@ -74,8 +75,7 @@ def try_all_moments(folder):
 @pytest.mark.extended
 def test_a_checkpoint_is_complete_or_refused_whenever_its_save_is_killed(tmp_path):
     # In a process without threads of pytest, so that forked children can't wait for one.
-    program = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
-    tried = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    tried = run_python("-W", "ignore", __file__, str(tmp_path))
     assert tried.returncode == 0, tried.stderr
     found = tried.stdout.splitlines()
     assert len(found) >= 20

@@ -72,8 +72,7 @@ def test_without_overlap_nothing_is_summed_before_backward_has_ended(monkeypatch
 def test_stress_reads_the_bucket_or_a_copy_of_it(monkeypatch, clone):
     sources = []
     monkeypatch.setattr(
-        "aorta_workloads.ddp_overlap.hook.reduce_scatter",
-        lambda target, source, **_: sources.append(source.data_ptr()),
+        "aorta_workloads.ddp_overlap.hook.reduce_scatter", lambda target, source, **_: sources.append(source.data_ptr())
     )
     buffer = torch.ones(7)
     stress = ReduceScatterStress(CPU, clone=clone, beside=False)

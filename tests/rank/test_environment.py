@@ -99,17 +99,16 @@ def test_a_deterministic_run_compiles_deterministic_kernels(deterministic, monke
     assert torch._inductor.config.deterministic is True
 
 
-@pytest.mark.parametrize(
-    ("hip", "mode", "reproducible"),
-    [
-        (None, None, False),
-        (None, {}, True),
-        (None, {"warn_only": True}, False),
-        ("6.4", None, False),
-        ("6.4", {}, False),
-    ],
-    ids=["CUDA", "CUDA, deterministic", "CUDA, warned", "HIP", "HIP, deterministic"],
-)
+REPRODUCIBLE = {
+    "CUDA": (None, None, False),
+    "CUDA, deterministic": (None, {}, True),
+    "CUDA, warned": (None, {"warn_only": True}, False),
+    "HIP": ("6.4", None, False),
+    "HIP, deterministic": ("6.4", {}, False),
+}
+
+
+@pytest.mark.parametrize(("hip", "mode", "reproducible"), REPRODUCIBLE.values(), ids=REPRODUCIBLE)
 def test_bits_of_a_gpu_are_reproducible_where_it_is_known(on_gpu, deterministic, monkeypatch, hip, mode, reproducible):
     monkeypatch.setattr(torch.version, "hip", hip)
     if mode is not None:

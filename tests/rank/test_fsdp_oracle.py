@@ -56,12 +56,7 @@ def test_codes_are_nonzero_and_the_same_integers_in_every_dtype(dtype, size, ite
 def test_every_element_differs_from_its_neighbours_in_time_layer_rank_and_position(size, iteration, layer, rank, seed):
     place = {"iteration": iteration, "layer": layer, "rank": rank, "seed": seed}
     here = codes(size, **place)
-    for other in (
-        {"iteration": iteration + 1},
-        {"iteration": iteration + 2},
-        {"layer": layer + 1},
-        {"seed": seed + 1},
-    ):
+    for other in ({"iteration": iteration + 1}, {"iteration": iteration + 2}, {"layer": layer + 1}, {"seed": seed + 1}):
         assert (codes(size, **place | other) != here).all(), other
     assert (here[1:] != here[:-1]).all()
 

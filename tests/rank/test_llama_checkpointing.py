@@ -14,18 +14,17 @@ KEPT, RECOMPUTED = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
 FORWARD = SimpleNamespace(is_recompute=False)
 
 
-@pytest.mark.parametrize(
-    ("op", "options", "policy"),
-    [
-        (collectives.all_to_all_single.default, {}, KEPT),
-        (collectives.reduce_scatter_tensor.default, {}, KEPT),
-        # Parameters are gathered within blocks too.
-        (collectives.all_gather_into_tensor.default, {}, RECOMPUTED),
-        (aten._to_copy.default, {"device": torch.device("cpu")}, KEPT),
-        (aten._to_copy.default, {"dtype": torch.bfloat16}, RECOMPUTED),
-    ],
-    ids=["exchange of tokens", "reduction of activations", "gather", "copy to the host", "cast"],
-)
+POLICIES = {
+    "exchange of tokens": (collectives.all_to_all_single.default, {}, KEPT),
+    "reduction of activations": (collectives.reduce_scatter_tensor.default, {}, KEPT),
+    # Parameters are gathered within blocks too.
+    "gather": (collectives.all_gather_into_tensor.default, {}, RECOMPUTED),
+    "copy to the host": (aten._to_copy.default, {"device": torch.device("cpu")}, KEPT),
+    "cast": (aten._to_copy.default, {"dtype": torch.bfloat16}, RECOMPUTED),
+}
+
+
+@pytest.mark.parametrize(("op", "options", "policy"), POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("policy_of", [keep_every_matmul, EverySecondMatmul()], ids=["elementwise", "selective"])
 def test_exchanges_and_copies_to_the_host_are_kept(policy_of, op, options, policy):
     assert policy_of(FORWARD, op, **options) == policy

@@ -25,15 +25,14 @@ def num_multiplied(config):
     )
 
 
-@pytest.mark.parametrize(
-    ("config", "num_unused"),
-    [
-        (PLAIN, 0),
-        (replace(PLAIN, attention="flex", rotary="complex"), 0),
-        (replace(PLAIN, num_experts=4), PLAIN.n_layers * 2 * EXPERT),
-    ],
-    ids=["plain", "checkpointed", "two of four experts"],
-)
+MODELS = {
+    "plain": (PLAIN, 0),
+    "checkpointed": (replace(PLAIN, attention="flex", rotary="complex"), 0),
+    "two of four experts": (replace(PLAIN, num_experts=4), PLAIN.n_layers * 2 * EXPERT),
+}
+
+
+@pytest.mark.parametrize(("config", "num_unused"), MODELS.values(), ids=MODELS)
 def test_a_token_needs_six_operations_per_parameter_and_those_of_attention(config, num_unused):
     # PaLM, arXiv 2204.02311, appendix B.
     assert flops_per_token(config, SEQ_LEN) == 6 * (num_multiplied(config) - num_unused) + ATTENTION
@@ -55,10 +54,7 @@ def test_the_peak_of_a_device_is_known_by_its_name(name, peak):
     assert peak_flops(name) == peak
 
 
-@pytest.mark.parametrize(
-    ("dtype", "has_mfu"),
-    [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)],
-)
+@pytest.mark.parametrize(("dtype", "has_mfu"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
 def test_utilization_is_reported_where_the_peak_is_known(monkeypatch, dtype, has_mfu):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     metrics = throughput_metrics(PLAIN, SEQ_LEN, dtype, 1e8, torch.device("cuda"))

@@ -81,17 +81,16 @@ def events_of_a_step(workload):
 FORWARD, BACKWARD = "ge e g0 0 g1 1 g2 2 go o", "g2 ro g1 r2 g0 r1 ge r0 re"
 
 
-@pytest.mark.parametrize(
-    ("changes", "forward", "backward"),
-    [
-        # In backward, FSDP2 gathers the next unit before it reduces the gradients of this one.
-        ({}, FORWARD, BACKWARD),
-        ({"forward_prefetch": 2}, "ge e g0 g1 g2 0 1 2 go o", BACKWARD),
-        ({"backward_prefetch": 2}, FORWARD, "g2 ro g1 g0 r2 r1 ge r0 re"),
-        ({"reshard_after_forward": False}, FORWARD, "ro r2 r1 r0 re"),
-    ],
-    ids=["plain", "forward prefetch", "backward prefetch", "not resharded"],
-)
+SCHEDULES = {
+    # In backward, FSDP2 gathers the next unit before it reduces the gradients of this one.
+    "plain": ({}, FORWARD, BACKWARD),
+    "forward prefetch": ({"forward_prefetch": 2}, "ge e g0 g1 g2 0 1 2 go o", BACKWARD),
+    "backward prefetch": ({"backward_prefetch": 2}, FORWARD, "g2 ro g1 g0 r2 r1 ge r0 re"),
+    "not resharded": ({"reshard_after_forward": False}, FORWARD, "ro r2 r1 r0 re"),
+}
+
+
+@pytest.mark.parametrize(("changes", "forward", "backward"), SCHEDULES.values(), ids=SCHEDULES)
 def test_units_are_gathered_and_reduced_when_the_keys_say(make_workload, changes, forward, backward):
     assert events_of_a_step(make_workload(**changes)) == f"{forward} {backward}"
 
@@ -155,16 +154,15 @@ def gathers_between_exchanges(workload):
     return gathered
 
 
+PREFETCHED = {
+    "plain": (0, [{"0", "e0"}, {"1", "e1"}, {"2", "e2"}]),
+    # While the host waits for the counts of tokens in an exchange, it starts no gather.
+    "forward prefetch": (1, [{"0", "e0", "1", "e1"}, {"2", "e2"}, set()]),
+}
+
+
 @pytest.mark.parametrize("has_parameter_meshes", [True, False], ids=["one unit", "experts apart, as torch 2.11 needs"])
-@pytest.mark.parametrize(
-    ("prefetch", "forward"),
-    [
-        (0, [{"0", "e0"}, {"1", "e1"}, {"2", "e2"}]),
-        # While the host waits for the counts of tokens in an exchange, it starts no gather.
-        (1, [{"0", "e0", "1", "e1"}, {"2", "e2"}, set()]),
-    ],
-    ids=["plain", "forward prefetch"],
-)
+@pytest.mark.parametrize(("prefetch", "forward"), PREFETCHED.values(), ids=PREFETCHED)
 def test_experts_are_gathered_with_their_block_and_ahead_in_backward(
     make_workload, monkeypatch, has_parameter_meshes, prefetch, forward
 ):

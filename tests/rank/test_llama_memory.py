@@ -12,15 +12,7 @@ import pytest
 import torch
 from aorta_workloads.config import MemorySettings
 from aorta_workloads.distributed.activation_checkpoint import LADDER, choices, describe
-from aorta_workloads.distributed.memory import (
-    Activations,
-    Gathering,
-    StepMemory,
-    Unit,
-    decide,
-    estimate,
-    own_budget,
-)
+from aorta_workloads.distributed.memory import Activations, Gathering, StepMemory, Unit, decide, estimate, own_budget
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Settings, LlamaFsdp2Workload
 from hypothesis import given
@@ -161,10 +153,7 @@ def estimated(workload, kind):
 
 
 KINDS = ("none", "full")
-LAYOUTS = {
-    "FSDP 2": (2, {}),
-    "FSDP 2, TP 2": (4, {"tensor_parallel_degree": 2}),
-}
+LAYOUTS = {"FSDP 2": (2, {}), "FSDP 2, TP 2": (4, {"tensor_parallel_degree": 2})}
 OTHER_LAYOUTS = {
     "FSDP 2, bfloat16": (2, {"param_dtype": "bfloat16"}),
     "FSDP 2, not resharded": (2, {"reshard_after_forward": False}),

@@ -68,16 +68,15 @@ def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
         check_float8(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    ("hip", "found", "missing"),
-    [
-        (None, (8, 9), ""),
-        (None, (8, 6), r"compute capability \(8, 9\) \(the GPU has \(8, 6\)\) and "),
-        ("6.4", (9, 4), ""),
-        ("6.4", (9, 0), r"compute capability \(9, 4\) \(the GPU has \(9, 0\)\) and "),
-    ],
-    ids=["Ada", "Ampere", "MI300", "MI200"],
-)
+FLOAT8_GPUS = {
+    "Ada": (None, (8, 9), ""),
+    "Ampere": (None, (8, 6), r"compute capability \(8, 9\) \(the GPU has \(8, 6\)\) and "),
+    "MI300": ("6.4", (9, 4), ""),
+    "MI200": ("6.4", (9, 0), r"compute capability \(9, 4\) \(the GPU has \(9, 0\)\) and "),
+}
+
+
+@pytest.mark.parametrize(("hip", "found", "missing"), FLOAT8_GPUS.values(), ids=FLOAT8_GPUS)
 def test_float8_needs_a_gpu_that_multiplies_it(monkeypatch, hip, found, missing):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
@@ -177,15 +176,14 @@ def test_data_parallelism_shards_experts_along_a_dim_that_divides(make_mesh, num
     assert expert_placement(moe.experts, mesh.expert_data) == Shard(along)
 
 
-@pytest.mark.parametrize(
-    ("degrees", "distributed", "shares"),
-    [
-        (ParallelDims(2, 4, 1, 2, expert_parallel=4), True, (4, 2)),
-        (ParallelDims(1, 8, 1, 2, expert_parallel=2), True, (2, 2)),
-        (ParallelDims(2, 4, 1, 2), False, (1, 2)),
-    ],
-    ids=["replicas", "shards", "tensor parallel alone"],
-)
+EXPERT_LAYOUTS = {
+    "replicas": (ParallelDims(2, 4, 1, 2, expert_parallel=4), True, (4, 2)),
+    "shards": (ParallelDims(1, 8, 1, 2, expert_parallel=2), True, (2, 2)),
+    "tensor parallel alone": (ParallelDims(2, 4, 1, 2), False, (1, 2)),
+}
+
+
+@pytest.mark.parametrize(("degrees", "distributed", "shares"), EXPERT_LAYOUTS.values(), ids=EXPERT_LAYOUTS)
 def test_tensor_parallelism_splits_the_hidden_dimension_of_each_expert(make_mesh, degrees, distributed, shares):
     mesh = make_mesh(5, degrees)
     with torch.device("meta"):

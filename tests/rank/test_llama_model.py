@@ -40,14 +40,13 @@ def logits(model, tokens):
     return model(tokens, model.config.freqs_cis(torch.arange(tokens.shape[1])))
 
 
-@pytest.mark.parametrize(
-    ("dimensions", "expected"),
-    [
-        ({"dim": 4096, "n_layers": 32, "ffn_hidden": 14336}, 8_030_261_248),
-        ({"dim": 2048, "n_layers": 16, "ffn_hidden": 8192}, 1_498_482_688),
-    ],
-    ids=["8b", "1b"],
-)
+PARAMETER_COUNTS = {
+    "8b": ({"dim": 4096, "n_layers": 32, "ffn_hidden": 14336}, 8_030_261_248),
+    "1b": ({"dim": 2048, "n_layers": 16, "ffn_hidden": 8192}, 1_498_482_688),
+}
+
+
+@pytest.mark.parametrize(("dimensions", "expected"), PARAMETER_COUNTS.values(), ids=PARAMETER_COUNTS)
 def test_llama_3_dimensions_have_llama_3_parameter_counts(dimensions, expected):
     with torch.device("meta"):
         model = build_model(ModelConfig(**LLAMA_3 | dimensions))

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from aorta_workloads.distributed.pipeline import (
-    count_stages,
-    keep_stage,
-    split_stages,
-    stage_layers,
-    stages_of_rank,
-)
+from aorta_workloads.distributed.pipeline import count_stages, keep_stage, split_stages, stage_layers, stages_of_rank
 from aorta_workloads.models import build_model
 from aorta_workloads.models.common.data import initialize
 from aorta_workloads.models.config import ModelConfig

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
 from pytest_aorta.worker.lifecycle import _adapted_result
 from tests.rank.ranks import own_group
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_plan, run_python
 
 PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
 
@@ -295,8 +293,7 @@ def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path,
     code = "import sys, pathlib, pytest_aorta.worker.lifecycle as l; l.run_rank(*map(pathlib.Path, sys.argv[1:]))"
     environ = os.environ | {"RANK": "1", "AORTA_DEVICE": "cpu"}
     (tmp_path / "log").write_text("step 1: 1.0 ms, loss 1.0\n")
-    command = [sys.executable, "-c", code, str(tmp_path), str(folder)]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python("-c", code, str(tmp_path), str(folder), env=environ, cwd=tmp_path)
     assert found in done.stderr
     assert not (folder / "result.json").exists()
 

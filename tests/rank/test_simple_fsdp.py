@@ -32,13 +32,7 @@ with warnings.catch_warnings():
         shard_parameters,
     )
     from aorta_workloads.passes import compile, reorder
-    from aorta_workloads.passes.annotate import (
-        POSITION,
-        CollectiveGroups,
-        Traced,
-        check_labels,
-        label_reductions,
-    )
+    from aorta_workloads.passes.annotate import POSITION, CollectiveGroups, Traced, check_labels, label_reductions
     from aorta_workloads.passes.bucket import bucket_collectives
     from aorta_workloads.passes.cuda_graph import CapturedStep
     from aorta_workloads.passes.partition import order_saved
@@ -144,22 +138,21 @@ def test_a_range_is_a_bucket_each_and_a_plus_joins():
     )
 
 
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (
-            ["tok_embeddings", "layers.[0-5]", "norm+output"],
-            r"no modules \['layers.2', .*'layers.5'\]; .*tok_embeddings",
-        ),
-        (["tok_embeddings", "layers.[0-1]", "norm"], r"in no group are \['output.weight'\]"),
-        (
-            ["tok_embeddings", "layers", "norm+output", "layers.0.ffn_norm"],
-            r"more than one .*\['layers.0.ffn_norm.weight'",
-        ),
-        (["layers.[1-0]"], "empty range"),
-    ],
-    ids=["unknown", "left out", "twice", "empty range"],
-)
+MISFITS = {
+    "unknown": (
+        ["tok_embeddings", "layers.[0-5]", "norm+output"],
+        r"no modules \['layers.2', .*'layers.5'\]; .*tok_embeddings",
+    ),
+    "left out": (["tok_embeddings", "layers.[0-1]", "norm"], r"in no group are \['output.weight'\]"),
+    "twice": (
+        ["tok_embeddings", "layers", "norm+output", "layers.0.ffn_norm"],
+        r"more than one .*\['layers.0.ffn_norm.weight'",
+    ),
+    "empty range": (["layers.[1-0]"], "empty range"),
+}
+
+
+@pytest.mark.parametrize(("groups", "message"), MISFITS.values(), ids=MISFITS)
 def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
     with pytest.raises(ValueError, match=message):
         module_buckets(make_model(), groups)

@@ -408,17 +408,16 @@ def test_what_cannot_be_hashed_is_an_error_that_names_it(tensor):
         digest(tensor)
 
 
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8), "quantized"),
-        (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo"),
-        (lambda: torch.eye(3).to_sparse_csr(), "torch.sparse_csr"),
-        (lambda: torch.eye(3).to_mkldnn(), "torch._mkldnn"),
-        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
-    ],
-    ids=["quantized", "sparse", "rows", "mkldnn", "nested"],
-)
+NOT_DENSE = {
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8), "quantized"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo"),
+    "rows": (lambda: torch.eye(3).to_sparse_csr(), "torch.sparse_csr"),
+    "mkldnn": (lambda: torch.eye(3).to_mkldnn(), "torch._mkldnn"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
+}
+
+
+@pytest.mark.parametrize(("make", "kind"), NOT_DENSE.values(), ids=NOT_DENSE)
 def test_tensor_that_is_not_dense_is_an_error_that_names_it(make, kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

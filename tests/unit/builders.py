@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.device_kind import Backend, Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import FailOn, LauncherKind, Options, Recording
+from pytest_aorta.plan.options import LauncherKind, Options
+from pytest_aorta.plan.options import make_options as default_options
 from pytest_aorta.plan.world import World
 from pytest_aorta.report.data import Case, Report, Test
 from pytest_aorta.result.facts import LaunchFacts
@@ -64,35 +66,19 @@ def gpus(count: int, model: str = H200) -> list[Device]:
 
 
 def make_options(**changes: Any) -> Options:
-    defaults = Options(
-        gpus=None,
-        update_baselines=False,
-        baselines_dir=Path("baselines"),
-        results_dir=None,
-        timeout_s=300.0,
-        fail_on=frozenset({FailOn.MISSING}),
-        workload_dirs=(),
-        launcher=LauncherKind.TORCHRUN,
-        launches=10,
-        recording=Recording(),
-        max_launches=6,
-        locate=False,
-        profiling=None,
-        ab=None,
-        nnodes=1,
-        node_launcher=(),
-        report=None,
-        markdown=None,
-        history=None,
-        rootdir=Path(),
-    )
-    return replace(defaults, **changes)
+    return replace(default_options({}, Path()), **({"workload_dirs": ()} | changes))
 
 
 def git(folder: Path, *arguments: str) -> str:
     author = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     command = ["git", "-C", str(folder), *author, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end; ``options`` of ``subprocess.run`` go before the usual ones."""
+    usual = {"capture_output": True, "text": True, "timeout": 300, "check": False}
+    return subprocess.run([sys.executable, *arguments], **(usual | options))
 
 
 def make_facts(**changes: Any) -> LaunchFacts:
@@ -108,8 +94,6 @@ def make_facts(**changes: Any) -> LaunchFacts:
         final_loss=None,
         environment={"torch": "2.11.0", "device": "cuda", "device_name": H200},
         rank_lag_ms=[0.0, 0.0],
-        step_time_growth=0.0,
-        memory_growth=0.0,
         canary_ms={},
     )
     return defaults.replace(**changes)
@@ -198,6 +182,14 @@ def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
         cwd=run_dir,
     )
     return replace(defaults, **changes)
+
+
+def make_script_plan(folder: Path, text: str, **changes: Any) -> LaunchPlan:
+    """Write a script, and return the plan of its launch in the folder ``run`` beside it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    script = {"name": "train.py", "config": {}, "script": str(folder / "train.py")}
+    return make_plan(folder / "run", **(script | changes))
 
 
 def rank_values(**changes: Any) -> dict[str, Any]:

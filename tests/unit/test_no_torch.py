@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.unit.builders import run_python
 
 # Loaded by `site` at start-up, before pytest and its plugins.
 BLOCK_TORCH = """
@@ -35,15 +36,7 @@ def run(folder: Path, *arguments: str, block: bool = True) -> subprocess.Complet
     (folder / "test_toy.py").write_text(TEST_FILE)
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_python(*arguments, cwd=folder, env=environment)
 
 
 MODULES = ("plugin.hooks", "plugin.fixtures", "session.runner", "launch.guarded", "launch.process.guard")

@@ -142,14 +142,13 @@ def test_unreadable_or_misnamed_file_stops_the_renaming(capsys, name, said):
     assert "nothing was moved" in err
 
 
-@pytest.mark.parametrize(
-    ("place", "name", "error"),
-    [
-        (stored_baselines, "write_text", OSError(28, "No space left on device")),
-        (Path, "unlink", OSError(13, "Permission denied")),
-    ],
-    ids=["write", "deletion"],
-)
+FAILING = {
+    "write": (stored_baselines, "write_text", OSError(28, "No space left on device")),
+    "deletion": (Path, "unlink", OSError(13, "Permission denied")),
+}
+
+
+@pytest.mark.parametrize(("place", "name", "error"), FAILING.values(), ids=FAILING)
 def test_failed_write_or_deletion_loses_no_baseline(capsys, monkeypatch, place, name, error):
     before, operation = files(), getattr(place, name)
 

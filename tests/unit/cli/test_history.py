@@ -217,10 +217,7 @@ def test_branches_are_not_mixed(here, otava, capsys):
     pull = [with_values(number, {"step_time_p50": 12.0}, branch=None) for number in range(3)]
     write_history(
         here / "history",
-        [
-            *entries_of(STEADY),
-            *(row.replace(run=f"20260105T030000.000000Z-{n:08x}") for n, row in enumerate(pull, 99)),
-        ],
+        [*entries_of(STEADY), *(row.replace(run=f"20260105T030000.000000Z-{n:08x}") for n, row in enumerate(pull, 99))],
     )
     assert main(["history", "changes", "history"]) == 2
     assert "give one of ['HEAD', 'main']" in capsys.readouterr().err

@@ -10,13 +10,13 @@ import pytest
 
 from pytest_aorta.cli.main import main
 from pytest_aorta.launch.guarded import prepare_folder
-from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.session.launcher import Session
-from tests.unit.builders import rank_values, write_ranks
+from tests.unit.builders import gpus, rank_values, write_ranks
 
 PLAIN = "import torch\n"
+SCRIPT = {"train.py": PLAIN}
 
 
 Values = Mapping[str, Any]
@@ -25,19 +25,20 @@ Ranks = Callable[[LaunchPlan, int], Values]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a script."""
     monkeypatch.chdir(tmp_path)
     for name, replacement in (("visible_devices", list), ("require_torch", lambda: None)):
         monkeypatch.setattr(f"pytest_aorta.cli.init.{name}", replacement)
     monkeypatch.setattr("pytest_aorta.session.launcher.visible_devices", list)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path.parent / "leases"))
+    (tmp_path / "train.py").write_text(PLAIN)
     return tmp_path
 
 
 @pytest.fixture
 def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(2)]
     for module in ("cli.init", "session.launcher"):
-        monkeypatch.setattr(f"pytest_aorta.{module}.visible_devices", lambda: devices)
+        monkeypatch.setattr(f"pytest_aorta.{module}.visible_devices", lambda: gpus(2))
 
 
 class Launches:
@@ -98,7 +99,7 @@ def files(folder: Path) -> dict[str, str]:
 def test_without_a_script_the_test_runs_a_built_in_workload(folder, capsys):
     assert main(["init"]) == 0
     written = files(folder)
-    assert written.keys() == {"test_training.py", "pytest.ini", ".gitignore"}
+    assert written.keys() == {"train.py", "test_training.py", "pytest.ini", ".gitignore"}
     assert 'workload.run("llama_fsdp2"' in written["test_training.py"]
     assert written[".gitignore"] == "results/\n"
     assert "aorta_launcher = forkserver" in written["pytest.ini"]
@@ -108,7 +109,6 @@ def test_without_a_script_the_test_runs_a_built_in_workload(folder, capsys):
 
 
 def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(folder, launches, capsys):
-    (folder / "train.py").write_text(PLAIN)
     assert main(["init", "train.py", "--", "--epochs", "it's 2"]) == 0
     written = files(folder)
     assert written.keys() == {"train.py", "test_train.py", "pytest.ini", ".gitignore"}
@@ -131,7 +131,6 @@ SEEDED = "the recorder sets seeds and torch.use_deterministic_algorithms in the 
     ids=["repeats with seeds", "never repeats", "fails with seeds"],
 )
 def test_script_whose_launches_differ_is_tried_with_seeds(folder, launches, capsys, under_pins, record, said):
-    (folder / "train.py").write_text(PLAIN)
     launches.ranks = lambda plan, number: (
         under_pins
         if under_pins is not None and plan.record and plan.record.deterministic
@@ -165,7 +164,7 @@ def resuming(folder: Path, kept: str, *, is_seeded: bool = True) -> Ranks:
 def test_script_that_resumes_is_launched_in_copies_without_its_checkpoint(
     folder, launches, capsys, kept, path, is_seeded
 ):
-    for name, text in (("train.py", PLAIN), ("data/tokens.bin", "1 2 3"), ("results/kept/old", ""), (".git/HEAD", "")):
+    for name, text in (("data/tokens.bin", "1 2 3"), ("results/kept/old", ""), (".git/HEAD", "")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / kept).parent.parent.mkdir(exist_ok=True)
@@ -188,14 +187,12 @@ def test_script_that_resumes_is_launched_in_copies_without_its_checkpoint(
 
 
 def test_file_that_no_launch_reads_needs_no_copy(folder, launches):
-    (folder / "train.py").write_text(PLAIN)
     launches.ranks = lambda plan, number: (plan.folder / "train.log").write_text(f"{number}") and {}
     assert main(["init", "train.py"]) == 0
     assert "fresh" not in call_in(files(folder)["test_train.py"])[1]
 
 
 def test_script_that_fails_is_reported_and_nothing_is_written(folder, launches, capsys):
-    (folder / "train.py").write_text(PLAIN)
     launches.ranks = lambda *_: {"fails": "no such dataset"}
     assert main(["init", "train.py"]) == 1
     assert "ValueError: no such dataset" in capsys.readouterr().err
@@ -220,12 +217,12 @@ def test_gitignore_that_is_a_fifo_or_leads_out_of_the_project_is_refused(folder,
         make(folder / ".gitignore")
         assert main(["init"]) == 1
         assert ".gitignore: can't be read or written: " in capsys.readouterr().err
-        assert (outside.read_text(), files(folder)) == ("mine", {} if make is os.mkfifo else {".gitignore": "mine"})
+        left = SCRIPT if make is os.mkfifo else SCRIPT | {".gitignore": "mine"}
+        assert (outside.read_text(), files(folder)) == ("mine", left)
         (folder / ".gitignore").unlink()
 
 
 def test_nothing_that_exists_is_overwritten_and_each_file_is_reported(folder, capsys):
-    (folder / "train.py").write_text(PLAIN)
     there = {"test_train.py": "mine", "pytest.ini": "[pytest]\n", ".gitignore": "*.pt"}
     for name, text in there.items():
         (folder / name).write_text(text)
@@ -274,7 +271,6 @@ NUMERICS, OVERLAP, WORLD = "pytest.mark.numerics", "pytest.mark.overlap", "pytes
 
 @pytest.mark.parametrize(("arguments", "file"), [([], "test_training.py"), (["train.py"], "test_train.py")])
 def test_without_gpus_the_test_is_of_the_numerics_lane_and_compares_no_times(folder, arguments, file):
-    (folder / "train.py").write_text(PLAIN)
     assert main(["init", *arguments]) == 0
     assert marks(folder, file) == [NUMERICS, WORLD]
 
@@ -284,7 +280,6 @@ def test_without_gpus_the_test_is_of_the_numerics_lane_and_compares_no_times(fol
     ("other_ms", "marker"), [(10.1, "5%"), (10.3, "10%"), (10.6, "20%"), (12.0, None)], ids=["steady", "", "", "noise"]
 )
 def test_on_gpus_times_get_a_tolerance_that_launches_can_decide(folder, launches, capsys, other_ms, marker):
-    (folder / "train.py").write_text(PLAIN)
     launches.ranks = lambda _, number: {"step_times_ms": [10.0 if number % 2 else other_ms] * 3}
     assert main(["init"]) == main(["init", "train.py"]) == 0
     assert marks(folder, "test_training.py") == [OVERLAP, WORLD]
@@ -315,13 +310,11 @@ def test_scripts_of_one_name_in_two_folders_have_a_test_each(folder):
     assert len(list(folder.glob("test_*.py"))) == 2
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, monkeypatch, gpus):
-    devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
-    monkeypatch.setattr("pytest_aorta.session.launcher.visible_devices", lambda: devices)
-    (folder / "train.py").write_text(PLAIN)
+@pytest.mark.parametrize("count", [1, 2])
+def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, monkeypatch, count):
+    monkeypatch.setattr("pytest_aorta.session.launcher.visible_devices", lambda: gpus(count))
     assert main(["init", "train.py"]) == 0
-    assert f"pytest.mark.world(size={gpus})" in marks(folder, "test_train.py")
+    assert f"pytest.mark.world(size={count})" in marks(folder, "test_train.py")
     (folder / "test_train.py").unlink()
     assert main(["init", "--nproc=1", "train.py"]) == 0
     assert "pytest.mark.world(size=1)" in marks(folder, "test_train.py")
@@ -331,7 +324,6 @@ def test_world_of_the_test_fits_the_machine_unless_it_is_given(folder, monkeypat
     "arguments", [["init", "train.py", "--steps", "50"], ["run", "--script", "train.py", "--steos=5"]]
 )
 def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(folder, capsys, arguments):
-    (folder / "train.py").write_text(PLAIN)
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -349,7 +341,6 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
     ],
 )
 def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script, said):
-    (folder / "train.py").write_text(PLAIN)
     (folder / "train.txt").write_text("")
     (folder.parent / "outside.py").write_text("")
     before = files(folder)
@@ -384,7 +375,6 @@ def test_module_of_a_package_is_launched_as_a_module(folder, given, arguments):
     ],
 )
 def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches, given, file, words):
-    (folder / "train.py").write_text(PLAIN)
     assert main(["init", *given]) == 0
     assert call_in((folder / file).read_text()) == ([words], {"record": {"hash_weights": True}})
     assert [(plan.starts_ranks, [plan.script, *plan.args], plan.launcher) for plan in launches.plans] == [
@@ -395,4 +385,4 @@ def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches
 def test_command_without_a_program_is_refused_and_nothing_is_written(folder, capsys):
     assert main(["init", "--", "akselerate", "launch"]) == 2
     assert "['akselerate'] is not beside" in capsys.readouterr().err
-    assert files(folder) == {}
+    assert files(folder) == SCRIPT

@@ -10,9 +10,8 @@ import pytest
 from pytest_aorta.cli import devices as devices_command
 from pytest_aorta.cli import main as cli
 from pytest_aorta.launch.leases import lease
-from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.verdict.baseline import StoredLaunch, write_baseline
-from tests.unit.builders import make_baseline, make_facts, with_p50
+from tests.unit.builders import gpus, make_baseline, make_facts, run_python, with_p50
 
 CASE = "tests/test_a.py::test_x::fsdp"
 OTHER = "tests/test_b.py::test_y::ddp"
@@ -61,11 +60,6 @@ def refused(capsys, *arguments: str) -> str:
     assert (code, out) == (2, "")
     assert err.startswith("aorta: ")
     return err
-
-
-def git(*arguments: str) -> None:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.hooksPath=/dev/null"]
-    subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
 
 
 # list
@@ -142,17 +136,15 @@ def test_control_characters_of_a_case_are_escaped(here, capsys):
 
 
 @pytest.fixture
-def gpus(monkeypatch):
-    devices = [Device(str(number), "NVIDIA H200", f"GPU-{number:04d}") for number in range(3)]
-    monkeypatch.setattr(devices_command, "visible_devices", lambda: devices)
-    return devices
+def three_gpus(monkeypatch):
+    monkeypatch.setattr(devices_command, "visible_devices", lambda: gpus(3))
 
 
-def test_devices_are_listed_with_their_holders(here, gpus, capsys):
-    with lease(["GPU-0000", "cpu-0"], 2, exclusive=False, wait_s=0, owner="tests/test_a.py::test_x"):
+def test_devices_are_listed_with_their_holders(here, three_gpus, capsys):
+    with lease(["GPU-0", "cpu-0"], 2, exclusive=False, wait_s=0, owner="tests/test_a.py::test_x"):
         lines = said(capsys, "devices", "list").splitlines()
     assert "held by tests/test_a.py::test_x (pid" in lines[1]
-    assert lines[2].split() == ["1", "GPU-0001", "NVIDIA", "H200", "free"]
+    assert lines[2].split() == ["1", "GPU-1", "NVIDIA", "H200", "free"]
     assert lines[4].startswith("-      cpu-0")
     assert lines[5] == "3 GPUs visible, 2 resources leased"
 
@@ -187,8 +179,7 @@ def test_unknown_option_is_reported_by_the_word_it_was_typed_after(capsys):
 
 
 def test_module_is_the_command_and_imports_no_torch(here):
-    argv = [sys.executable, "-X", "importtime", "-m", "pytest_aorta.cli", "baselines", "list"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-X", "importtime", "-m", "pytest_aorta.cli", "baselines", "list")
     assert done.returncode == 0
     assert CASE in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -208,5 +199,4 @@ def test_reader_that_leaves_early_is_no_traceback(here):
 def test_output_that_knows_only_ascii_gets_escapes(here, monkeypatch):
     store(case="tests/test_a.py::test_ü", launches=launches(10.0))
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    argv = [sys.executable, "-m", "pytest_aorta.cli", "baselines", "list"]
-    assert "test_\\xfc" in subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "test_\\xfc" in run_python("-m", "pytest_aorta.cli", "baselines", "list", check=True).stdout

@@ -179,3 +179,23 @@ def test_generated_tables_are_current(page):
 def test_schemas_of_structs_are_current():
     for name in generator().SCHEMAS:
         assert schema(f"{name}.schema.json") == json.loads(generator().current_schema(name)), "run docs/generate.py"
+
+
+WORKLOADS = ROOT / "workloads"
+PRIVATE = re.compile(r"(torch|functorch)\b.*\._")
+
+
+def imported(path):
+    """Yield what a module imports, by dotted name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_two_modules_import_private_interfaces_of_torch():
+    found = {
+        str(path.relative_to(WORKLOADS)) for path in WORKLOADS.rglob("*.py") if any(map(PRIVATE.match, imported(path)))
+    }
+    assert found == {"common/torch_private.py", "passes/torch_private.py"}

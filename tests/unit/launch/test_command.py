@@ -119,18 +119,17 @@ def test_variables_of_the_config_are_set_for_ranks_and_hidden_from_the_workload(
     assert plan.own_config == {"steps": 5}
 
 
-@pytest.mark.parametrize(
-    ("changes", "environ", "expected"),
-    [
-        ({"spec": SPEC}, {}, "1"),
-        ({"spec": SPEC}, {"TORCH_NCCL_ENABLE_TIMING": "0"}, "0"),
-        ({"spec": replace(SPEC, collective_timing=False)}, {}, None),
-        ({"spec": replace(SPEC, collective_timing=False)}, {"TORCH_NCCL_ENABLE_TIMING": "1"}, "1"),
-        ({}, {}, "1"),
-        ({"world": World(1, "cuda", tuple(gpus(1)))}, {}, None),
-    ],
-    ids=["workload", "switched off", "declined", "declined, caller asks", "script", "one rank"],
-)
+TIMED = {
+    "workload": ({"spec": SPEC}, {}, "1"),
+    "switched off": ({"spec": SPEC}, {"TORCH_NCCL_ENABLE_TIMING": "0"}, "0"),
+    "declined": ({"spec": replace(SPEC, collective_timing=False)}, {}, None),
+    "declined, caller asks": ({"spec": replace(SPEC, collective_timing=False)}, {"TORCH_NCCL_ENABLE_TIMING": "1"}, "1"),
+    "script": ({}, {}, "1"),
+    "one rank": ({"world": World(1, "cuda", tuple(gpus(1)))}, {}, None),
+}
+
+
+@pytest.mark.parametrize(("changes", "environ", "expected"), TIMED.values(), ids=TIMED)
 def test_collectives_of_several_ranks_are_timed_unless_the_workload_or_the_caller_declines(
     tmp_path, changes, environ, expected
 ):

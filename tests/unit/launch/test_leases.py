@@ -266,15 +266,14 @@ def test_waiting_request_is_overtaken_a_bounded_number_of_times(ask, waiting, bi
     future.result().release()
 
 
-@pytest.mark.parametrize(
-    ("stream", "asked"),
-    [
-        ({"count": 2}, {"count": 8}),
-        ({"count": 2}, {"count": 1, "exclusive": True}),
-        ({"count": 1, "exclusive": True}, {"count": 1}),
-    ],
-    ids=["8 among 2s", "exclusive among shared", "shared among exclusive"],
-)
+STREAMS = {
+    "8 among 2s": ({"count": 2}, {"count": 8}),
+    "exclusive among shared": ({"count": 2}, {"count": 1, "exclusive": True}),
+    "shared among exclusive": ({"count": 1, "exclusive": True}, {"count": 1}),
+}
+
+
+@pytest.mark.parametrize(("stream", "asked"), STREAMS.values(), ids=STREAMS)
 def test_streams_of_other_requests_starve_no_request(clients, ask, stream, asked):
     """Run five streams that want more devices than there are, so all devices are never free at once by themselves."""
     for _ in range(5):

@@ -222,15 +222,14 @@ def judged(plan: LaunchPlan, *verdicts: LaunchOutcome | None, silent_s: float = 
 GUARD_LOST = LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 1.0)
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "judgement"),
-    [
-        ((ENDED, ENDED), (EndReason.EXIT, 0, "")),
-        ((FAILED, STOPPED), (EndReason.EXIT, 1, "")),
-        ((FAILED, GUARD_LOST), (EndReason.GUARD_LOST, None, "node 1 (host1): its guard was killed")),
-    ],
-    ids=["well", "first failure", "lost guard"],
-)
+NODE_VERDICTS = {
+    "well": ((ENDED, ENDED), (EndReason.EXIT, 0, "")),
+    "first failure": ((FAILED, STOPPED), (EndReason.EXIT, 1, "")),
+    "lost guard": ((FAILED, GUARD_LOST), (EndReason.GUARD_LOST, None, "node 1 (host1): its guard was killed")),
+}
+
+
+@pytest.mark.parametrize(("verdicts", "judgement"), NODE_VERDICTS.values(), ids=NODE_VERDICTS)
 def test_launch_ends_as_the_node_that_caused_it(plan, verdicts, judgement):
     assert judged(plan, *verdicts) == judgement
 

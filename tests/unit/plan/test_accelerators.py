@@ -1,8 +1,10 @@
-"""Discovery against fakes of pynvml and amdsmi in sys.modules."""
+"""Discovery and sensors of devices, against fakes of pynvml and amdsmi in sys.modules."""
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,10 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.plan import accelerators as discovery
-from pytest_aorta.plan.accelerators import visible_devices, visible_tokens
-from tests.unit.fake_drivers import FakeAmdsmi, FakeNvml
+from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of, visible_devices, visible_tokens
+from pytest_aorta.plan.device_kind import AMD, Device
+from pytest_aorta.result.measurements import Reading
+from tests.unit.fake_drivers import HOT_BITS, FakeAmdsmi, FakeNvml
 
 
 @pytest.mark.parametrize(
@@ -79,9 +83,8 @@ def test_visible_devices_have_their_models_in_the_callers_order(nvidia, variable
     ],
 )
 def test_name_of_no_single_device_is_an_error_that_shows_it(nvidia, variable, message):
-    with pytest.raises(DevicesUnavailable) as caught:
+    with pytest.raises(DevicesUnavailable, match="^" + re.escape(message)):
         visible_devices({"CUDA_VISIBLE_DEVICES": variable})
-    assert str(caught.value).startswith(message)
 
 
 def test_driver_that_can_not_answer_is_no_lack_of_devices(monkeypatch):
@@ -152,9 +155,8 @@ def test_amd_gpus_are_counted_within_what_rocr_leaves(amd, variables, devices):
     ],
 )
 def test_name_of_no_single_amd_gpu_is_an_error_that_shows_it(amd, variables, message):
-    with pytest.raises(DevicesUnavailable) as caught:
+    with pytest.raises(DevicesUnavailable, match="^" + re.escape(message)):
         on_amd(**variables)
-    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("serials", [("N/A", "0x0000000000000000"), ("0xA1", "0xA1")])
@@ -189,3 +191,75 @@ def test_amdsmi_that_can_not_answer_is_no_lack_of_devices(no_nvidia, monkeypatch
     monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi(error=error))
     with pytest.raises(DevicesUnavailable, match=r"^amdsmi can't list the GPUs: not initialised; "):
         on_amd()
+
+
+NVIDIA_GPU = Device("1", "NVIDIA H200", "GPU-aabb-2")
+AMD_GPU = Device("1", "MI300X", "GPU-00000000000000a2", AMD)
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    fake.hot, fake.hot_bits = ("GPU-aabb-2",), HOT_BITS | 4 | 1024
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def test_nvml_is_read_in_whole_units_and_reasons_by_name(nvml):
+    sensors = open_sensors([NVIDIA_GPU])
+    assert sensors.max_sm_clocks_mhz == (1980,)
+    assert sensors.read() == (Reading(1200, None, 690.5, 61, ("sw_power_cap", "hw_thermal_slowdown")),)
+    sensors.close()
+    assert nvml.num_open == 0
+
+
+def test_mig_device_has_the_readings_of_its_gpu(nvml):
+    assert open_sensors([Device("MIG-c", "H200 MIG", "MIG-cccc-3")]).read()[0].sm_clock_mhz == 1200
+
+
+@pytest.fixture
+def amdsmi(monkeypatch):
+    fake = FakeAmdsmi()
+    fake.tables[1] = {
+        "current_gfxclks": [2100, 1400, "N/A"],
+        "current_uclk": 1300,
+        "temperature_hotspot": 70,
+        "current_socket_power": "N/A",
+        "average_socket_power": 740,
+        "prochot_residency_acc": 5,
+    }
+    monkeypatch.setitem(sys.modules, "amdsmi", fake)
+    return fake
+
+
+def test_amdsmi_reports_the_slowest_die_and_reasons_whose_counters_increased(amdsmi):
+    sensors = open_sensors([AMD_GPU])
+    assert sensors.max_sm_clocks_mhz == (2100,)
+    assert sensors.read() == (Reading(1400, 1300, 740, 70, ()),)
+    amdsmi.tables[1] |= {"prochot_residency_acc": 6, "ppt_residency_acc": "N/A"}
+    assert sensors.read()[0].throttle_reasons == ("prochot",)
+    assert sensors.read()[0].throttle_reasons == ()
+
+
+UNREADABLE = {
+    "unknown GPU": (replace(NVIDIA_GPU, uuid="GPU-absent"), {}, r"^NVML: Not Found$"),
+    "lost GPU": (NVIDIA_GPU, {"lost": True}, r"^NVML: GPU is lost$"),
+    "no NVML": (NVIDIA_GPU, {"error": FakeNvml.NVMLError("Library Not Found", 12)}, r"^NVML: Library Not Found$"),
+    "unknown AMD GPU": (replace(AMD_GPU, uuid="GPU-absent"), {}, r"^amdsmi: "),
+    "no amdsmi": (AMD_GPU, None, r"^amdsmi is not installed$"),
+}
+
+
+@pytest.mark.parametrize(("device", "change", "problem"), UNREADABLE.values(), ids=UNREADABLE)
+def test_sensors_that_can_not_be_read_are_reported(nvml, amdsmi, monkeypatch, device, change, problem):
+    if change is None:
+        monkeypatch.setitem(sys.modules, "amdsmi", None)
+    vars(nvml).update(change or {})
+    with pytest.raises(SensorsUnavailable, match=problem):
+        open_sensors([device]).read()
+    assert nvml.num_open == (1 if nvml.lost else 0)
+
+
+@pytest.mark.parametrize(("device", "source"), [(NVIDIA_GPU, "NVML"), (AMD_GPU, "amdsmi")])
+def test_source_is_the_vendors(device, source):
+    assert source_of([device]) == source

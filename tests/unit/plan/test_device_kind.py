@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from pytest_aorta.common.files import PACKAGE_ROOT
+from tests.unit.builders import run_python
 
 # File, a line of it, and what takes the line's place.
 ADDED = [
@@ -63,5 +62,5 @@ def test_made_up_kind_of_device_is_leased_shown_to_ranks_and_watched(tmp_path: P
         assert text.count(line) == 1, (name, line)
         file.write_text(text.replace(line, added), encoding="utf-8")
     path = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(PACKAGE_ROOT.parent)!r}]\n"
-    done = subprocess.run([sys.executable, "-c", path + USED], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-c", path + USED)
     assert done.stdout.splitlines() == ["toy-9000-x2-toyccl", "2,1 toy; none cpu;", "toyml toys have none"], done.stderr

@@ -273,15 +273,14 @@ def test_installed_workload_stays_what_it_is(opener, project):
     assert opener("HEAD").open().workload(spec) is spec
 
 
-@pytest.mark.parametrize(
-    ("yaml", "given", "config"),
-    [
-        (toy_yaml(), {"steps": 9, "mode": "slow"}, {"steps": 9, "mode": "slow"}),
-        (toy_yaml("speed"), {"steps": 9, "speed": "fast"}, {"steps": 9, "mode": "fast"}),
-        (toy_yaml().rpartition("  mode")[0], {}, {"steps": 4, "mode": "fast"}),
-    ],
-    ids=["same keys", "new key at its default", "removed key"],
-)
+OWN_WORKLOADS = {
+    "same keys": (toy_yaml(), {"steps": 9, "mode": "slow"}, {"steps": 9, "mode": "slow"}),
+    "new key at its default": (toy_yaml("speed"), {"steps": 9, "speed": "fast"}, {"steps": 9, "mode": "fast"}),
+    "removed key": (toy_yaml().rpartition("  mode")[0], {}, {"steps": 4, "mode": "fast"}),
+}
+
+
+@pytest.mark.parametrize(("yaml", "given", "config"), OWN_WORKLOADS.values(), ids=OWN_WORKLOADS)
 def test_own_workload_is_the_commits_with_the_keys_that_the_commit_has(opener, project, yaml, given, config):
     write(project / "workloads/toy/default.yaml", yaml)
     reference = opener("HEAD").open()

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.unit.builders import run_python
 
 LIST_MODULES = """
 import sys
@@ -30,15 +30,8 @@ def of_launches(modules: set[str]) -> list[str]:
 def modules_after(folder: Path, test: str, *arguments: str) -> set[str]:
     (folder / "test_some.py").write_text(test)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    done = subprocess.run(
-        [sys.executable, "-c", LIST_MODULES, "-q", *WITHOUT, *arguments],
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environ = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
+    done = run_python("-c", LIST_MODULES, "-q", *WITHOUT, *arguments, cwd=folder, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return set(done.stdout.rpartition("modules: ")[2].split())
 

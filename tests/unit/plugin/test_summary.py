@@ -128,10 +128,7 @@ def test_finding_of_a_retried_attempt_has_its_line_and_counts_as_an_attempt():
         ({}, "1 test, 1 test without a comparison, 1 launch in"),
         ({"outcome": "failed"}, "1 of 1 test failed, 1 test failed without a verdict, 1 launch in"),
         ({"outcome": "error"}, "1 of 1 test failed, 1 test failed without a verdict, 1 launch in"),
-        (
-            {"outcome": "failed", "launches": (), "can_launch": True},
-            "no test launched, 1 test failed before a launch",
-        ),
+        ({"outcome": "failed", "launches": (), "can_launch": True}, "no test launched, 1 test failed before a launch"),
         ({"launches": (), "lacked_devices": "2"}, "no test launched, 1 test skipped for lack of devices"),
         ({"comparisons": (Comparison("case", new=NewLaunches(make_baseline())),)}, "1 test OK, 1 baseline measured, 1"),
     ],

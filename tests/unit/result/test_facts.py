@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+import random
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import theilslopes
 
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.result.facts import SAMPLE_SIZE, LaunchFacts, launch_facts
+from pytest_aorta.result.facts import (
+    DEPENDENT_STEPS,
+    SAMPLE_SIZE,
+    LaunchFacts,
+    growth,
+    launch_facts,
+    rank_lags_ms,
+    slope_bounds,
+)
+from pytest_aorta.result.measurements import PlatformFacts, Reading, Sample, lowest_sm_clock_mhz, summarize, throttled
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from tests.unit.builders import make_provenance, make_result, replace
 
@@ -114,3 +127,155 @@ def test_late_steps_are_a_fact():
     assert found.late_steps == text
     none_late = launch_facts(make_result(TWO_RANKS, overlap=[[step] * 8] * 2, head_start=[replace(lead, late_steps=0)]))
     assert "late_steps" not in to_builtins(none_late)
+
+
+def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: float = 0.02) -> list[float]:
+    error, values = 0.0, []
+    for _ in range(count):
+        error = rho * error + rng.gauss(0, deviation)
+        values.append(1 + error)
+    return values
+
+
+@pytest.mark.parametrize("waits", [[], [[1.0, 2.0]], [[], []]], ids=["no ranks", "one rank", "no steps"])
+def test_ranks_without_others_or_without_waits_have_no_lags(waits):
+    assert rank_lags_ms(waits) == []
+
+
+@given(st.integers(2, 7), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_lags_are_those_of_the_definition(num_ranks, num_steps, rng):
+    waits = [[rng.choice([0.0, 1.0, rng.random()]) for _ in range(num_steps)] for _ in range(num_ranks)]
+    for rank, lag in enumerate(rank_lags_ms(waits)):
+        others = [
+            median(waits[other][step] for other in range(num_ranks) if other != rank) - waits[rank][step]
+            for step in range(num_steps)
+        ]
+        fewer, more = sorted([sum(other > 0 for other in others), sum(other < 0 for other in others)])
+        assert lag == pytest.approx(median(others) if more >= 2 * fewer else 0.0, abs=1e-12)
+
+
+def test_ramp_is_found_at_little_less_than_its_size():
+    rng = random.Random(1)
+    values = [value + 0.2 * step / 200 for step, value in enumerate(autocorrelated(rng, 200))]
+    assert 0.1 < growth(values, DEPENDENT_STEPS) < 0.2
+
+
+def test_decline_is_negative():
+    assert growth([2.0 - step / 100 for step in range(100)], DEPENDENT_STEPS) < -0.4
+
+
+def test_memory_that_leaks_is_found_from_ten_samples():
+    assert growth([100.0 + sample for sample in range(10)]) == pytest.approx(9 / 104.5)
+
+
+@pytest.mark.parametrize("values", [[], [1.0] * 9, list(range(1, 10)), [0.0, *range(1, 30)], [5.0] * 50])
+def test_too_few_values_and_constant_ones_do_not_grow(values):
+    assert growth(values) == 0
+
+
+def test_too_few_dependent_steps_show_no_growth():
+    assert growth([1 + step / 10 for step in range(34)], DEPENDENT_STEPS) == 0
+    assert growth([1 + step / 10 for step in range(35)], DEPENDENT_STEPS) > 0
+
+
+def test_one_stall_is_no_growth():
+    assert growth([1.0] * 99 + [50.0], DEPENDENT_STEPS) == 0
+
+
+@pytest.mark.parametrize("count", [20, 50, 100])
+def test_autocorrelated_steps_rarely_look_like_growth(count):
+    rng = random.Random(count)
+    found = sum(growth(autocorrelated(rng, count), DEPENDENT_STEPS) != 0 for _ in range(400))
+    # The stated rate is 1%, and up to 2% at 42 steps; at 2%, more than 16 of 400 have a chance of 1e-3.
+    assert found <= 16
+
+
+# Small integers have ties.
+@given(
+    st.lists(st.floats(1e-3, 1e9), min_size=7, max_size=16) | st.lists(st.integers(1, 4), min_size=7, max_size=16),
+    st.sampled_from([0.9, 0.99, 0.999]),
+)
+def test_bounds_of_the_slope_are_those_of_scipy(values, confidence):
+    known = theilslopes(values, alpha=confidence)
+    assert slope_bounds(values, confidence) == (known.low_slope, known.high_slope)
+
+
+H200_CLOCK_MHZ = 1980.0
+BUSY = Reading(1755, 3201, 690, 61)
+
+
+def facts_of(
+    *samples: Sample, highest: float | None = H200_CLOCK_MHZ, names: tuple[str, ...] = ("0",)
+) -> PlatformFacts:
+    return PlatformFacts("NVML", None, summarize(names, [highest] * len(names), samples))
+
+
+def in_steps(*reasons: str, clock: float = 1755) -> Sample:
+    return Sample((replace(BUSY, throttle_reasons=reasons, sm_clock_mhz=clock),), in_steps=True)
+
+
+def test_numbers_are_those_of_the_measured_steps():
+    idle = Sample((Reading(345, 3201, 75, 30),), in_steps=False)
+    [device] = facts_of(idle, in_steps(clock=1700), in_steps(clock=1800), in_steps(clock=1980), idle).devices
+    assert (device.num_samples, device.in_steps) == (3, True)
+    assert device.sm_clock_mhz == {"min": 1700, "median": 1800, "max": 1980}
+    assert device.power_w == {"min": 690, "median": 690, "max": 690}
+    assert (device.before.power_w, device.after.temperature_c) == (75, 30)
+
+
+def test_launch_without_a_sample_in_its_steps_is_summarized_by_all_samples():
+    samples = [Sample((Reading(clock, throttle_reasons=("gpu_idle",)),), in_steps=False) for clock in (345, 600)]
+    facts = facts_of(*samples)
+    [device] = facts.devices
+    assert (device.num_samples, device.in_steps, device.throttle_reasons) == (2, False, {"gpu_idle": 1.0})
+    assert lowest_sm_clock_mhz(facts) is None
+
+
+@pytest.mark.parametrize(
+    "reason", ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown", "prochot"]
+)
+def test_protective_reason_is_throttling_unless_hardly_any_sample_has_it(reason):
+    facts = facts_of(in_steps(reason, clock=1200), in_steps(clock=1980), in_steps(reason, clock=1200))
+    assert throttled(facts) == [f"GPU 0 throttled ({reason} in 67% of samples, SM clock 1,200 of 1,980 MHz)"]
+    assert throttled(facts_of(in_steps(reason), *[in_steps()] * 29)) == []
+
+
+@pytest.mark.parametrize("reason", ["gpu_idle", "applications_clocks_setting", "sync_boost"])
+def test_informative_reason_is_no_throttling(reason):
+    assert throttled(facts_of(in_steps(reason))) == []
+
+
+@pytest.mark.parametrize(
+    ("clock", "highest", "is_throttled"),
+    [(1500, H200_CLOCK_MHZ, False), (1100, H200_CLOCK_MHZ, True), (1500, None, False)],
+)
+def test_power_cap_is_throttling_only_at_low_clocks(clock, highest, is_throttled):
+    assert bool(throttled(facts_of(in_steps("sw_power_cap", clock=clock), highest=highest))) == is_throttled
+
+
+def test_the_throttled_one_of_two_devices_is_named():
+    hot = replace(BUSY, throttle_reasons=("hw_thermal_slowdown",), sm_clock_mhz=1200)
+    facts = facts_of(Sample((BUSY, hot), in_steps=True), names=("2", "3"))
+    assert [line.split(" throttled")[0] for line in throttled(facts)] == ["GPU 3"]
+    assert lowest_sm_clock_mhz(facts) == 1200
+
+
+def test_nothing_is_known_without_devices():
+    for facts in (None, PlatformFacts("NVML", "NVML: Driver Not Loaded")):
+        assert (throttled(facts), lowest_sm_clock_mhz(facts)) == ([], None)
+
+
+NUMBERS = st.none() | st.floats(0, 1e6)
+READINGS = st.builds(
+    Reading, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.lists(st.sampled_from("ab"), unique=True).map(tuple)
+)
+
+
+@given(st.lists(st.builds(Sample, st.tuples(READINGS, READINGS), st.booleans()), min_size=1))
+def test_any_samples_make_facts_that_survive_a_file(samples):
+    facts = facts_of(*samples, names=("0", "1"))
+    assert convert(to_builtins(facts), PlatformFacts, "facts") == facts
+    for device in facts.devices:
+        assert all(0 < fraction <= 1 for fraction in device.throttle_reasons.values())
+        for span in (device.sm_clock_mhz, device.power_w):
+            assert not span or span["min"] <= span["median"] <= span["max"]

@@ -1,22 +1,40 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
+from pytest_aorta.result import folder as names
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import FailureDetail
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
-from tests.unit.builders import ENDED_WELL, make_plan, rank_values, schema_violation, write_rank_file, write_ranks
+from tests.unit.builders import (
+    ENDED_WELL,
+    make_plan,
+    make_result,
+    rank_values,
+    run_python,
+    schema_violation,
+    write_plan_file,
+    write_rank_file,
+    write_ranks,
+)
 
 STEP = {
     "step_ms": 10.0, "compute_ms": 6.0, "comm_ms": 3.0, "copy_ms": 0.0, "idle_ms": 3.0, "hidden_comm_ms": 2.0,
@@ -99,18 +117,17 @@ def test_details_beyond_a_hundred_are_counted_only(tmp_path):
     assert (result.failure_count, len(result.failure_details)) == (200, 100)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "empty"),
-        (json.dumps(rank_values())[:-5], "not valid JSON"),
-        (json.dumps(rank_values(elapsed_sec=float("nan"))), "NaN is not a finite number"),
-        (json.dumps(rank_values(loss=[1.0, 2.0, float("-inf")])), "-Infinity is not a finite number"),
-        (json.dumps(rank_values()).replace('"elapsed_sec": 0.5', '"elapsed_sec": 1e999'), "1e999 is not a finite"),
-        ("[]", "$: Expected `object`, got `array`"),
-    ],
-    ids=["empty", "truncated", "NaN", "infinite", "1e999", "list"],
-)
+NOT_STRICT = {
+    "empty": ("", "empty"),
+    "truncated": (json.dumps(rank_values())[:-5], "not valid JSON"),
+    "NaN": (json.dumps(rank_values(elapsed_sec=float("nan"))), "NaN is not a finite number"),
+    "infinite": (json.dumps(rank_values(loss=[1.0, 2.0, float("-inf")])), "-Infinity is not a finite number"),
+    "1e999": (json.dumps(rank_values()).replace('"elapsed_sec": 0.5', '"elapsed_sec": 1e999'), "1e999 is not a finite"),
+    "list": ("[]", "$: Expected `object`, got `array`"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), NOT_STRICT.values(), ids=NOT_STRICT)
 def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
     assert message in rank_file_error(tmp_path, text)
 
@@ -338,3 +355,93 @@ def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):
         "the trace is too large",
         result.metrics["step_time_p50"],
     )
+
+
+NAMES = [
+    names.PID_FILE,
+    names.MARKS_FILE,
+    names.PROGRESS_FILE,
+    names.OUTPUT_LOG,
+    names.STACKS_FILE,
+    names.ERROR_FILE,
+    names.IN_FLIGHT_FILE,
+    names.RESULT_FILE,
+]
+ROOT = Path(__file__).parents[3]
+
+
+def read_everything(run_dir: Path) -> None:
+    """Read all files that pytest reads of a failed launch."""
+    write_plan_file(run_dir)
+    plan = make_plan(run_dir)
+    read_evidence(plan)
+    phases_s(names.rank_folders(run_dir, range(2)), 0.0, 1.0)
+    assert launch_failure(plan, LaunchOutcome(EndReason.TIME_LIMIT, None, (), (), 1.0)) is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fifo_does_not_block_the_diagnosis(tmp_path, name):
+    folder = names.rank_folder(tmp_path, 1)
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / name)
+    code = "import sys; from pathlib import Path; from tests.unit.result.test_reading import read_everything as r"
+    # A separate process, because only its end stops a wait for the FIFO's writer.
+    run_python("-c", f"{code}; r(Path(sys.argv[1]))", str(tmp_path), cwd=ROOT, timeout=60, check=True)
+
+
+def test_link_of_a_rank_is_not_followed(tmp_path):
+    folder = names.rank_folder(tmp_path, 1)
+    folder.mkdir(parents=True)
+    (tmp_path / "secret").write_text('{"type": "secret", "message": "", "traceback": "", "time_ns": 1}\n')
+    for name in (names.ERROR_FILE, names.OUTPUT_LOG, names.STACKS_FILE):
+        (folder / name).symlink_to(tmp_path / "secret")
+    rank = read_evidence(make_plan(tmp_path))[1]
+    assert (rank.error, rank.log_tail, rank.frames) == (None, (), ())
+
+
+LOCATED = FailureDetail(
+    "all_gather", iteration=4, rank=1, layer=2, source_rank=0, index=7, count=3, total=16, expected=1.5, actual=0.0,
+    cause="zeroed shard",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("detail", "text"),
+    [
+        (
+            LOCATED,
+            "all_gather: iteration 4, layer 2, on rank 1, from source rank 0: 3 of 16 elements wrong, "
+            "first at index 7: expected 1.5, got 0 (zeroed shard)",
+        ),
+        (FailureDetail("loss", iteration=0, rank=3), "loss: iteration 0, on rank 3: 1 elements wrong"),
+        (FailureDetail("h2d", iteration=0, rank=0, index=5), "first at index 5"),
+    ],
+)
+def test_failed_check_says_what_it_knows_of_where_how_many_and_what(detail, text):
+    assert str(detail).endswith(text)
+
+
+def test_ranks_of_unequal_lengths_have_no_step_times():
+    with pytest.raises(ValueError, match="zip"):
+        make_result([[1.0, 5.0], [2.0]]).step_times_ms  # noqa: B018
+
+
+@pytest.mark.parametrize(("steps", "names"), [(99, {"step_time_p50"}), (100, {"step_time_p50", "step_time_p99"})])
+def test_percentile_of_a_tail_needs_a_hundred_steps(steps, names):
+    assert set(make_result([[float(step) for step in range(steps)]]).metrics) == names
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20), st.integers(100, 130))
+def test_quantiles_of_a_result_are_those_that_verdicts_compare(values, steps):
+    times = (values * steps)[:steps]
+    metrics = make_result([times]).metrics
+    assert metrics["step_time_p50"] == pytest.approx(np.quantile(times, 0.5))
+    assert metrics["step_time_p99"] == pytest.approx(np.quantile(times, 0.99))
+
+
+def test_metrics_over_ranks_are_the_largest_peak_and_the_mean_of_others_also_of_large_values():
+    ranks = {"peak_x": [1.0, 3.0], "gemm_throughput_tflops": [1, 2], "x": [1.7e308, 1.7e308]}
+    assert make_result([[1.0], [2.0]], rank_metrics=ranks).metrics == {
+        "peak_x": 3.0, "gemm_throughput_tflops": 1.5, "gemm_throughput": 1.5, "x": 1.7e308, "step_time_p50": 2.0,
+    }  # fmt: skip

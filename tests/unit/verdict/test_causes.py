@@ -1,23 +1,34 @@
-"""Notes on a comparison: the straggler, and the split of a step."""
+"""Notes on a comparison: the straggler, the split of a step, and throttled devices."""
 
 from __future__ import annotations
 
 import pytest
 
+from pytest_aorta.common.model import to_builtins
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.measurements import PlatformFacts, Reading, Sample, summarize
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.causes import Straggler, notes, notes_on, split, straggler
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.learning import left_out
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import (
-    default_priors,
+    gpus,
     launches_near,
     make_baseline,
     make_facts,
+    make_plan,
+    make_result,
     make_verdict,
     on_cpu,
+    rank_values,
     stored,
     with_p50,
+    write_ranks,
 )
+from tests.unit.verdict.compared import check, compare
 
 
 def lagging(*lags_ms: float, build=make_facts):
@@ -109,24 +120,21 @@ def test_slow_rank_is_noted_with_what_the_others_wait():
 
 
 @pytest.mark.parametrize(
-    ("growth", "text"),
+    ("changes", "found"),
     [
-        (0.041, "steps get slower within a launch by at least 4.1%"),
-        (-0.2, "steps get faster within a launch by at least 20.0%"),
+        ({"step_time_growth": 0.041}, ["steps get slower within a launch by at least 4.1%"]),
+        ({"step_time_growth": -0.2}, ["steps get faster within a launch by at least 20.0%"]),
+        ({"memory_growth": -0.1}, []),
     ],
+    ids=["slower", "faster", "less memory"],
 )
-def test_steps_that_change_within_a_launch_are_noted(growth, text):
-    assert notes([make_facts(step_time_growth=growth)], [], "baseline") == [text]
+def test_steps_that_change_within_a_launch_are_noted_and_memory_that_shrinks_is_not(changes, found):
+    assert notes([make_facts(**changes)], [], "baseline") == found
 
 
 def test_growth_in_one_launch_out_of_three_is_not_noted():
-    assert (
-        notes([make_facts(), make_facts(), make_facts(step_time_growth=0.5, memory_growth=0.5)], [], "baseline") == []
-    )
-
-
-def test_memory_that_shrinks_is_not_noted():
-    assert notes([make_facts(memory_growth=-0.1)], [], "baseline") == []
+    growing = make_facts(step_time_growth=0.5, memory_growth=0.5)
+    assert notes([make_facts(), make_facts(), growing], [], "baseline") == []
 
 
 def canary_notes(launches, reference, side) -> list[str]:
@@ -177,13 +185,12 @@ def launches(p50: float, count: int, parts: dict[str, float] | None, rank: int |
     return launches_near(p50, count, deviation=0.0001, breakdown_ms=parts or {}, critical_rank=rank, **changes)
 
 
-def check(here, there) -> Verdicts:
-    baseline = make_baseline(launches=stored(*there))
-    return StoredComparison("case", baseline.config, baseline, {}, default_priors, len(here)).judge(here)
+def compared(here, there) -> Verdicts:
+    return check(*here, baseline=make_baseline(launches=stored(*there)))
 
 
 def test_regression_names_the_parts_and_the_critical_rank():
-    verdicts = check(launches(22.4, 3, CHANGED, rank=1), launches(10.0, 10, USUAL))
+    verdicts = compared(launches(22.4, 3, CHANGED, rank=1), launches(10.0, 10, USUAL))
     assert verdicts["step_time_p50"].outcome is Outcome.REGRESSION
     assert verdicts.notes == (
         "step_time_p50: split of +12.4 ms on rank 1, the critical rank: compute +2.0, straggler's extra compute +8.1, "
@@ -192,8 +199,7 @@ def test_regression_names_the_parts_and_the_critical_rank():
 
 
 def test_pairs_with_a_reference_are_split_too():
-    here, there = launches(22.4, 6, CHANGED, rank=None), launches(10.0, 6, USUAL, rank=None)
-    (note,) = PairedComparison("case", {}, default_priors, None, 6).judge(here, there).notes
+    (note,) = compare(launches(22.4, 6, CHANGED, rank=None), launches(10.0, 6, USUAL, rank=None)).notes
     assert note.startswith("step_time_p50: split of +12.4 ms: compute +2.0, ")
 
 
@@ -209,33 +215,97 @@ def test_change_that_profiled_steps_do_not_show_has_no_rank():
 
 
 def test_step_time_that_passed_is_not_split():
-    assert check(launches(10.0, 3, CHANGED), launches(10.0, 10, USUAL)).notes == ()
+    assert compared(launches(10.0, 3, CHANGED), launches(10.0, 10, USUAL)).notes == ()
 
 
 def test_slower_tail_is_not_split():
-    slow = [
-        one.replace(num_steps=200, step_time_ms=one.step_time_ms | {"p99": 30.0}) for one in launches(10.0, 3, CHANGED)
-    ]
-    usual = [one.replace(num_steps=200) for one in launches(10.0, 10, USUAL)]
-    verdicts = check(slow, usual)
+    slow, usual = (
+        [one.replace(num_steps=200, step_time_ms=one.step_time_ms | {"p99": p99}) for one in facts]
+        for facts, p99 in ((launches(10.0, 3, CHANGED), 30.0), (launches(10.0, 10, USUAL), 12.0))
+    )
+    verdicts = compared(slow, usual)
     assert (verdicts["step_time_p99"].outcome, verdicts.notes) == (Outcome.REGRESSION, ())
 
 
 def test_baseline_from_before_the_breakdown_says_why_there_is_no_split():
-    older = [one.replace(breakdown_ms={}, critical_rank=None) for one in launches(10.0, 10, USUAL)]
-    (note,) = check(launches(20.0, 3, CHANGED), older).notes
-    assert note == (
+    slow, older = launches(20.0, 3, CHANGED), launches(10.0, 10, None, rank=None)
+    assert compared(slow, older).notes == (
         "step_time_p50: the change can't be split, since the baseline has no breakdown of a step; record it again "
-        f"with {RESET}"
+        f"with {RESET}",
     )
-    (note,) = PairedComparison("case", {}, default_priors, None, 3).judge(launches(20.0, 3, CHANGED), older[:3]).notes
+    (note,) = compare(slow, older[:3], max_pairs=3).notes
     assert note.endswith("since the reference has no breakdown of a step")
 
 
-def test_launches_that_profiled_no_step_say_why_there_is_no_split():
-    (note,) = check(launches(20.0, 3, None), launches(10.0, 10, USUAL)).notes
-    assert note == "step_time_p50: the change can't be split, since the launches under test profiled no step"
+def test_launches_that_profiled_no_step_say_why_there_is_no_split_unless_nothing_is_profiled():
+    assert compared(launches(20.0, 3, None), launches(10.0, 10, USUAL)).notes == (
+        "step_time_p50: the change can't be split, since the launches under test profiled no step",
+    )
+    assert compared(launches(20.0, 3, None), launches(10.0, 10, None)).notes == ()
 
 
-def test_nothing_is_said_of_a_split_where_nothing_is_profiled():
-    assert check(launches(20.0, 3, None), launches(10.0, 10, None)).notes == ()
+HOT = "GPU 1 throttled (hw_thermal_slowdown in 40% of samples, SM clock 1,200 of 1,980 MHz)"
+STEADY = launches_near(10.0, 10)
+
+
+def hot_facts() -> PlatformFacts:
+    hot = Reading(1200, 3201, 400, 88, ("hw_thermal_slowdown",))
+    samples = [Sample((Reading(1900), reading), True) for reading in [hot] * 2 + [Reading(1200)] * 3]
+    return PlatformFacts("NVML", None, summarize(["0", "1"], [1980.0] * 2, samples))
+
+
+def judged(*launches: LaunchFacts) -> Verdicts:
+    return check(*launches, baseline=make_baseline(launches=stored(*STEADY)), max_launches=5)
+
+
+def test_result_keeps_what_devices_did_and_reads_it_again(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    plan = make_plan(tmp_path, world=World(2, "cuda", tuple(gpus(2))))
+    result = collect_result(plan, LaunchOutcome("exit", 0, (), (), 1.0), hot_facts())
+    assert result.platform_facts == hot_facts()
+    assert read_result(tmp_path / "result.json") == result
+
+
+def test_facts_of_a_launch_name_the_throttled_device_and_the_lowest_clock():
+    facts = launch_facts(make_result([[1.0], [1.0]], platform_facts=hot_facts()))
+    assert (facts.throttled, facts.sm_clock_mhz) == (HOT, 1200.0)
+
+
+def test_launch_that_nothing_is_known_of_is_stored_as_before():
+    assert to_builtins(launch_facts(make_result([[1.0], [1.0]]))).keys().isdisjoint({"throttled", "sm_clock_mhz"})
+
+
+def test_first_slow_launch_that_was_throttled_says_so_and_asks_for_another_one():
+    row = judged(launches_near(12, 1)[0].replace(throttled=HOT))["step_time_p50"]
+    assert (row.outcome, row.is_open, row.reason) == (Outcome.INCONCLUSIVE, True, "GPUs throttled in the launch")
+
+
+def test_pass_of_a_throttled_launch_needs_no_reason_and_has_the_note():
+    verdicts = judged(STEADY[0].replace(throttled=HOT))
+    assert (verdicts["step_time_p50"].outcome, verdicts["step_time_p50"].reason) == (Outcome.PASS, "")
+    assert list(verdicts.notes) == [f"launch 1: {HOT}"]
+
+
+def test_memory_that_grew_is_not_put_down_to_throttling():
+    memory = make_facts(metrics={"peak_memory_bytes": 1e9})
+    launches = [memory.replace(metrics={"peak_memory_bytes": 2e9}, throttled=HOT)] * 3
+    row = check(*launches, baseline=make_baseline(launches=stored(*[memory] * 10)), max_launches=5)["peak_memory_bytes"]
+    assert (row.outcome, row.reason) == (Outcome.REGRESSION, "")
+
+
+def test_throttled_reference_is_noted_since_it_can_hide_a_regression():
+    verdicts = compare(launches_near(12, 3), launches_near(12, 3, throttled=HOT), max_pairs=3)
+    assert f"3 of the reference's 3 launches: {HOT}" in verdicts.notes
+
+
+@pytest.mark.parametrize(("clock", "is_noted"), [(1700.0, False), (1600.0, True)])
+def test_clock_well_below_the_baselines_is_noted(clock, is_noted):
+    here, there = [make_facts(sm_clock_mhz=clock)] * 3, [make_facts(sm_clock_mhz=1755.0)] * 3
+    expected = ["the SM clock was 9% lower than in the baseline: 1,600 against 1,755 MHz"] if is_noted else []
+    assert notes(here, there, "baseline") == expected
+    assert notes(here, [make_facts()], "baseline") == []
+
+
+def test_throttling_is_no_objection_where_no_times_are_compared():
+    cpu = {"torch": "2.11.0", "device": "cpu"}
+    assert left_out([make_facts(throttled=HOT, environment=cpu)], {}) == {}

@@ -11,11 +11,12 @@ from pytest_aorta.result.trace.families import MAX_FAMILIES, MAX_NAME
 from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.baseline import MAX_BYTES, MAX_LAUNCHES, read_baseline_file, write_baseline
 from pytest_aorta.verdict.causes import moved
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, left_out, merged
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.verdict import compared
+from tests.unit.verdict.compared import compare
 
 METRIC = METRICS["kernel_ms"]
 MARKED = parse_tolerances({"kernel_ms": "2%"}, "test")
@@ -50,11 +51,8 @@ def slower(name, ms):
 BASELINE = make_baseline(launches=stored(*launches(10, 0)))
 
 
-def check(candidates, baseline=BASELINE, max_launches=None):
-    allowed = max_launches or len(candidates)
-    return StoredComparison("case", BASELINE.config, baseline, MARKED, default_priors, allowed).judge(candidates)[
-        "kernel_ms"
-    ]
+def check(candidates, baseline=BASELINE):
+    return compared.check(*candidates, baseline=baseline, marked=MARKED)["kernel_ms"]
 
 
 def test_new_kernel_is_a_regression_that_is_named():
@@ -62,8 +60,7 @@ def test_new_kernel_is_a_regression_that_is_named():
     assert row.outcome is Outcome.REGRESSION
     assert row.delta == pytest.approx(0.041, abs=0.002)
     assert f"new {ADDED} 0.3 ms (4 calls)" in row.detail
-    paired = PairedComparison("case", MARKED, default_priors, max_pairs=3)
-    row = paired.judge(launches(kernels=slower("flash_fwd_kernel", 0.4)), launches(seed=2))["kernel_ms"]
+    row = compare(launches(kernels=slower("flash_fwd_kernel", 0.4)), launches(seed=2), MARKED, max_pairs=3)["kernel_ms"]
     assert row.outcome is Outcome.REGRESSION
     assert "flash_fwd_kernel +0.4 ms (8 calls, was 8)" in row.detail
 
@@ -74,10 +71,9 @@ def test_communication_and_copies_are_not_compared():
 
 
 def test_kernels_are_compared_by_default_and_operators_of_cpu_ranks_only_if_a_marker_names_them():
-    comparison = StoredComparison("case", BASELINE.config, BASELINE, {}, default_priors, 3)
-    assert comparison.judge(launches())["kernel_ms"].outcome is Outcome.PASS
+    assert compared.check(*launches(), baseline=BASELINE)["kernel_ms"].outcome is Outcome.PASS
     with pytest.raises(KeyError, match="kernel_ms was not compared"):
-        comparison.judge(launches(build=on_cpu))["kernel_ms"]
+        compared.check(*launches(build=on_cpu), baseline=BASELINE)["kernel_ms"]
 
 
 def test_operators_of_cpu_ranks_are_compared_by_the_tolerance_that_was_given():
@@ -183,15 +179,12 @@ def test_changes_within_the_range_of_launches_are_not_named():
 
 def test_family_that_only_some_launches_lack_is_not_new():
     chosen, other = {"cutlass": FamilyTime(1.0, 4)}, {"nvjet": FamilyTime(1.0, 4)}
-    text = moved([launch_of(chosen)] * 3, [launch_of(other)] * 7 + [launch_of(chosen)] * 3)
-    assert text == ""
+    assert moved([launch_of(chosen)] * 3, [launch_of(other)] * 7 + [launch_of(chosen)] * 3) == ""
 
 
 def test_on_cpu_ranks_they_are_operators():
-    text = moved(
-        [launch_of({"aten::mm": FamilyTime(3.0, 4)}, on_cpu)], [launch_of({"aten::mm": FamilyTime(1.0, 2)}, on_cpu)]
-    )
-    assert text == "operators per step: aten::mm +2 ms (4 calls, was 2)"
+    now, before = (launch_of({"aten::mm": FamilyTime(ms, calls)}, on_cpu) for ms, calls in ((3.0, 4), (1.0, 2)))
+    assert moved([now], [before]) == "operators per step: aten::mm +2 ms (4 calls, was 2)"
 
 
 @pytest.mark.parametrize(("here", "there"), [(NOW, {}), ({}, BEFORE), (BEFORE, BEFORE), ({}, {})])
@@ -210,41 +203,45 @@ def test_communication_is_no_kernel_that_got_slower_since_its_time_includes_wait
     assert moved([launch_of(BEFORE | late)], [launch_of(BEFORE)]) == ""
 
 
+def gathers_moved(now, before=GATHERS) -> str:
+    return moved([launch_of({}, all_gather=now)], [launch_of({}, all_gather=before)])
+
+
 def test_slower_transfer_is_told_from_a_late_rank():
-    slower = CollectiveFacts(32.0, 2e8, 2.0, [0.1, 0.0, 0.1, 0.1], 1)
-    assert moved([launch_of({}, all_gather=slower)], [launch_of({}, all_gather=GATHERS)]) == (
+    assert gathers_moved(CollectiveFacts(32.0, 2e8, 2.0, [0.1, 0.0, 0.1, 0.1], 1)) == (
         "all_gather: transfer 2 ms/step, was 1, 32 calls, was 32, 200 MB on the bus, was 200, at 100 GB/s, was 200"
     )
-    late = CollectiveFacts(32.0, 2e8, 1.0, [2.1, 2.0, 2.2, 0.0], 3)
-    assert moved([launch_of({}, all_gather=late)], [launch_of({}, all_gather=GATHERS)]) == (
+    assert gathers_moved(CollectiveFacts(32.0, 2e8, 1.0, [2.1, 2.0, 2.2, 0.0], 3)) == (
         "all_gather: rank 3 arrives late, its peers wait 2.1 ms/step, was 0.1"
     )
 
 
-def test_ranks_that_wait_about_equally_arrive_late_in_turns():
-    def text(*wait_ms):
-        turns = CollectiveFacts(32.0, 2e8, 1.0, list(wait_ms), wait_ms.index(min(wait_ms)))
-        return moved([launch_of({}, all_gather=turns)], [launch_of({}, all_gather=GATHERS)])
+TURNS = "all_gather: ranks arrive late in turns, each waits {} ms/step or more, was 0"
 
-    in_turns = "all_gather: ranks arrive late in turns, each waits {} ms/step or more, was 0"
-    assert text(19.0, 21.0) == in_turns.format("19")
-    assert text(19.0, 21.0, 20.0, 20.0) == in_turns.format("19")
-    # A rank that is late in two thirds of the calls waits half as long as its peer.
-    assert text(10.5, 20.0) == in_turns.format("10.5")
-    assert text(9.9, 20.0) == "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"
+
+@pytest.mark.parametrize(
+    ("wait_ms", "text"),
+    [
+        ([19.0, 21.0], TURNS.format("19")),
+        ([19.0, 21.0, 20.0, 20.0], TURNS.format("19")),
+        # A rank that is late in two thirds of the calls waits half as long as its peer.
+        ([10.5, 20.0], TURNS.format("10.5")),
+        ([9.9, 20.0], "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"),
+    ],
+    ids=["two ranks", "four ranks", "late in two thirds", "one rank is later"],
+)
+def test_ranks_that_wait_about_equally_arrive_late_in_turns(wait_ms, text):
+    assert gathers_moved(CollectiveFacts(32.0, 2e8, 1.0, wait_ms, wait_ms.index(min(wait_ms)))) == text
 
 
 def test_waits_that_the_reference_has_too_are_no_turns():
-    before = CollectiveFacts(32.0, 2e8, 1.0, [5.0, 5.0], 0)
-    late = CollectiveFacts(32.0, 2e8, 1.0, [5.0, 9.0], 0)
-    text = moved([launch_of({}, all_gather=late)], [launch_of({}, all_gather=before)])
-    assert text == "all_gather: rank 0 arrives late, its peers wait 9 ms/step, was 5"
+    before, late = (CollectiveFacts(32.0, 2e8, 1.0, [5.0, ms], 0) for ms in (5.0, 9.0))
+    assert gathers_moved(late, before) == "all_gather: rank 0 arrives late, its peers wait 9 ms/step, was 5"
 
 
 def test_transfer_of_unknown_size_has_no_bandwidth():
     before, now = (CollectiveFacts(4.0, 0.0, ms, [0.0, 0.0], 0) for ms in (1.0, 2.0))
-    text = moved([launch_of({}, all_reduce=now)], [launch_of({}, all_reduce=before)])
-    assert text == "all_reduce: transfer 2 ms/step, was 1, 4 calls, was 4"
+    assert gathers_moved(now, before) == "all_gather: transfer 2 ms/step, was 1, 4 calls, was 4"
 
 
 def test_new_collective_has_nothing_to_compare_with():
@@ -254,10 +251,8 @@ def test_new_collective_has_nothing_to_compare_with():
 def test_regression_of_step_time_names_the_kernel_and_a_pass_does_not():
     before, slow = ([*launches_near(p50, 3, kernels=kernels)] for p50, kernels in ((10.0, BEFORE), (12.0, NOW)))
     baseline = make_baseline(launches=stored(*launches_near(10.0, 10, kernels=BEFORE)))
-    comparison = StoredComparison("case", baseline.config, baseline, {}, default_priors, 3)
-    row = comparison.judge(slow)["step_time_p50"]
+    row = compared.check(*slow, baseline=baseline)["step_time_p50"]
     assert row.outcome is Outcome.REGRESSION
     assert "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), gone reduce" in str(row)
-    assert "kernels" not in str(comparison.judge(before)["step_time_p50"])
-    paired = PairedComparison("case", {}, default_priors, max_pairs=3)
-    assert "kernels per step: nvjet_tst_NTT +1.9 ms" in str(paired.judge(slow, before)["step_time_p50"])
+    assert "kernels" not in str(compared.check(*before, baseline=baseline)["step_time_p50"])
+    assert "kernels per step: nvjet_tst_NTT +1.9 ms" in str(compare(slow, before, max_pairs=3)["step_time_p50"])

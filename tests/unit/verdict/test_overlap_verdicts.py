@@ -28,6 +28,8 @@ from pytest_aorta.verdict.statistics.variance import VarianceComponents, baselin
 from pytest_aorta.verdict.verdicts import Missing, Verdict
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
 from tests.unit.simulated import at_most, until_decided
+from tests.unit.verdict import compared
+from tests.unit.verdict.compared import compare
 
 STEP_MS = 10.0
 
@@ -48,8 +50,7 @@ HIDDEN = make_baseline(launches=stored(*around(0.86, 10)))
 
 
 def check(launches, baseline=HIDDEN, marked=None, max_launches=None):
-    allowed = max_launches or len(launches)
-    return StoredComparison("case", HIDDEN.config, baseline, marked or {}, default_priors, allowed).judge(launches)
+    return compared.check(*launches, baseline=baseline, marked=marked, max_launches=max_launches)
 
 
 def test_lost_overlap_is_a_regression_with_the_reason():
@@ -69,16 +70,15 @@ def test_slower_compute_does_not_count_as_less_exposed_time():
 
 
 def test_nothing_exposed_at_all_is_compared_as_any_value():
-    never = make_baseline(launches=stored(*[launch(1.0)] * 10))
+    never, none = (make_baseline(launches=stored(*[launch(ratio)] * 10)) for ratio in (1.0, 0.0))
     assert check([launch(1.0)] * 3, never)["exposed_comm_ms"].outcome is Outcome.PASS
     verdicts = check(around(0.9, 3, seed=1), never)
     assert {verdicts[name].outcome for name in ("overlap_ratio", "exposed_comm_ms")} == {Outcome.REGRESSION}
-    assert check(around(0.05, 3), make_baseline(launches=stored(*[launch(0.0)] * 10)))["overlap_ratio"].value > 0
+    assert check(around(0.05, 3), none)["overlap_ratio"].value > 0
 
 
 def test_lost_overlap_shows_in_pairs_with_a_reference():
-    candidates = around(0.12, 6, seed=1, reduce_scatter_ms=3.0)
-    row = PairedComparison("case", {}, default_priors, None, 6).judge(candidates, around(0.86, 6))["overlap_ratio"]
+    row = compare(around(0.12, 6, seed=1, reduce_scatter_ms=3.0), around(0.86, 6))["overlap_ratio"]
     assert row.outcome is Outcome.REGRESSION
     assert row.reason == "reduce_scatter exposed 3 ms/step, was 0.2; rank 0 worst"
 
@@ -238,9 +238,8 @@ SYNCHRONIZED = make_baseline(launches=stored(*[BLOCKED] * 10))
 TOO_LARGE = make_baseline(launches=stored(*[UNREAD] * 10))
 
 
-def compared(launches: list[LaunchFacts], baseline: Baseline | None, marked=None, max_launches=5) -> Verdict:
-    comparison = StoredComparison("case", AHEAD.config, baseline, marked or {}, default_priors, max_launches)
-    return comparison.judge(launches)["overlap_ratio"]
+def ratio_of(launches: list[LaunchFacts], baseline: Baseline | None, marked=None, max_launches=5) -> Verdict:
+    return check(launches, baseline, marked, max_launches)["overlap_ratio"]
 
 
 @pytest.mark.parametrize("marked", [{}, MARKED], ids=["default", "marked"])
@@ -251,7 +250,7 @@ def compared(launches: list[LaunchFacts], baseline: Baseline | None, marked=None
     ("launch", "reason"), [(BLOCKED, WAITS), (LATE, LATE_HOST), (UNREAD, LARGE)], ids=["blocked", "late", "too large"]
 )
 def test_ratio_that_the_baseline_never_had_does_not_apply_with_the_reason(launch, reason, baseline, marked):
-    row = compared([launch], baseline, marked)
+    row = ratio_of([launch], baseline, marked)
     assert (row.outcome, row.detail, row.value) == (Outcome.NOT_APPLICABLE, reason, None)
 
 
@@ -259,23 +258,21 @@ def test_ratio_that_the_baseline_never_had_does_not_apply_with_the_reason(launch
 @pytest.mark.parametrize("others", [[], [ahead(0.86), ahead(0.86)], [LATE]], ids=["alone", "after others", "late"])
 @pytest.mark.parametrize(("lost", "reason"), [(BLOCKED, WAITS), (UNREAD, LARGE)], ids=["blocked", "too large"])
 def test_step_that_has_no_overlap_any_more_fails_and_names_the_reason(lost, reason, others, marked):
-    row = compared([*others, lost], AHEAD, marked)
+    row = ratio_of([*others, lost], AHEAD, marked)
     assert (row.outcome, row.is_lost, row.detail) == (Outcome.MISSING, True, reason)
     assert (row.value, row.baseline) == (None, pytest.approx(0.8645))
 
 
-@pytest.mark.parametrize("name", ["device_idle_ms", "kernel_ms"])
-def test_every_metric_of_profiled_steps_names_the_trace_that_is_too_large(name):
-    marked = {name: METRICS[name].parse_tolerance("5% of step" if name == "device_idle_ms" else "5%")}
+@pytest.mark.parametrize(("name", "tolerance"), [("device_idle_ms", "5% of step"), ("kernel_ms", "5%")])
+def test_every_metric_of_profiled_steps_names_the_trace_that_is_too_large(name, tolerance):
     kernels = {"gemm": FamilyTime(3.0, 1.0)}
     known = make_baseline(launches=stored(*[make_facts(metrics={"device_idle_ms": 1.0}, kernels=kernels)] * 10))
-    comparison = StoredComparison("case", known.config, known, marked, default_priors)
-    row = comparison.judge([UNREAD])[name]
+    row = check([UNREAD], known, {name: METRICS[name].parse_tolerance(tolerance)})[name]
     assert (row.outcome, row.detail) == (Outcome.MISSING, LARGE)
 
 
 def test_ratio_that_only_the_new_code_has_is_to_be_recorded():
-    row = compared([ahead(0.86)], SYNCHRONIZED)
+    row = ratio_of([ahead(0.86)], SYNCHRONIZED)
     assert (row.outcome, row.missing) == (Outcome.MISSING, Missing.BASELINE_VALUE)
     assert row.detail.startswith(f"the baseline has no overlap_ratio: {WAITS}; record it again with")
 
@@ -340,7 +337,7 @@ def test_step_without_overlap_in_one_version_of_a_pair_is_missing_and_in_both_do
 def test_launches_without_overlap_are_recorded_and_compare_with_themselves(launch, baseline):
     assert left_out([launch] * 10, {}) == {}
     assert launches_to_learn({}, launch, 10) == 10
-    assert compared([launch] * 10, baseline, max_launches=10).outcome is Outcome.NOT_APPLICABLE
+    assert ratio_of([launch] * 10, baseline, max_launches=10).outcome is Outcome.NOT_APPLICABLE
 
 
 def test_metric_of_a_late_host_is_left_out_and_is_left_out_of_a_center_by_force():
@@ -350,8 +347,8 @@ def test_metric_of_a_late_host_is_left_out_and_is_left_out_of_a_center_by_force(
         "exposed_comm_ms": f"launch 10 has no value: {LATE_HOST.replace('0.61', '3.9 ms')}",
     }
     forced = make_baseline(launches=stored(*launches))
-    assert compared([ahead(0.86)], forced).outcome is Outcome.PASS
-    assert compared([ahead(0.2)] * 3, forced).outcome is Outcome.REGRESSION
+    assert ratio_of([ahead(0.86)], forced).outcome is Outcome.PASS
+    assert ratio_of([ahead(0.2)] * 3, forced).outcome is Outcome.REGRESSION
 
 
 def test_facts_name_the_call_of_a_rank_before_that_of_another_rank():

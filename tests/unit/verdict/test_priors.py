@@ -52,17 +52,16 @@ def noisy_case(name: str, deviation: float, moments=(0,)):
 GAP_S, CPU_GAP_S = BLOCK_GAP_S["cuda"], BLOCK_GAP_S["cpu"]
 
 
-@pytest.mark.parametrize(
-    ("launches", "expected"),
-    [
-        ([at(0), at(GAP_S), at(2 * GAP_S + 1)], [0, 0, 1]),
-        ([at(number * 3600) for number in range(20)], [0] * 20),
-        ([at(0, on_cpu), at(CPU_GAP_S, on_cpu), at(2 * CPU_GAP_S + 1, on_cpu)], [0, 0, 1]),
-        ([at(0), at(1, block="f" * 12), at(2)], [0, 1, 0]),
-        ([at(2 * GAP_S), at(0), at(2 * GAP_S + 1), at(1)], [0, 1, 0, 1]),
-    ],
-    ids=["pause", "no pause", "pause on CPU ranks", "other boot", "other order"],
-)
+BLOCKS = {
+    "pause": ([at(0), at(GAP_S), at(2 * GAP_S + 1)], [0, 0, 1]),
+    "no pause": ([at(number * 3600) for number in range(20)], [0] * 20),
+    "pause on CPU ranks": ([at(0, on_cpu), at(CPU_GAP_S, on_cpu), at(2 * CPU_GAP_S + 1, on_cpu)], [0, 0, 1]),
+    "other boot": ([at(0), at(1, block="f" * 12), at(2)], [0, 1, 0]),
+    "other order": ([at(2 * GAP_S), at(0), at(2 * GAP_S + 1), at(1)], [0, 1, 0, 1]),
+}
+
+
+@pytest.mark.parametrize(("launches", "expected"), BLOCKS.values(), ids=BLOCKS)
 def test_block_is_one_boot_without_a_pause(launches, expected):
     assert clusters(*launches) == expected
 

@@ -94,15 +94,14 @@ def test_single_recorded_launch_is_exact_only_if_its_weights_are():
     assert judged(here.replace(**hashed), one.replace(**hashed)).outcome is Outcome.REGRESSION
 
 
-@pytest.mark.parametrize(
-    ("here", "there", "detail"),
-    [
-        ([series(CURVE[:3])], [series(CURVE)], f"the launch has no loss of step 4 of {NAME} on rank 0"),
-        ([series(CURVE)], [series(CURVE[:3])], f"the baseline test_file.json has no loss of step 4 of {NAME}"),
-        ([series()], [series(CURVE)], "the launch has no loss"),
-    ],
-    ids=["fewer", "more", "none"],
-)
+MISSING_STEPS = {
+    "fewer": ([series(CURVE[:3])], [series(CURVE)], f"the launch has no loss of step 4 of {NAME} on rank 0"),
+    "more": ([series(CURVE)], [series(CURVE[:3])], f"the baseline test_file.json has no loss of step 4 of {NAME}"),
+    "none": ([series()], [series(CURVE)], "the launch has no loss"),
+}
+
+
+@pytest.mark.parametrize(("here", "there", "detail"), MISSING_STEPS.values(), ids=MISSING_STEPS)
 def test_missing_steps_are_missing(here, there, detail):
     row = judged(launch(*here), launch(*there), launch(*there))
     assert row.outcome is Outcome.MISSING
@@ -124,24 +123,23 @@ def test_other_weights_name_step_rank_and_parameters():
     assert stripped.center_launches[0].series[0].names == []
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        (({"1": "ab", "2": "cd"}, {"1": "ab", "2": "cd"}), ""),
-        # Shards, stages and tensors of other seeds are no replicas.
-        (({"1": "ab", "2": "cd"}, {"1": "ef", "2": "01"}), ""),
-        (
-            ({"0": "ab", "2": "cd"}, {"0": "ab", "2": "c0"}),
-            f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal before the first step",
-        ),
-        (
-            ({"1": "ab", "2": "cd", "4": "ab"}, {"1": "ab", "2": "00", "4": "ab"}),
-            f"replicas differ: p0 and 1 other of {NAME} on rank 1 and on rank 0 after step 2; they are equal after "
-            f"step 1, and again after step 4",
-        ),
-    ],
-    ids=["equal", "own", "differ", "averaged"],
-)
+REPLICAS = {
+    "equal": (({"1": "ab", "2": "cd"}, {"1": "ab", "2": "cd"}), ""),
+    # Shards, stages and tensors of other seeds are no replicas.
+    "own": (({"1": "ab", "2": "cd"}, {"1": "ef", "2": "01"}), ""),
+    "differ": (
+        ({"0": "ab", "2": "cd"}, {"0": "ab", "2": "c0"}),
+        f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal before the first step",
+    ),
+    "averaged": (
+        ({"1": "ab", "2": "cd", "4": "ab"}, {"1": "ab", "2": "00", "4": "ab"}),
+        f"replicas differ: p0 and 1 other of {NAME} on rank 1 and on rank 0 after step 2; they are equal after "
+        f"step 1, and again after step 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ranks", "text"), REPLICAS.values(), ids=REPLICAS)
 def test_replicas_are_found_and_their_difference_is_named(ranks, text):
     rows = [[series(weights=rank)] for rank in ranks]
     assert diverged(rows) == text

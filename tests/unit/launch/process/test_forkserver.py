@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.forkserver import _rank_environment, children
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan.world import World
-from tests.unit.builders import make_plan, replace
+from tests.unit.builders import make_plan, replace, run_python
 
 
 @pytest.fixture
@@ -137,13 +136,11 @@ print("in hold" in Path("stacks.txt").read_text(), Path(f"/proc/{rank}").exists(
 
 
 def test_rank_that_holds_the_gil_writes_its_stacks_before_it_is_killed(tmp_path):
-    command = [sys.executable, "-c", HOLDING_THE_GIL]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    ended = run_python("-c", HOLDING_THE_GIL, cwd=tmp_path)
     assert (ended.stdout, ended.stderr) == ("True False\n", "")
 
 
 def test_ranks_are_ended_even_if_the_end_of_one_could_not_be_recorded():
     """SIGTERM can arrive after a rank was waited for and before its exit code is recorded."""
-    command = [sys.executable, "-c", STOPPED_BETWEEN_WAIT_AND_RECORD]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_python("-c", STOPPED_BETWEEN_WAIT_AND_RECORD)
     assert (ended.stdout, ended.stderr) == ("False\n", "")

@@ -17,6 +17,7 @@ import pytest
 
 from pytest_aorta.common.files import without_collection
 from pytest_aorta.launch.process.rank import _shown_traceback, write_error
+from tests.unit.builders import run_python
 
 PROGRAM = """
 import atexit, os, signal, sys, threading, time, types
@@ -36,8 +37,8 @@ FORK = "pid = os.fork()\n    if pid == 0:\n        {child}\n    os.waitpid(pid, 
 
 def run(run_dir: Path, body: str) -> int:
     (run_dir / "ranks" / "0").mkdir(parents=True)
-    command = [sys.executable, "-c", PROGRAM.format(body=body), str(run_dir)]
-    return subprocess.run(command, env=os.environ | {"RANK": "0"}, timeout=60, check=False).returncode
+    environ = os.environ | {"RANK": "0"}
+    return run_python("-c", PROGRAM.format(body=body), str(run_dir), env=environ, capture_output=False).returncode
 
 
 @pytest.mark.parametrize(
@@ -235,8 +236,7 @@ time.sleep(60)
     ("after", "status"), [("exits", 7), ("goes on", 8), ("calls the former handler", -signal.SIGTERM)]
 )
 def test_scripts_own_handler_finishes_its_work_and_decides_what_follows(tmp_path, after, status):
-    command = [sys.executable, "-c", OWN_HANDLER, str(tmp_path), after]
-    rank = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=60, text=True)
+    rank = run_python("-c", OWN_HANDLER, str(tmp_path), after)
     assert (rank.stdout, rank.returncode) == ("child has it: True\nsaved\n", status)
 
 
@@ -260,8 +260,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), repr(stacks.read_text(
 
 
 def test_forked_child_without_a_handler_of_its_own_ends_and_wakes_no_thread_of_the_rank(tmp_path):
-    command = [sys.executable, "-c", FORKED, str(tmp_path)]
-    rank = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60, text=True)
+    rank = run_python("-c", FORKED, str(tmp_path), check=True)
     assert rank.stdout == f"{-signal.SIGTERM} ''\n"
 
 

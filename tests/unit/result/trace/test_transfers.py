@@ -85,19 +85,18 @@ def test_wait_of_each_call_is_its_duration_beyond_the_shortest_of_the_group():
     assert waits_ms(ranks, 2) == {far.key: [0.0, 0.0]}
 
 
-@pytest.mark.parametrize(
-    ("own", "peer"),
-    [
-        (calls(5.0), calls(1.0, 1.0)),
-        (calls(5.0), calls(1.0, num_bytes=4)),
-        (calls(5.0, size=3), calls(1.0, size=3)),
-        (calls(5.0, group="", size=2), calls(1.0, group="", size=2)),
-        (calls(5.0, size=None), calls(1.0, size=None)),
-        (calls(5.0, kind="send_recv"), calls(1.0, kind="send_recv")),
-        (calls(5.0, kind="broadcast"), calls(1.0, kind="broadcast")),
-    ],
-    ids=["count", "bytes", "absent rank", "no group", "no size", "send", "broadcast"],
-)
+WITHOUT_WAITS = {
+    "count": (calls(5.0), calls(1.0, 1.0)),
+    "bytes": (calls(5.0), calls(1.0, num_bytes=4)),
+    "absent rank": (calls(5.0, size=3), calls(1.0, size=3)),
+    "no group": (calls(5.0, group="", size=2), calls(1.0, group="", size=2)),
+    "no size": (calls(5.0, size=None), calls(1.0, size=None)),
+    "send": (calls(5.0, kind="send_recv"), calls(1.0, kind="send_recv")),
+    "broadcast": (calls(5.0, kind="broadcast"), calls(1.0, kind="broadcast")),
+}
+
+
+@pytest.mark.parametrize(("own", "peer"), WITHOUT_WAITS.values(), ids=WITHOUT_WAITS)
 def test_calls_that_do_not_match_or_need_not_wait_have_no_waits(own, peer):
     assert waits_ms([[own], [peer]], 0) == {}
 
@@ -115,14 +114,13 @@ def test_all_to_all_calls_are_paired_by_their_order_whatever_each_rank_sends():
     assert found.bus_bytes == 2 * 1500 / 2
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        [[exchange(5.0, num_bytes=100), exchange(12.0, num_bytes=130)]] * 2,
-        [[exchange(5.0, num_bytes=100), exchange(12.0, num_bytes=130)], [exchange(5.0, 12.0, num_bytes=115)]],
-    ],
-    ids=["all", "one rank"],
-)
+OLDER_CALLS = {
+    "all": [[exchange(5.0, num_bytes=100), exchange(12.0, num_bytes=130)]] * 2,
+    "one rank": [[exchange(5.0, num_bytes=100), exchange(12.0, num_bytes=130)], [exchange(5.0, 12.0, num_bytes=115)]],
+}
+
+
+@pytest.mark.parametrize("ranks", OLDER_CALLS.values(), ids=OLDER_CALLS)
 def test_all_to_all_calls_that_an_older_version_stored_by_size_have_no_order_and_no_waits(ranks):
     assert waits_ms(ranks, 0) == {}
     assert collective_facts(ranks, 1) == {}

@@ -251,17 +251,16 @@ def pairs_of_noise(max_pairs: int):
     return lambda rng: run_pairs(draw_pairs(rng, max_pairs), WITHIN, 0.0005, max_pairs)
 
 
-@pytest.mark.parametrize(
-    ("run", "rate", "trials"),
-    [
-        (noise_alone((10,), 5), FALSE_ALARM_RATE, TRIALS),
-        (noise_alone((4, 3, 3), 5), FALSE_ALARM_RATE, TRIALS),
-        (noise_alone((4, 3, 3), 13), FALSE_ALARM_RATE, TRIALS // 3),
-        (pairs_of_noise(6), PAIR_FALSE_ALARM_RATE, TRIALS),
-        (pairs_of_noise(12), PAIR_FALSE_ALARM_RATE, TRIALS),
-    ],
-    ids=["one block", "three blocks", "13 launches", "6 pairs", "12 pairs"],
-)
+NOISE_ALONE = {
+    "one block": (noise_alone((10,), 5), FALSE_ALARM_RATE, TRIALS),
+    "three blocks": (noise_alone((4, 3, 3), 5), FALSE_ALARM_RATE, TRIALS),
+    "13 launches": (noise_alone((4, 3, 3), 13), FALSE_ALARM_RATE, TRIALS // 3),
+    "6 pairs": (pairs_of_noise(6), PAIR_FALSE_ALARM_RATE, TRIALS),
+    "12 pairs": (pairs_of_noise(12), PAIR_FALSE_ALARM_RATE, TRIALS),
+}
+
+
+@pytest.mark.parametrize(("run", "rate", "trials"), NOISE_ALONE.values(), ids=NOISE_ALONE)
 def test_false_alarms_of_all_looks_stay_below_their_rate(run, rate, trials):
     rng = random.Random(1)
     alarms = Counter(run(rng).outcome for _ in range(trials))
