@@ -236,9 +236,11 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int, fold
         lines = [*begun, f"so tensors differed in step {earlier}, before the values of step {step} did", *lines]
     elif len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
         lines.append("so the weights were changed in the optimizer's step, or after it")
-    here, there = (read_all_operators(folder_of(side), side.world_size, step) for side in (candidate, reference))
-    if (line := locate_operator(here, there)) is not None:
-        lines.append(f"step {step}, operators: {line}")
+    for captured in (earlier or step, step):
+        sides = (read_all_operators(folder_of(side), side.world_size, captured) for side in (candidate, reference))
+        if (line := locate_operator(*sides)) is not None:
+            lines.append(f"step {captured}, operators: {line}")
+            break
     return lines
 
 
