@@ -31,22 +31,33 @@ class UnreadableFile(AortaError):
     """A file can't be read or does not have the expected format; the message names the file and the reason."""
 
 
-@contextmanager
-def raised_as(
-    kind: type[BaseException],
-    before: str = "",
-    of: type[Exception] | tuple[type[Exception], ...] = OSError,
-    after: str = "",
-) -> Iterator[None]:
-    """Raise an error ``of`` some type, or of an unreadable file, in the body as one of another ``kind``.
+# A class, since a generator would show frames of contextlib in the tracebacks of tests.
+class raised_as:
+    """Context that raises an error ``of`` some type, or of an unreadable file, as one of another ``kind``.
 
     Its message is the reason between ``before`` and ``after``.
     """
-    caught: tuple[type[Exception], ...] = (UnreadableFile, of) if isinstance(of, type) else (UnreadableFile, *of)
-    try:
-        yield
-    except caught as error:
-        raise kind(f"{before}{getattr(error, 'strerror', None) or error}{after}") from None
+
+    def __init__(
+        self,
+        kind: type[BaseException],
+        before: str = "",
+        of: type[Exception] | tuple[type[Exception], ...] = OSError,
+        after: str = "",
+    ) -> None:
+        self._kind, self._before, self._after = kind, before, after
+        own: tuple[type[Exception], ...] = (UnreadableFile,)
+        self._caught = (*own, of) if isinstance(of, type) else (*own, *of)
+
+    def __enter__(self) -> None:
+        """Enter the body."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Raise an error of the other kind if the body has raised one of these types."""
+        __tracebackhide__ = True
+        if isinstance(error, self._caught):
+            reason = getattr(error, "strerror", None) or error
+            raise self._kind(f"{self._before}{reason}{self._after}") from None
 
 
 @contextmanager
