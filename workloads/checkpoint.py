@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,22 +13,19 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 
-def save(
-    folder: str, model: nn.Module, optimizer: torch.optim.AdamW, *, is_async: bool = False
-) -> Callable[[], object]:
-    """Write the logical tensors, each part once, and return a function that waits for the end; collective.
+def save(folder: str, model: nn.Module, optimizer: torch.optim.AdamW, *, is_async: bool = False) -> Future[Any] | None:
+    """Write the logical tensors, each part once; collective over the world.
 
-    Args:
-        is_async: Write a copy in a thread, while the caller trains further steps.
+    With ``is_async``, write a copy in a thread while the caller trains further steps, and return what ends with it.
     """
     tensors = _named_tensors(model, optimizer)
     if not is_async:
         save_checkpoint(tensors, checkpoint_id=folder)
-        return lambda: None
+        return None
     # The thread's collectives have a group of their own, since those of training run meanwhile.
     pending = async_save(tensors, checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
     assert isinstance(pending, Future)  # of the default stager
-    return pending.result
+    return pending
 
 
 def load(folder: str, model: nn.Module, optimizer: torch.optim.AdamW) -> int:

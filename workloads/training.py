@@ -129,14 +129,14 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
         )
-        wait = None
+        pending = None
         if (folder := settings.save_checkpoint) is not None:
-            wait = checkpoint.save(folder, self._model, self._optimizer, is_async=settings.async_save)
+            pending = checkpoint.save(folder, self._model, self._optimizer, is_async=settings.async_save)
         result = result.replace(metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))
         # The weights of profiled steps are neither hashed nor saved.
         result = profiled(result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device)
-        if wait is not None:
-            wait()
+        if pending is not None:
+            pending.result()
         return result
 
     def telemetry(self) -> Telemetry:

@@ -90,7 +90,7 @@ def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
 
 
 class _Started(ScriptSettings, frozen=True, kw_only=True):
-    """What a test does not set.
+    """Settings of a launch that no test sets.
 
     Attributes:
         starts_ranks: Whether the program of the request starts its ranks by itself.

@@ -63,7 +63,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         if plan.record is not None:
             record_script(plan.record)
         elif adapter is None:
-            recorder.observe(is_asked=False)
+            recorder.observe(StepRecording(), is_asked=False)
         _run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return

@@ -112,7 +112,7 @@ class Recorder:
         if self._timer is None and self._num_optimized.bit_count() == 1:
             self._optimizers.look(self._num_optimized, f"step {self._num_optimized}")
 
-    def observe(self, record: StepRecording = StepRecording(), *, is_asked: bool = True) -> None:  # noqa: B008
+    def observe(self, record: StepRecording, *, is_asked: bool = True) -> None:
         """Record the steps of an unedited script, as :func:`record_optimizer_steps` does.
 
         If it was not asked for, this ends without a word where the script records its steps itself.

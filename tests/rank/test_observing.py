@@ -222,7 +222,7 @@ def test_script_may_record_its_steps_itself_unless_both_were_asked_for(recorder:
     kept = train(2)
     with pytest.raises(RuntimeError, match="use one of the two"), recorder.step():
         pass
-    recorder.observe(is_asked=False)
+    recorder.observe(StepRecording(), is_asked=False)
     with recorder.step():
         pass
     assert (recorder.result().series, len(recorder.result().step_times_ms)) == ([], 1)
