@@ -124,6 +124,9 @@ _SHARED: tuple[Rule, ...] = (
     # Numbers
     ("float8_recipe float8_linear", lambda c: c.float8_recipe != "tensorwise" and not c.float8_linear,
      "nothing is computed in float8; set float8_linear"),
+    ("float8_output float8_linear loss_chunks", lambda c: c.float8_output and (not c.float8_linear or c.loss_chunks),
+     "float8 layers return whole logits; set float8_linear, and loss_chunks 0"),
+    ("float8_output vocab_size", lambda c: c.float8_output and c.vocab_size % 16, "use a multiple of 16"),
     ("float8_linear tensor_parallel_degree", lambda c: c.float8_linear and c.tensor_parallel_degree > 1,
      "torchao splits float8 layers with styles of its own; use one of the two"),
     ("float8_linear dim n_heads n_kv_heads ffn_hidden batch_size seq_len context_parallel_degree",

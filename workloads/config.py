@@ -59,6 +59,7 @@ class LlamaSettings(TrainingSettings):
     param_dtype: torch.dtype
     float8_linear: bool
     float8_recipe: str
+    float8_output: bool
     reduce_dtype: torch.dtype
     compile_loss: bool
     loss_chunks: int

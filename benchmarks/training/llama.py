@@ -81,6 +81,8 @@ TITAN_FLOAT8 = Program(
 )
 # The fastest forms of both programs.
 FASTEST = {"activation_checkpointing": "none", "optimizer": "compiled"}
+# A world of one shards nothing, so what stays gathered are copies in the dtype of compute.
+GATHERED_ONCE = {"reshard_after_forward": False}
 # CPU ranks have no device whose memory could be the budget.
 AUTO = {"activation_checkpointing": "auto"} | ({"memory_budget_bytes": 1 << 28} if TINY else {})
 
@@ -123,9 +125,9 @@ LEVERS = (
     _key(COMPILED, "full checkpointing", activation_checkpointing="full"),
     _key(COMPILED, "attention flex", attention="flex"),
     _instead(TITAN_WITHOUT_AC, INDUCTOR.with_keys("fastest", **FASTEST)),
-    _instead(TITAN_WITHOUT_AC, COMPILED.with_keys("fastest", **FASTEST)),
-    _instead(TITAN_FLOAT8, INDUCTOR.with_keys("fastest, float8", **FASTEST, float8_linear=True)),
-    _instead(TITAN_FLOAT8, COMPILED.with_keys("fastest, float8", **FASTEST, float8_linear=True)),
+    _instead(TITAN_WITHOUT_AC, COMPILED.with_keys("fastest", **FASTEST, **GATHERED_ONCE)),
+    _instead(TITAN_FLOAT8, INDUCTOR.with_keys("fastest, float8", **FASTEST, float8_linear=True, float8_output=True)),
+    _instead(TITAN_FLOAT8, COMPILED.with_keys("fastest, float8", **FASTEST, **GATHERED_ONCE, float8_linear=True)),
     _key(COMPILED, "deterministic", deterministic=True),
     _key(EAGER, "deterministic", deterministic=True),
     _key(COMPILED, "forward_prefetch 1", 2, forward_prefetch=1),

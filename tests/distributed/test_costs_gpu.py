@@ -32,6 +32,12 @@ def test_the_loss_in_chunks_trains_as_whole_logits(workload):
     assert chunked.grad_norm == pytest.approx(whole.grad_norm, rel=2e-2)
 
 
+def test_gradients_are_in_memory_that_activations_can_have(workload):
+    wide = {"size": "8b", "n_layers": 2, "seq_len": 1024, "vocab_size": 32768, "steps": 4, "profile_steps": 0}
+    metrics = workload.run("llama_fsdp2", activation_checkpointing="none", **wide).metrics
+    assert metrics["peak_memory_reserved_bytes"] < 1.2 * metrics["peak_memory_bytes"]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_a_schedule_by_estimated_times_has_the_bits_of_none_in_float8(workload, recipe):

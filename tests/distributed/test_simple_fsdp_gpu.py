@@ -67,10 +67,10 @@ def test_one_graph_of_a_step_and_its_cuda_graph_have_every_bit_of_fsdp2(workload
 
 @pytest.mark.world(size=1, device="cuda", warm=True)
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize(("recipe", "with_output"), [("tensorwise", False), ("rowwise", False), ("tensorwise", True)])
 @pytest.mark.parametrize("bucketing", ["transformer_block", "auto"])
-def test_float8_on_one_gpu_has_every_bit_of_fsdp2(workload, recipe, bucketing):
-    training = TRAINING | {"float8_linear": True, "float8_recipe": recipe}
+def test_float8_on_one_gpu_has_every_bit_of_fsdp2(workload, recipe, with_output, bucketing):
+    training = TRAINING | {"float8_linear": True, "float8_recipe": recipe, "float8_output": with_output}
     eager = workload.run("llama_fsdp2", steps=5, warmup=0, hash_every=1, **training)
     traced = {"workload": "llama_simple_fsdp", "bucketing": bucketing}
     workload.compare(traced | training, eager, steps=5, label=bucketing)

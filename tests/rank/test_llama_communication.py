@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.distributed.fsdp2 import check_all_gather, gather_symmetrically
+from aorta_workloads.distributed.fsdp2 import check_all_gather, gather_symmetrically, reduce_into_memory_of_compute
 from aorta_workloads.distributed.parallel_dims import ParallelDims, ParallelMesh
 from aorta_workloads.distributed.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Settings
@@ -19,7 +19,7 @@ from aorta_workloads.passes.async_tensor import micro_pipeline_options
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.rank.ranks import fake_group
+from tests.rank.ranks import fake_group, left_at_the_end, run_two_ranks
 from tests.rank.settings import make_settings
 
 with warnings.catch_warnings():
@@ -121,6 +121,25 @@ def test_each_unit_of_fsdp2_gathers_by_torchs_own_switch(monkeypatch, tensor_mes
     gather_symmetrically(model, tensor_mesh.tensor.get_group(), CUDA)
 
     assert switched == [model, model[0]]
+
+
+def _reduce_both_ways(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    # CPU ranks have no streams, and None selects none.
+    torch.cuda.current_stream = lambda: None
+    gradients = []
+    with left_at_the_end():
+        for change in (lambda _: None, reduce_into_memory_of_compute):
+            torch.manual_seed(0)
+            model = fully_shard(torch.nn.Linear(4, 4))
+            change(model)
+            model(torch.full((2, 4), 1.0 + rank)).square().sum().backward()
+            gradients.append(model.weight.grad.full_tensor())
+    assert torch.equal(*gradients)
+
+
+def test_gradients_in_memory_of_compute_have_the_same_bits(tmp_path):
+    run_two_ranks(_reduce_both_ways, str(tmp_path))
 
 
 @pytest.mark.filterwarnings("ignore:erase_node")  # torch 2.11 erases each product that it has fused twice

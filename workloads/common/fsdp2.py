@@ -8,8 +8,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 
-def sum_gradients(model: nn.Module) -> None:
-    """Have FSDP2 sum gradients: the loss is divided by the global count already, and gloo has no average."""
+def sum_gradients(model: nn.Module, num_ranks: int) -> None:
+    """Have FSDP2 sum gradients: the loss is divided by the global count already, and gloo has no average.
+
+    A single rank has nothing to sum, and with a factor FSDP2 would divide its gradients by 1 in a pass of its own.
+    """
+    if num_ranks == 1:
+        return
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -25,15 +25,9 @@ def timed_result(timer: StepTimer, elapsed_sec: float, steps: int) -> RankResult
 
 
 def peak_memory_metrics(device: torch.device) -> dict[str, float]:
-    """Return the metric ``peak_memory_bytes`` of an accelerator since the measured loop began; empty on CPU.
-
-    Of tensors without data, the peak is an estimate of an accelerator's.
-    """
-    if (estimated := peak_memory()) is not None:
-        return {"peak_memory_bytes": float(estimated)}
-    if device.type == "cpu":
-        return {}
-    return {"peak_memory_bytes": float(torch.accelerator.max_memory_allocated(device))}
+    """Return the metric ``peak_memory_bytes``; empty on CPU."""
+    peak = peak_memory(device)
+    return {} if peak is None else {"peak_memory_bytes": float(peak)}
 
 
 class GroupWorkload(Workload):

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 
-from ..common.collectives import all_gather
+from ..common.collectives import all_gather, reduce_scatter
 from ..common.torch_private import fsdp_common, symmetric_memory
 from ..models.common.decoder import Block
 from ..models.common.moe import Experts, MoeFeedForward
@@ -127,3 +127,41 @@ class SymmetricAllGather:
         # Torch registers memory with NCCL once, however often the pool hands the memory out.
         self._rendezvous(output_tensor, group=group.group_name)
         return all_gather(output_tensor, input_tensor, group, async_op=async_op)
+
+
+def reduce_into_memory_of_compute(model: nn.Module) -> None:
+    """Have FSDP2's reduce-scatters write into memory of the stream that computes.
+
+    By default gradients are memory of the stream of reductions, where activations of the next forward pass can't be.
+    """
+    reduce: Any = ComputeMemoryReduceScatter(torch.cuda.current_stream())
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(reduce)
+
+
+class ComputeMemoryReduceScatter:
+    """A replacement for FSDP2's reduce-scatter; FSDP2's own base class for replacements is in a private module.
+
+    The stream of reductions waits for that of compute before it asks for memory, so nothing that was in this memory
+    before is still read. The stream of compute waits for reductions before the optimizer frees the gradients.
+    """
+
+    def __init__(self, compute: torch.cuda.Stream) -> None:
+        self._compute = compute
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an uninitialized buffer."""
+        with torch.cuda.stream(self._compute):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduce ``input_tensor``, and write this rank's part into ``output_tensor``."""
+        return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

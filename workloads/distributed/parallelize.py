@@ -6,7 +6,7 @@ from pytest_aorta.worker import is_simulated
 
 from ..config import LlamaSettings
 from ..models.common.decoder import Decoder
-from ..models.common.float8 import convert_blocks
+from ..models.common.float8 import convert_layers
 from .context import apply_context_parallel
 from .expert import dispatch_tokens, split_experts
 from .parallel_dims import ParallelMesh
@@ -32,7 +32,7 @@ def parallelize(model: Decoder, mesh: ParallelMesh, settings: LlamaSettings) -> 
 
 def _split_modules(model: Decoder, mesh: ParallelMesh, settings: LlamaSettings) -> None:
     if settings.float8_linear:
-        convert_blocks(model, settings.float8_recipe)
+        convert_layers(model, settings.float8_recipe, with_output=settings.float8_output)
     if mesh.tensor is not None:
         apply_tensor_parallel(model, mesh.tensor, chunked_loss=settings.loss_chunks > 0)
     if mesh.context is not None:

@@ -15,6 +15,7 @@ from ..distributed.fsdp2 import (
     DEFAULT,
     check_all_gather,
     gather_symmetrically,
+    reduce_into_memory_of_compute,
     shard_blocks,
     use_copy_engines,
 )
@@ -88,7 +89,9 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             check_all_gather(settings.all_gather, mesh.shards.size())
             # Of summed gradients, torch would put the reduce-scatters into symmetric memory too.
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
-        sum_gradients(model)
+        elif self._device.type == "cuda" and self._keeps_reductions(mesh):
+            reduce_into_memory_of_compute(model)
+        sum_gradients(model, mesh.data.size())
         # Experts that are units of their own, which goes with torch 2.11, are gathered ahead in backward only if asked.
         apart = any(len(unit) > 1 for unit in units)
         prefetch(units, settings.forward_prefetch, settings.backward_prefetch or int(apart))
@@ -103,6 +106,15 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             kept_by=frozenset() if settings.reshard_after_forward else frozenset(LADDER),
             accumulates_unsharded=not self.reduces_every_micro_batch,
         )
+
+    def _keeps_reductions(self, mesh: ParallelMesh) -> bool:
+        """Return whether what a reduce-scatter writes becomes the gradient that the optimizer reads.
+
+        Otherwise it is cast or added to another gradient, and freed while a stream besides that of compute reads it.
+        Experts may be in a unit of two groups, for which FSDP2 takes no other reduce-scatter.
+        """
+        adds = self.reduces_every_micro_batch and self._settings.gradient_accumulation > 1
+        return self._settings.reduce_dtype == torch.float32 and mesh.experts is None and not adds
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""

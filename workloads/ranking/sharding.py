@@ -34,7 +34,7 @@ def shard(model: RankingModel, settings: RankingSettings, device: torch.device) 
     ]
     replicated = {*model.dense_tower.parameters(), *model.head.parameters()}
     root: FSDPModule = fully_shard(model, mesh=mesh, ignored_params=replicated)
-    sum_gradients(model)
+    sum_gradients(model, mesh.size())
     prefetch([[unit] for unit in units], settings.forward_prefetch, settings.backward_prefetch)
     _place_collectives(units, device, one_stream=settings.one_stream)
     return root

@@ -30,10 +30,17 @@ def check_float8(device: torch.device) -> None:
         raise RuntimeError(f"float8_linear is true, and this launch is missing {' and '.join(missing)}")
 
 
-def convert_blocks(model: nn.Module, recipe: str) -> None:
-    """Replace the linear layers of all blocks before they are sharded; every forward pass casts weights."""
+def convert_layers(model: nn.Module, recipe: str, *, with_output: bool) -> None:
+    """Replace the linear layers of all blocks, and the output layer if asked, before they are sharded.
+
+    Every forward pass casts weights. A replaced output layer computes no loss.
+    """
     torchao = importlib.import_module("torchao.float8")
     config = torchao.Float8LinearConfig.from_recipe_name(recipe)
-    torchao.convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda _, name: name.startswith("layers.")
-    )
+
+    def is_chosen(_: nn.Module, name: str) -> bool:
+        return name.startswith("layers.") or (with_output and name == "output")
+
+    torchao.convert_to_float8_training(model, config=config, module_filter_fn=is_chosen)
+    if with_output:
+        model.output.num_chunks = 0  # type: ignore[union-attr]
