@@ -18,6 +18,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from pytest_aorta.plan.workloads import pinned_cpu_kernels
+
 SCRIPT = """
 import os
 import torch
@@ -32,7 +34,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(64, 64)
 fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-matrix = torch.randn(384, 384)
+matrix = torch.randn(128, 128)
 for step in range(24):
     with recorder.step():
         for _ in range(PRODUCTS):
@@ -57,13 +59,15 @@ STEP_S = 0.07
 def products_of_a_step() -> int:
     """Return how many products take the time of a step on this machine, beside as many ranks as a launch has."""
     program = (
-        "import time, torch; torch.set_num_threads(1); m = torch.randn(384, 384)\n"
+        "import time, torch; torch.set_num_threads(1); m = torch.randn(128, 128)\n"
         "for _ in range(300): m @ m\n"
         "b = time.perf_counter()\n"
         "for _ in range(1000): m @ m\n"
         "print((time.perf_counter() - b) / 1000)"
     )
-    ranks = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    # Ranks of a script with the recorder run with these variables, which slow products down.
+    environ, command = os.environ | pinned_cpu_kernels(), [sys.executable, "-c", program]
+    ranks = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     return round(STEP_S / max(float(rank.communicate()[0]) for rank in ranks))
 
 

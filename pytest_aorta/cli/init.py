@@ -328,6 +328,8 @@ class _Trial:
         markers = [_CPU_LANE if self._world.device == "cpu" else _GPU_LANE, _world_marker(self._world.size)]
         measured = f"measured {counted(facts[0].num_steps, 'step')} on {self._world.platform}"
         notes = [measured, facts[0].optimizers, *self._notes, _of_costs(facts)]
+        if facts[0].overlap_problem:
+            notes.append(f"overlap is not compared: {facts[0].overlap_problem}")
         if self._world.device == "cpu":
             notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
         else:

@@ -25,11 +25,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
-from pytest_aorta.worker.accelerator import memory_in_use, on_accelerator, own_device
+from pytest_aorta.worker.accelerator import memory_in_use, own_device
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
 from pytest_aorta.worker.observing import STEPS_TO_COUNT, Observer
-from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.simulation import is_simulated, peak_memory
 from pytest_aorta.worker.steps import StepCounter, StepTimer, run_canary
 from pytest_aorta.worker.weight_hash import hash_parameters, logical_name
 
@@ -364,7 +364,6 @@ class Recorder:
     def _whole(self, observer: Observer) -> RankResult:
         """Return the measurements of a script that trains nothing, as one step: its wall time and its memory."""
         device, wall_s = own_device(), time.perf_counter() - observer.began_s
-        peak = {"peak_memory_bytes": torch.accelerator.max_memory_allocated(device)} if on_accelerator(device) else {}
         return RankResult(
             passed=not self._failures,
             failure_count=len(self._failures),
@@ -373,11 +372,16 @@ class Recorder:
             total_iterations=1,
             step_times_ms=[1000 * wall_s],
             elapsed_sec=wall_s,
-            metrics=self._metrics | peak,
+            metrics=self._with_memory(device),
             environment=environment_facts(device),
             memory_bytes=[memory_in_use(device)],
             costs=Costs(problem="the script steps no optimizer, so it has no step whose costs could be counted"),
         )
+
+    def _with_memory(self, device: torch.device) -> dict[str, float]:
+        """Return the script's own metrics, and the peak of allocated memory where there is device memory."""
+        peak = peak_memory(device)
+        return self._metrics if peak is None else {"peak_memory_bytes": peak} | self._metrics
 
     def _result_of(
         self,
@@ -398,7 +402,7 @@ class Recorder:
             total_iterations=len(times),
             step_times_ms=times,
             elapsed_sec=time.perf_counter() - began_s,
-            metrics=throughput | self._metrics,
+            metrics=throughput | self._with_memory(timer.device),
             weight_hashes=self._weight_hashes,
             loss=[float(value) for value in loss],
             grad_norm=[float(value) for value in grad_norm],

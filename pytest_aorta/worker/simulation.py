@@ -26,6 +26,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.plan.device_kind import Backend
 from pytest_aorta.result.measurements import PADDED, RankResult
 from pytest_aorta.result.trace.kineto_costs import RecordedCall
+from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.layout import is_dtensor
 
 # CUDA's allocator rounds the size of each tensor up to a multiple of this many bytes.
@@ -186,9 +187,15 @@ def reset_peak_memory() -> None:
         memory.peak = memory.current
 
 
-def peak_memory() -> int | None:
-    """Return the largest number of bytes that tensors would have needed at one time; None if they have data."""
-    return _memory[-1].peak if _memory else None
+def peak_memory(device: torch.device | None = None) -> int | None:
+    """Return the peak of allocated memory, in bytes, of ``device`` since the measured steps began; None on CPU.
+
+    Of tensors without data, it is an estimate of what an accelerator would need.
+    """
+    if _memory:
+        return _memory[-1].peak
+    has_memory = device is not None and on_accelerator(device)
+    return int(torch.accelerator.max_memory_allocated(device)) if has_memory else None
 
 
 def _padded(named: Iterable[tuple[str, torch.Tensor]]) -> str:

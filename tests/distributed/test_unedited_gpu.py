@@ -42,5 +42,7 @@ def test_script_without_an_edit_is_profiled_with_a_head_start_where_its_steps_al
     assert result.costs[0].kernels
     # The recorder reads nothing from the device in a step.
     assert bool(result.costs[0].host_copies) == (way == "item")
+    # Weights, gradients and two moments of 8 layers.
+    assert result.rank_metrics["peak_memory_bytes"][0] > 4 * 8 * 1024**2 * 4
     assert len(series.loss) == len(series.grad_norm) == 60
     assert max(map(int, series.weights.hashes)) == 60
