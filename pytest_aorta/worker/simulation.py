@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
@@ -257,6 +258,8 @@ class TensorMemory(TorchDispatchMode):
         if func.namespace == "_c10d_functional" and isinstance(args[-1], str):
             _note(_c10d._resolve_process_group(args[-1]), args)
         result = func(*args, **(kwargs or {}))
+        if get_proxy_mode() is not None:
+            return result  # of a graph that is traced, as passes of torch.compile do; its nodes keep such results
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and not is_dtensor(leaf) and leaf.device.type != "meta":
                 self._see(leaf.untyped_storage())

@@ -54,6 +54,15 @@ def test_simulated_ranks_have_the_collectives_bytes_and_operations_of_real_ones(
     assert simulated.metrics["peak_memory_bytes"] > 0
 
 
+@pytest.mark.world(size=8, simulated=True, warm=True)
+def test_memory_of_a_traced_model_does_not_contain_its_graphs(workload):
+    wide = STEPS | {"dim": 1024, "ffn_hidden": 4096, "param_dtype": "bfloat16"}
+    eager, traced = (
+        workload.run(name, **wide).metrics["peak_memory_bytes"] for name in ("llama_fsdp2", "llama_simple_fsdp")
+    )
+    assert traced < 2 * eager
+
+
 @pytest.mark.world(size=1024, simulated=(0, 512), warm=True)
 def test_parameters_with_fewer_rows_than_ranks_are_padded_at_1024_ranks(workload):
     result = workload.run("llama_fsdp2", **STEPS)
