@@ -1,7 +1,7 @@
 """One rank of a simulated world: a process group without peers, tensors without data, and an estimate of memory.
 
 This is the only module that uses the private parts of torch which simulated worlds need: ``FakeStore`` of torch's
-process group ``fake``, the table of backends, and ``FakeTensorMode``.
+process group ``fake``, the table of backends, ``FakeTensorMode``, and the context of a compilation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
@@ -258,8 +258,8 @@ class TensorMemory(TorchDispatchMode):
         if func.namespace == "_c10d_functional" and isinstance(args[-1], str):
             _note(_c10d._resolve_process_group(args[-1]), args)
         result = func(*args, **(kwargs or {}))
-        if get_proxy_mode() is not None:
-            return result  # of a graph that is traced, as passes of torch.compile do; its nodes keep such results
+        if TracingContext.try_get() is not None:
+            return result  # which a graph keeps that is being compiled, and which no step computes
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and not is_dtensor(leaf) and leaf.device.type != "meta":
                 self._see(leaf.untyped_storage())

@@ -60,7 +60,7 @@ def test_memory_of_a_traced_model_does_not_contain_its_graphs(workload):
     eager, traced = (
         workload.run(name, **wide).metrics["peak_memory_bytes"] for name in ("llama_fsdp2", "llama_simple_fsdp")
     )
-    assert traced < 2 * eager
+    assert traced < 1.3 * eager
 
 
 @pytest.mark.world(size=1024, simulated=(0, 512), warm=True)
