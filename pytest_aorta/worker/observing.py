@@ -313,6 +313,7 @@ class Observer:
         self._progress: Progress | None = None
         self._values: list[tuple[str, float | torch.Tensor]] = []
         self._stepping: list[Optimizer] = []
+        self._stepped_within: list[Optimizer] = []
         self._is_in_backward = self._is_counting = False
         self._turn = 0
         self._is_simulated = is_simulated()
@@ -353,12 +354,18 @@ class Observer:
             return original(tensors, *args, **kwargs)
         if self._progress is None:
             self._enter(1)
-        self._note(_LOSS, tensors)
+        # The last stage of a pipeline passes its loss as a sequence.
+        only = tensors[0] if isinstance(tensors, list | tuple) and len(tensors) == 1 else tensors
+        self._note(_LOSS, only)
         self._is_in_backward = True
         try:
-            return original(tensors, *args, **kwargs)
+            result = original(tensors, *args, **kwargs)
         finally:
             self._is_in_backward = False
+            stepped, self._stepped_within = self._stepped_within, []
+        for optimizer in stepped:
+            self._end_step(optimizer)
+        return result
 
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         num_noted = len(self._values)
@@ -409,6 +416,13 @@ class Observer:
             self._stepping.pop()
         if self._stepping:
             return
+        if self._is_in_backward:
+            # Where a hook of each gradient steps an optimizer; a profiler that begins there would end with the hook.
+            self._stepped_within.append(optimizer)
+        else:
+            self._end_step(optimizer)
+
+    def _end_step(self, optimizer: Optimizer) -> None:
         if (found := self._find(optimizer)) is None:
             return
         was_counting = self._is_counting

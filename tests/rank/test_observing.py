@@ -308,6 +308,23 @@ def test_costs_are_those_of_steps_of_all_optimizers(
     assert len(result.profile.steps) == profiled
 
 
+def test_steps_within_a_backward_pass_end_with_it(recorder: Recorder) -> None:
+    recorder.observe(StepRecording(warmup=2))
+    net = torch.nn.Sequential(Net(4, 4), Net(4, 4))
+    optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in net.parameters()}
+    for parameter, optimizer in optimizers.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    for _ in range(30):
+        # The last stage of a pipeline passes its loss in a tuple.
+        torch.autograd.backward((net(torch.ones(2, 4)).tanh().sum(),))
+    result = recorder.result()
+    assert len(result.series) == 4
+    assert [len(series.loss) for series in result.series] == [30, 0, 0, 0]
+    assert (result.profile.problem, len(result.profile.steps)) == ("", 3)
+    assert result.costs is not None
+    assert (result.costs.problem, result.costs.operators["aten::tanh"]) == ("", 1)
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_loss_without_data_is_none_of_the_steps(recorder: Recorder, device: str) -> None:
     def attempt(step: int, *_: object) -> None:
