@@ -212,7 +212,7 @@ def described(ranks: Sequence[Sequence[Series]]) -> str:
         return ""
     each = ", ".join(dict.fromkeys(str(one) for series in ranks for one in series))
     text = f"{counted(len(facts), 'optimizer')}: {each}"
-    return f"{text}; ranks exchange nothing in the steps of {', '.join(alone)}" if alone else text
+    return f"{text}; there is no collective in the steps of {', '.join(alone)}" if alone else text
 
 
 def diverged(ranks: Sequence[Sequence[Series]]) -> str:

@@ -151,8 +151,8 @@ def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
     trained = series(num_steps=44, collectives=2)
     assert described([[trained], [trained]]) == described([[reference]]) == ""
     assert described([[reference, trained]] * 2) == (
-        f"2 optimizers: SGD of Net (40 steps, no collective), {NAME} (44 steps, 2 collectives a step); ranks exchange "
-        f"nothing in the steps of SGD of Net"
+        f"2 optimizers: SGD of Net (40 steps, no collective), {NAME} (44 steps, 2 collectives a step); there is no "
+        f"collective in the steps of SGD of Net"
     )
 
 
