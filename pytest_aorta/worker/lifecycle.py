@@ -10,10 +10,11 @@ import os
 import random
 import runpy
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -64,13 +65,14 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             record_script(plan.record)
         elif adapter is None:
             recorder.observe(StepRecording(), is_asked=False)
-        _run_script(program.target, list(program.args))
+        has_left = _run_script(program.target, list(program.args))
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
         leave_mark(folder, RAN)
         # A handler of atexit ends the tracer.
         tracer = python_tracer()
-        leave()
+        if not has_left:
+            leave()
         _refuse_leaks(plan.reference)
         recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
         recorder.refuse_non_finite()
@@ -80,6 +82,10 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             recorded = _checked(recorded, recorder.named_parameters(), "at the end of the script")
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device, tracer)
+        if has_left:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(0)
         if not recorder.is_observing:
             _leave_process_groups()
         return
@@ -182,15 +188,28 @@ def record_script(record: StepRecording) -> None:
     recorder.observe(record, is_asked=False)
 
 
-def _run_script(script: str, args: list[str]) -> None:
+def _run_script(script: str, args: list[str]) -> bool:
     """Run a file or a dotted module as ``__main__`` with ``args``, and keep its globals alive.
 
     A module is looked for in ``src`` too, where a package that is not installed has its own folder.
+
+    Returns:
+        Whether the script has ended this process by ``os._exit(0)``, so that nothing else of it may run.
 
     Raises:
         SystemExit: The script exited with a code other than 0.
     """
     sys.argv = [script, *args]
+    exit_now, pid = os._exit, os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        is_own = os.getpid() == pid and threading.current_thread() is threading.main_thread()
+        # Other ranks do not wait for a rank whose steps are observed.
+        if status == 0 and is_own and recorder.is_observing:
+            raise _ExitNow(status)
+        exit_now(status)
+
+    os._exit = leave
     try:
         if script.endswith(".py"):
             sys.path.insert(0, str(Path(script).resolve().parent))
@@ -204,6 +223,14 @@ def _run_script(script: str, args: list[str]) -> None:
         _kept.append(error)
         if error.code not in (None, 0):
             raise
+        return isinstance(error, _ExitNow)
+    finally:
+        os._exit = exit_now
+    return False
+
+
+class _ExitNow(SystemExit):
+    """A script's call of ``os._exit(0)`` on its main thread."""
 
 
 def _leave_process_groups() -> None:

@@ -319,12 +319,14 @@ class Observer:
         self._is_simulated = is_simulated()
         self._looked_s = self._look_s = 0.0
         self._undo: list[Callable[[], object]] = []
+        self._has_hooks = False
 
     def start(self) -> Observer:
         """Observe from now on."""
         if not self._undo:
-            pre, post = register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)
-            self._undo += [pre.remove, post.remove]
+            # The first optimizer imports dynamo, so a script that has none of both does not pay for the import.
+            if "torch._dynamo" in sys.modules:
+                self._hook_steps()
             self._wrap(torch.autograd, "backward", self._backward)
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
                 self._wrap(module, "clip_grad_norm_", self._clip)
@@ -338,13 +340,22 @@ class Observer:
             one.end_capture()
         while self._undo:
             self._undo.pop()()
+        self._has_hooks = False
+
+    def _hook_steps(self) -> None:
+        """Register the hooks of steps; a step that is compiled breaks there, where it would compile in each step."""
+        begin, end = map(torch.compiler.disable, (self._begin, self._end))
+        pre, post = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+        self._undo += [pre.remove, post.remove]
+        self._has_hooks = True
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
+            # What is traced for a graph has no value.
+            return original(*args, **kwargs) if torch.compiler.is_compiling() else around(original, *args, **kwargs)
 
         setattr(owner, name, wrapped)
         self._undo.append(functools.partial(setattr, owner, name, original))
@@ -394,6 +405,8 @@ class Observer:
             self._wrap(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         self.has_optimizer = True
         original(*args, **kwargs)
+        if not self._has_hooks:
+            self._hook_steps()
 
     def _enter(self, step: int) -> None:
         self._progress = self._progress or Progress()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -71,6 +72,31 @@ def test_process_that_a_script_has_forked_leaves_no_result(tmp_path, monkeypatch
             os._exit(0)
         lifecycle.recorder._observer.stop()
     assert not (folder / "result.json").exists()
+
+
+LEAVING = """
+import atexit, os, torch
+atexit.register(os._exit, 5)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(8):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+os._exit(0)
+"""
+
+
+def test_script_that_leaves_at_once_has_a_result_and_its_handlers_do_not_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    folder = tmp_path / "ranks" / "0"
+    folder.mkdir(parents=True)
+    (tmp_path / "train.py").write_text(LEAVING)
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
+    if (child := os.fork()) == 0:
+        run_rank(tmp_path, folder, lambda: os._exit(1))
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(json.loads((folder / "result.json").read_text())["step_times_ms"]) == 4
 
 
 class Graph:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -323,6 +324,22 @@ def test_steps_within_a_backward_pass_end_with_it(recorder: Recorder) -> None:
     assert (result.profile.problem, len(result.profile.steps)) == ("", 3)
     assert result.costs is not None
     assert (result.costs.problem, result.costs.operators["aten::tanh"]) == ("", 1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # of inductor's imports
+def test_compiled_step_is_not_compiled_anew_in_each_step(recorder: Recorder) -> None:
+    numbers: list[int] = []
+    counter = CompileCounter()
+    model = Net(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(lambda: optimizer.step(), backend=counter)
+    for _ in range(12):
+        model(torch.ones(2, 4)).square().mean().backward()
+        step()
+        optimizer.zero_grad()
+        numbers.append(counter.frame_count)
+    assert numbers[2] == numbers[-1]
+    assert only(recorder.result()).num_steps == 12
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
