@@ -29,6 +29,7 @@ from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
+from pytest_aorta.verdict.by_rank import costs_notes
 from pytest_aorta.verdict.metrics import METRICS
 
 # The name of the lease's holder, which tests that wait for the lease report.
@@ -92,6 +93,7 @@ _WORLD_SIZE = 2
 _TIMES_THE_DIFFERENCE = 3
 _TOLERANCES_PERCENT = (5, 10, 20)
 _WIDTH = 100
+_NO_WEIGHTS = "the launches recorded no weights, as by recorder.weights(model)"
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,9 @@ class _Trial:
         if not varies:
             self._notes.append("weights are compared bit by bit: two launches computed the same")
             return self._fitted(plain, first, second)
+        if varies == _NO_WEIGHTS:
+            self._notes.append(f"weights are not compared: {varies}")
+            return self._fitted({"record": {}}, first, second)
         resumed = varies if fresh["fresh"] else ""
         if resumed:
             first, second = self._launch(plain | fresh), self._tried(plain | fresh)
@@ -357,7 +362,7 @@ def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError
     last = max(map(int, one.weight_hashes), default=one.total_iterations)
     first = first_difference(one, other, last, ["loss", "grad_norm", "weight_hash"])
     if first is None:
-        return "" if one.weight_hashes else "the launches recorded no weights, as by recorder.weights(model)"
+        return "" if one.weight_hashes else _NO_WEIGHTS
     if found := first_other_weights(*(launch_facts(launch).series for launch in (one, other))):
         return f"in two launches {found}"
     located = locate_first(one, other, first, (), None, lambda _: None)
@@ -369,7 +374,7 @@ def _of_costs(facts: Sequence[LaunchFacts]) -> str:
     values = {row.name: [row.measure(launch) for launch in facts] for row in rows}
     known = {name: pair for name, pair in values.items() if None not in pair}
     if not known:
-        return "costs of a step are not compared, because no warm-up step was counted"
+        return next(iter(costs_notes(facts, (), "")), "costs of a step are not compared")
     varying = [name for name, pair in known.items() if len(set(pair)) > 1]
     return f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"
 

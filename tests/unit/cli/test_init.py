@@ -144,6 +144,17 @@ def test_script_whose_launches_differ_is_tried_with_seeds(folder, launches, caps
     assert ("note: weights are not compared: two launches differ in step 3" in shown) is not bool(record)
 
 
+def test_what_a_script_lacks_is_said_and_seeds_are_not_tried(folder, launches, capsys):
+    lacking = {"profile": {"problem": "run 13 more steps"}, "costs": {"problem": "no step"}}
+    launches.ranks = lambda *_: {"weight_hashes": {}} | lacking
+    assert main(["init", "train.py"]) == 0
+    shown = capsys.readouterr().out
+    for note in ("weights are not compared", "overlap is not compared: run 13", "costs of a step are not compared: no"):
+        assert f"note: {note}" in shown
+    assert len(launches.plans) == 2
+    assert call_in(files(folder)["test_train.py"])[1] == {"record": {}}
+
+
 def resuming(folder: Path, kept: str, *, is_seeded: bool = True) -> Ranks:
     """Return the ranks of a script that saves a checkpoint, and goes on with it if it is there."""
 
