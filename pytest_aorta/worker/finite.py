@@ -6,9 +6,11 @@ import gc
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.nn.parameter import is_lazy
 
 from pytest_aorta.result.measurements import RankResult
@@ -18,6 +20,21 @@ from pytest_aorta.worker.layout import local_part
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 # Types of 8 bits that torch.isfinite does not support, and whose numbers bfloat16 represents exactly.
 _CHECKED_AS_BFLOAT16 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+def untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook of steps that breaks the graph of a compiled step, which would else be compiled in every step.
+
+    ``torch.compiler.disable`` would import the compiler at once. With this function, which torch's own optimizers use,
+    the first call does so, when the first optimizer has imported it.
+    """
+
+    @_disable_dynamo
+    def call(*arguments: Any) -> None:
+        # A bound method can't have the attribute that torch sets.
+        hook(*arguments)
+
+    return call
 
 
 class Optimizers:

@@ -36,7 +36,7 @@ from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series, digest
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.accelerator import own_device
-from pytest_aorta.worker.finite import Optimizers, modules, refuse_values
+from pytest_aorta.worker.finite import Optimizers, modules, refuse_values, untraced
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
@@ -319,14 +319,13 @@ class Observer:
         self._is_simulated = is_simulated()
         self._looked_s = self._look_s = 0.0
         self._undo: list[Callable[[], object]] = []
-        self._has_hooks = False
 
     def start(self) -> Observer:
         """Observe from now on."""
         if not self._undo:
-            # The first optimizer imports dynamo, so a script that has none of both does not pay for the import.
-            if "torch._dynamo" in sys.modules:
-                self._hook_steps()
+            begin, end = map(untraced, (self._begin, self._end))
+            pre, post = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+            self._undo += [pre.remove, post.remove]
             self._wrap(torch.autograd, "backward", self._backward)
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
                 self._wrap(module, "clip_grad_norm_", self._clip)
@@ -340,14 +339,6 @@ class Observer:
             one.end_capture()
         while self._undo:
             self._undo.pop()()
-        self._has_hooks = False
-
-    def _hook_steps(self) -> None:
-        """Register the hooks of steps; a step that is compiled breaks there, where it would compile in each step."""
-        begin, end = map(torch.compiler.disable, (self._begin, self._end))
-        pre, post = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
-        self._undo += [pre.remove, post.remove]
-        self._has_hooks = True
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(owner, name)
@@ -405,8 +396,6 @@ class Observer:
             self._wrap(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         self.has_optimizer = True
         original(*args, **kwargs)
-        if not self._has_hooks:
-            self._hook_steps()
 
     def _enter(self, step: int) -> None:
         self._progress = self._progress or Progress()

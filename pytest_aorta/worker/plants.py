@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_aorta.plan.plants import BIT, EXIT_CODE, HANG, IN_LINE, LOST_GRADIENT, MEMORY, NAN, SLOW_RANK, Planted
 from pytest_aorta.worker.accelerator import on_accelerator, own_device, synchronize
+from pytest_aorta.worker.finite import untraced
 from pytest_aorta.worker.layout import local_part
 
 # The optimizer's step that a fault of one step falls into: training has begun, and short runs have it too.
@@ -80,7 +81,7 @@ def _watch_steps(planted: Planted) -> None:
         elif steps == _STEP and planted.plant is BIT and _flip_bit(optimizer):
             _note(planted)
 
-    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_pre_hook(untraced(before_step))
     if planted.plant not in (LOST_GRADIENT, NAN):
         return
     backward, factor = torch.autograd.backward, 0.0 if planted.plant is LOST_GRADIENT else float("nan")

@@ -27,7 +27,7 @@ from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHa
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 from pytest_aorta.worker.accelerator import memory_in_use, own_device
 from pytest_aorta.worker.environment import environment_facts
-from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series
+from pytest_aorta.worker.finite import Optimizers, refuse_parameters, refuse_series, untraced
 from pytest_aorta.worker.observing import STEPS_TO_COUNT, Observer
 from pytest_aorta.worker.simulation import is_simulated, peak_memory
 from pytest_aorta.worker.steps import StepCounter, StepTimer, run_canary
@@ -101,7 +101,7 @@ class Recorder:
         where a log is read, so these checks cost little of the times in the log.
         """
         if not self._is_watching:
-            register_optimizer_step_post_hook(self._note)
+            register_optimizer_step_post_hook(untraced(self._note))
         self._is_watching = True
 
     def _note(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
