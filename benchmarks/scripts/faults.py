@@ -23,7 +23,7 @@ def plant(fault: str, in_step: int, steps: int) -> None:
     optimizers: dict[int, int] = {}
     began_s = time.perf_counter()
 
-    def before_step(optimizer: torch.optim.Optimizer, _args: object, _keywords: object) -> None:
+    def before_step(optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> Any:
         nonlocal began_s
         number = optimizers[id(optimizer)] = optimizers.get(id(optimizer), 0) + 1
         is_first = id(optimizer) == next(iter(optimizers))
@@ -33,22 +33,38 @@ def plant(fault: str, in_step: int, steps: int) -> None:
             case "slow" if rank == 1 and is_first:
                 time.sleep(0.2 * min(took_s, 1.0))
             case "scaled" if is_first:
-                _scale(optimizer, _SCALE)
+                return _scaled(optimizer, _SCALE, args, keywords)
             case "last step" if is_first and number == steps:
-                _scale(optimizer, 0.0)
+                return _scaled(optimizer, 0.0, args, keywords)
             case "second" if not is_first:
-                _scale(optimizer, _SCALE)
+                return _scaled(optimizer, _SCALE, args, keywords)
             case "all-gather" if is_first:
                 parts = [torch.zeros(4) for _ in range(dist.get_world_size())]
                 dist.all_gather(parts, torch.ones(4))
             case "raise" | "hang" | "killed" if is_first and rank == 1 and number == in_step:
                 _end(fault)
+        return None
 
     register_optimizer_step_pre_hook(before_step)
     if fault == "exit code":
         atexit.register(_exit)
     if fault in ("lost", "NaN"):
         _change_backward(optimizers, in_step, 0.0 if fault == "lost" else float("nan"))
+
+
+def _scaled(optimizer: torch.optim.Optimizer, factor: float, args: Any, keywords: Any) -> Any:
+    """Scale the gradients; if a closure computes them in the step, return arguments with one that scales them."""
+    closure = keywords.get("closure") or next(iter(args[1:]), None)
+    if closure is None:
+        _scale(optimizer, factor)
+        return None
+
+    def changed() -> Any:
+        result = closure()
+        _scale(optimizer, factor)
+        return result
+
+    return args[:1], {"closure": changed}
 
 
 def _scale(optimizer: torch.optim.Optimizer, factor: float) -> None:

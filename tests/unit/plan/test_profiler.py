@@ -84,7 +84,8 @@ def test_wrapper_has_time_to_write_once_ranks_are_done():
     assert limits_under("nsys").straggler_s > limits_under("torch").straggler_s == limits_under(None).straggler_s
 
 
-def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
+def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pytest_aorta.launch.warm.require_torch", lambda: None)
     plan = make_plan(tmp_path / "run", launcher=LauncherKind.FORKSERVER, profiler="nsys", cwd=tmp_path)
     servers = ForkServers({"PATH": str(tmp_path)})
     with pytest.warns(
