@@ -102,7 +102,8 @@ def _value(config: pytest.Config, option: Option) -> Any:
         return None
     try:
         given = config.getini(option.key)
-    except (TypeError, ValueError) as error:  # pytest's word for a value that is not of the key's type
+    # pytest's words for a value that is not of the key's type, the last from pytest 9.2 on.
+    except (TypeError, ValueError, pytest.UsageError) as error:
         raise SpecError(f"ini key {option.key}: {error}") from None
     return given if given is None else option.read(given)
 

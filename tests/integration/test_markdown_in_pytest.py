@@ -38,11 +38,11 @@ def test_command_of_a_failure_fails_in_the_same_way_and_writes_nothing(versioned
         "--aorta-timeout=99.5",
     ]
     written = ["--aorta-markdown=aorta.md", "--aorta-results=kept"]
-    versioned.run(*given, *written, "-m", "not slow").assert_outcomes(failed=1)
+    versioned.run(*given, *written, "-m", "not overlap").assert_outcomes(failed=1)
     ((program, *words),) = commands((versioned.path / "aorta.md").read_text())
     assert (program, words[0]) == ("pytest", "test_toy.py::test_one[a b]")
     options = ["--aorta-timeout=99.5", "--aorta-fail-on=improved,missing", "--aorta-ab=HEAD"]
-    assert words[1:] == ["-m", "not slow", *options, "-o", "aorta_workloads=mine"]
+    assert words[1:] == ["-m", "not overlap", *options, "-o", "aorta_workloads=mine"]
     (versioned.path / "aorta.md").unlink()
     versioned.run(*words).assert_outcomes(failed=1)
     assert not (versioned.path / "aorta.md").exists()
