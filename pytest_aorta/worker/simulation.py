@@ -189,9 +189,10 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory(device: torch.device | None = None) -> int | None:
-    """Return the peak of allocated memory, in bytes, of ``device`` since the measured steps began; None on CPU.
+    """Return the peak of allocated memory of ``device`` in bytes; None on CPU.
 
-    Of tensors without data, it is an estimate of what an accelerator would need.
+    Of workloads it is that since the measured steps began, of scripts that of the whole script. Of tensors without
+    data, it is an estimate of what an accelerator would need.
     """
     if _memory:
         return _memory[-1].peak
