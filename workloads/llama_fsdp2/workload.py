@@ -89,7 +89,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             check_all_gather(settings.all_gather, mesh.shards.size())
             # Of summed gradients, torch would put the reduce-scatters into symmetric memory too.
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
-        elif self._device.type == "cuda" and self._keeps_reductions(mesh):
+        elif mesh.data.device_type == "cuda" and self._keeps_reductions(mesh):
             reduce_into_memory_of_compute(model)
         sum_gradients(model, mesh.data.size())
         # Experts that are units of their own, which goes with torch 2.11, are gathered ahead in backward only if asked.
