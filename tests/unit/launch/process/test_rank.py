@@ -104,7 +104,8 @@ HEAD = "Traceback (most recent call last):\n"
     [
         (
             "def load():\n    raise ValueError('boom')\nload()\n",
-            HEAD + '  File "{0}", line 3, in <module>\n    load()\n'
+            # Python 3.13 marks the call in a further line.
+            HEAD + '  File "{0}", line 3, in <module>\n    load()\n*'
             "  File \"{0}\", line 2, in load\n    raise ValueError('boom')\nValueError: boom\n",
         ),
         ("import runpy\nrunpy.run_path('/no/such.py')\n", HEAD + '  File "{0}", line 2, in <module>\n*in run_path*'),
