@@ -104,8 +104,7 @@ HEAD = "Traceback (most recent call last):\n"
     [
         (
             "def load():\n    raise ValueError('boom')\nload()\n",
-            # Python 3.13 marks the call in a further line.
-            HEAD + '  File "{0}", line 3, in <module>\n    load()\n*'
+            HEAD + '  File "{0}", line 3, in <module>\n    load()\n'
             "  File \"{0}\", line 2, in load\n    raise ValueError('boom')\nValueError: boom\n",
         ),
         ("import runpy\nrunpy.run_path('/no/such.py')\n", HEAD + '  File "{0}", line 2, in <module>\n*in run_path*'),
@@ -114,7 +113,9 @@ HEAD = "Traceback (most recent call last):\n"
     ids=["own frames", "frames of a library", "syntax error"],
 )
 def test_traceback_begins_with_the_first_frame_of_the_script(tmp_path, script, shown):
-    assert fnmatch(_shown_traceback(script_error(tmp_path, script)), shown.format(tmp_path / "train.py"))
+    # Python 3.13 marks calls in further lines.
+    text = re.sub(r"^ +[~^]+\n", "", _shown_traceback(script_error(tmp_path, script)), flags=re.MULTILINE)
+    assert fnmatch(text, shown.format(tmp_path / "train.py"))
 
 
 def test_errors_behind_an_error_have_no_frames_of_the_harness(tmp_path):
