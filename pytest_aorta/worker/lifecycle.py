@@ -83,8 +83,6 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             Telemetry().write(folder, recorded)
         _finish(folder, recorded, recorder.device, tracer)
         if has_left:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
             os._exit(0)
         if not recorder.is_observing:
             _leave_process_groups()

@@ -155,13 +155,6 @@ class ComputeMemoryReduceScatter:
         with torch.cuda.stream(self._compute):
             return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: dist.ReduceOp.RedOpType,
-        async_op: bool = False,
-    ) -> dist.Work | None:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **given: Any) -> dist.Work | None:
         """Reduce ``input_tensor``, and write this rank's part into ``output_tensor``."""
-        return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return reduce_scatter(output_tensor, input_tensor, **given)
