@@ -105,6 +105,9 @@ class LlamaSettings(TrainingSettings):
         """Set the variables that libraries read when the process group is made."""
         if self.uses_symmetric_memory:
             os.environ.update(_WITHOUT_MULTICAST)
+        elif torch.version.cuda and not any(name in os.environ for name in _ALLOCATOR):
+            # Read at the first allocation. Segments that grow fit blocks of every size, so less memory is reserved.
+            os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
 
 
 @dataclass(frozen=True)
@@ -120,3 +123,5 @@ class AxisDegrees:
 
 # NVLink multicast is off wherever symmetric memory is used: a fault in it can take all GPUs of a host out of service.
 _WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+# Settings of the allocator of CUDA, and their older name.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

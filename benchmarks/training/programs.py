@@ -82,7 +82,9 @@ def launch_8b(world: DistributedWorld, program: Program, n_layers: int, length: 
     # The last measured step is one that torchtitan logs.
     steps = math.ceil((length.warmup + length.steps) / _LOG_FREQ) * _LOG_FREQ
     arguments = (str(steps - length.steps), str(n_layers), *_TITAN_8B, f"--training.steps={steps}", *program.options)
-    return world.launch_script("benchmarks/training/torchtitan_llama.py", arguments)
+    # As torchtitan's run_train.sh.
+    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return world.launch_script("benchmarks/training/torchtitan_llama.py", arguments, environment=environment)
 
 
 def launch_tiny(world: DistributedWorld, program: Program) -> WorkloadResult:

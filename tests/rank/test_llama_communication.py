@@ -68,6 +68,24 @@ def test_symmetric_memory_turns_multicast_off_whatever_was_set(monkeypatch, keys
     assert tuple(os.environ.get(name) for name in VARIABLES) == values
 
 
+@pytest.mark.parametrize(
+    ("version", "given", "keys", "segments"),
+    [
+        ("13.0", {}, {}, "expandable_segments:True"),
+        ("13.0", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {}, None),
+        ("13.0", {}, {"all_gather": "symmetric"}, None),
+        (None, {}, {}, None),
+    ],
+)
+def test_memory_of_cuda_grows_unless_its_allocator_is_set(monkeypatch, version, given, keys, segments):
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(os, "environ", dict(given))
+
+    make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys).prepare_environment()
+
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == segments
+
+
 @pytest.fixture
 def tensor_mesh():
     with fake_group(2):
