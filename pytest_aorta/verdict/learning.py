@@ -39,6 +39,8 @@ from pytest_aorta.verdict.verdicts import Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
+# Launches that a refusal advises to add at once.
+_MANY = 10
 
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
@@ -102,7 +104,8 @@ def merged(
     if settings := other_setting(old.center_launches[-1], facts):
         raise BaselineError(_refusal(new.case, settings, can_settle=False))
     if rows := _differences(old, new, marked, priors):
-        raise BaselineError(_refusal(new.case, rows, can_settle=not any(map(_is_settled, rows))))
+        can_settle = len(facts) < _MANY and not any(map(_is_settled, rows))
+        raise BaselineError(_refusal(new.case, rows, can_settle=can_settle))
     added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
     forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
     return _fitted(old.replace(launches=(*old.launches, *added), forced=forced))
@@ -110,7 +113,7 @@ def merged(
 
 def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
     """Return why launches are not added; ``can_settle`` is True if more launches could show that nothing changed."""
-    more = "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)"
+    more = f"  next: if the code is unchanged, add more launches at once (--aorta-launches={_MANY})"
     lines = [
         f"{case}: not added to the stored baseline, because it is not shown to be unchanged:",
         *(f"  {row}" for row in found),

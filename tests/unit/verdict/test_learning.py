@@ -68,6 +68,12 @@ def test_single_launch_that_noise_leaves_undecided_is_refused_with_the_remedy():
     assert "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)\n" in message
 
 
+def test_ten_launches_that_noise_leaves_undecided_are_not_advised_once_more():
+    message = refusal(baseline_of(), baseline_of(seed=1), marked={"step_time_p50": Tolerance(0.0001)})
+    assert "Inconclusive: step_time_p50 " in message
+    assert "add more launches" not in message
+
+
 def test_other_number_of_measured_steps_is_a_new_revision_unasked():
     learned = learn(baseline_of(), baseline_of(20.0, num_steps=40))
     assert (learned.revision, {launch.num_steps for launch in learned.center_launches}) == (2, {40})
