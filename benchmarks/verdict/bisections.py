@@ -1,6 +1,7 @@
 """Bisections of real launches on CPU ranks: does ``aorta bisect`` name the commit that made a step slower?
 
-Run: python -m benchmarks.verdict.bisections [--repositories 10] [--commits 8] [--slower 0.05] [--at-once 1] [--out DIR]
+Run: python -m benchmarks.verdict.bisections [--repositories 10] [--commits 8] [--slower 0.05] [--metric step_time_p10]
+    [--at-once 1] [--out DIR]
 Each repository has a script whose step multiplies matrices for about 70 ms on 2 warm ranks; one commit, chosen by the
 seed, multiplies them more often. A row tells the commit that was planted, the one that was named, and the time.
 """
@@ -49,7 +50,7 @@ import pytest
 
 @pytest.mark.launch_timeout(240)
 @pytest.mark.world(size=2, device="cpu", warm=True)
-@pytest.mark.tolerance(step_time_p50="2%")
+@pytest.mark.tolerance({metric}="2%")
 def test_speed(workload):
     workload.check(workload.run_script("train.py"))
 """
@@ -78,7 +79,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def make_repository(folder: Path, commits: int, planted: int, products: int, slower: float) -> list[str]:
+def make_repository(folder: Path, commits: int, planted: int, products: int, slower: float, metric: str) -> list[str]:
     """Make the repository and return its commits, the oldest first."""
     folder.mkdir(parents=True)
     git(folder, "init", "-q")
@@ -88,17 +89,17 @@ def make_repository(folder: Path, commits: int, planted: int, products: int, slo
         (folder / "settings.py").write_text(f"PRODUCTS = {count}  # {number}\n", encoding="utf-8")
         git(folder, "add", "train.py", "settings.py")
         git(folder, "commit", "-qm", f"change {number}")
-    (folder / "test_train.py").write_text(TEST, encoding="utf-8")
+    (folder / "test_train.py").write_text(TEST.format(metric=metric), encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     return git(folder, "rev-list", "--reverse", "HEAD").splitlines()
 
 
-def search(folder: Path, commits: list[str], planted: int) -> tuple[str, str]:
+def search(folder: Path, commits: list[str], planted: int, metric: str) -> tuple[str, str]:
     """Bisect the repository; return the outcome, and a row of the table."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
     environ |= {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder / "leases"), "OMP_NUM_THREADS": "1"}
     environ |= {"XDG_CACHE_HOME": str(folder.parent / f"{folder.name}-cache")}
-    command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", commits[0], commits[-1], "--metric=step_time_p50"]
+    command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", commits[0], commits[-1], f"--metric={metric}"]
     began = time.monotonic()
     done = subprocess.run(
         [*command, "--", "test_train.py::test_speed"],
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--repositories", type=int, default=10)
     parser.add_argument("--commits", type=int, default=8)
     parser.add_argument("--slower", type=float, default=0.05)
+    parser.add_argument("--metric", default="step_time_p10")
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
@@ -129,8 +131,8 @@ def main() -> int:
 
     def run(number: int) -> str:
         folder = out / f"repository-{number}"
-        commits = make_repository(folder, given.commits, places[number], products, given.slower)
-        outcome, row = search(folder, commits, places[number])
+        commits = make_repository(folder, given.commits, places[number], products, given.slower, given.metric)
+        outcome, row = search(folder, commits, places[number], given.metric)
         print(row, flush=True)
         return outcome
 

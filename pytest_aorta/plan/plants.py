@@ -11,7 +11,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
 
 # Metrics of which one has to show a fault.
-_TIMES = ("step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
+_TIMES = ("step_time_p10", "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
 _OVERLAP = ("overlap_ratio", "exposed_comm_ms")
 _NUMBERS = ("weight_hash", "final_loss")
 

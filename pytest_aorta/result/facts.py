@@ -111,7 +111,7 @@ _MOST_IN_TURN = 2
 
 
 Launcher: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(LauncherKind)})$")]
-StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p50|p99|tail5)$")]
+StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p10|p50|p99|tail5)$")]
 
 
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,7 +123,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         launcher: the program that started the ranks, torchrun or forkserver.
         simulated: whether nothing was exchanged, so that weights, losses and times mean nothing.
         num_steps: measured steps.
-        step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
+        step_time_ms: mean, p10, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
         step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
         metrics: the workload's metrics over ranks: the maximum of a peak, the mean of every other metric.
         weight_hashes: step -> hash.
@@ -227,6 +227,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     tail = np.sort(steps)[-max(1, len(steps) // 20) :]
     quantities = {
         "mean": steps.mean(),
+        "p10": np.quantile(steps, 0.1),
         "p50": np.quantile(steps, 0.5),
         "p99": np.quantile(steps, 0.99),
         "tail5": tail.mean(),

@@ -219,7 +219,8 @@ def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
 # The metrics that exposed collectives explain.
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 # The metrics that slower kernels and collectives explain.
-_BY_KERNELS = (*_BY_EXPOSURE, "kernel_ms", "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
+_STEP_TIMES = (f"step_time_{statistic}" for statistic in ("p10", "p50", "p99", "mean", "tail5"))
+_BY_KERNELS = (*_BY_EXPOSURE, "kernel_ms", *_STEP_TIMES)
 
 
 def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
@@ -401,7 +402,7 @@ def _median(side: Sequence[CollectiveFacts], value: Callable[[CollectiveFacts], 
 
 
 # The first of these metrics that regressed is split. Profiled steps say nothing about the slow steps of the tail.
-SPLIT = ("step_time_p50", "step_time_mean")
+SPLIT = ("step_time_p50", "step_time_p10", "step_time_mean")
 _NAMES = {
     Part.COMPUTE: "compute",
     Part.STRAGGLER: "straggler's extra compute",

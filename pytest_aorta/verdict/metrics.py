@@ -241,6 +241,7 @@ _POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
 
 _ROWS = (
     _step_time("p50", 5, "median step time"),
+    _step_time("p10", None, "10th percentile of step times, which other work on the machine disturbs least"),
     _step_time("p99", 10, "99th percentile of step times", MIN_STEPS_P99),
     _step_time("mean", None, "mean step time"),
     _step_time("tail5", None, "mean of the slowest 5% of steps"),
