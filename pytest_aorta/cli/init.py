@@ -30,7 +30,7 @@ from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
 from pytest_aorta.verdict.by_rank import costs_notes
-from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.metrics import METRICS, Value
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta init"
@@ -93,6 +93,10 @@ _WORLD_SIZE = 2
 _TIMES_THE_DIFFERENCE = 3
 _TOLERANCES_PERCENT = (5, 10, 20)
 _WIDTH = 100
+_BARE = (
+    "nothing is compared, so the test fails: have the script call recorder.start(warmup=2), recorder.step() and "
+    "recorder.weights(model), with pytest_aorta.worker.recorder"
+)
 _NO_WEIGHTS = "the launches recorded no weights, as by recorder.weights(model)"
 
 
@@ -337,6 +341,8 @@ class _Trial:
             notes.append(f"overlap is not compared: {facts[0].overlap_problem}")
         if self._world.device == "cpu":
             notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
+            if not (facts[0].weight_hashes or facts[0].series or _known_costs(facts)):
+                notes.append(_BARE)
         else:
             marker, note = _of_times(facts)
             markers += [marker] if marker else []
@@ -369,11 +375,14 @@ def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError
     return " ".join([f"two launches differ in step {first.step}:", *(line.strip() for line in located)])
 
 
-def _of_costs(facts: Sequence[LaunchFacts]) -> str:
+def _known_costs(facts: Sequence[LaunchFacts]) -> dict[str, list[Value]]:
     rows = [row for row in METRICS.values() if row.cost is not None]
     values = {row.name: [row.measure(launch) for launch in facts] for row in rows}
-    known = {name: pair for name, pair in values.items() if None not in pair}
-    if not known:
+    return {name: pair for name, pair in values.items() if None not in pair}
+
+
+def _of_costs(facts: Sequence[LaunchFacts]) -> str:
+    if not (known := _known_costs(facts)):
         return next(iter(costs_notes(facts, (), "")), "costs of a step are not compared")
     varying = [name for name, pair in known.items() if len(set(pair)) > 1]
     return f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"

@@ -18,6 +18,7 @@ from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.measurements import SCHEMA_VERSION, PlatformFacts, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.provenance import provenance
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.result.trace.rank_files import read_arrivals, waits_of_ranks_ms
 
 MAX_RANK_RESULT_BYTES = 16 << 20
@@ -56,7 +57,7 @@ def collect_result(
     folders, adapter = rank_folders(plan.run_dir, plan.world.ranks), plan.adapter(0)
     # Only rank 0 has step times if only rank 0 logs.
     folders = folders[:1] if adapter and adapter.ranks == FIRST else folders
-    ranks = [_read_rank(folder / RESULT_FILE) for folder in folders]
+    ranks = _evened([_read_rank(folder / RESULT_FILE) for folder in folders])
     _refuse(
         plan.run_dir, _disagreement(ranks, adapted=adapter is not None) or _impossible(ranks, len(plan.world.ranks))
     )
@@ -107,6 +108,27 @@ def _read_rank(path: Path) -> RankResult:
         rank = read_model(path, RankResult, max_bytes=MAX_RANK_RESULT_BYTES, follow_links=False, by_hand=False)
     _refuse(path, rank.problem())
     return rank
+
+
+def _evened(ranks: list[RankResult]) -> list[RankResult]:
+    """Return the ranks of an unedited script, whose data may be uneven, with the steps that all of them have."""
+    count = min(len(rank.step_times_ms) for rank in ranks)
+    shortest = min(ranks, key=lambda rank: sum(series.num_steps for series in rank.series))
+    is_even = len({(len(rank.step_times_ms), len(rank.profile.steps), rank.profile.problem) for rank in ranks}) == 1
+    if is_even or not all(rank.series for rank in ranks):
+        return ranks
+    problem = shortest.profile.problem or "ranks ended after different numbers of profiled steps"
+    return [
+        rank.replace(
+            configured_iterations=count,
+            total_iterations=count,
+            step_times_ms=rank.step_times_ms[:count],
+            collective_ms=rank.collective_ms[-count:],
+            metrics={name: rank.metrics[name] for name in rank.metrics.keys() - rank.profile.metrics().keys()},
+            profile=Profile(problem=problem),
+        )
+        for rank in ranks
+    ]
 
 
 def _refuse(path: Path, problem: str | None) -> None:

@@ -95,12 +95,6 @@ class Series(Model, frozen=True, omit_defaults=True):
         """Return the optimizer with its model, such as ``AdamW of DDP(Net)``."""
         return f"{self.optimizer} of {self.model}" if self.model else self.optimizer
 
-    def __str__(self) -> str:
-        """Return the name with the number of steps and of collectives."""
-        calls = self.collectives and f"{self.collectives:.3g} collective{'s' * (self.collectives != 1)} a step"
-        known = "" if calls is None else f", {calls or 'no collective'}"
-        return f"{self.name} ({counted(self.num_steps, 'step')}{known})"
-
 
 class SeriesFacts(Model, frozen=True, omit_defaults=True):
     """The facts of one optimizer of an unedited script; steps are counted from its first one.
@@ -131,6 +125,12 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
     gradients: dict[Step, list[_OfRank]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        """Return the name with the number of steps and of collectives."""
+        calls = self.collectives and f"{self.collectives:.3g} collective{'s' * (self.collectives != 1)} a step"
+        known = "" if calls is None else f", {calls or 'no collective'}"
+        return f"{self.name} ({counted(self.num_steps, 'step')}{known})"
+
     def with_every_step(self, hashed: SeriesFacts) -> SeriesFacts:
         """Return these facts with the hashes of a launch that computed the same, and hashed every step."""
         return self.replace(
@@ -158,7 +158,11 @@ def digest(value: object) -> str:
 def series_facts(ranks: Sequence[Sequence[Series]]) -> list[SeriesFacts]:
     """Return the facts of each optimizer, in the order of their first steps; ranks may have different ones."""
     count = max(map(len, ranks), default=0)
-    return [_facts([series[number] for series in ranks if number < len(series)]) for number in range(count)]
+    facts = [_facts([series[number] for series in ranks if number < len(series)]) for number in range(count)]
+    before = [[other.name for other in facts[:number]].count(one.name) for number, one in enumerate(facts)]
+    return [
+        one.replace(name=f"{one.name} #{same + 1}") if same else one for one, same in zip(facts, before, strict=True)
+    ]
 
 
 def _facts(ranks: Sequence[Series]) -> SeriesFacts:
@@ -210,8 +214,7 @@ def described(ranks: Sequence[Sequence[Series]]) -> str:
     alone = [one.name for one in facts if len(ranks) > 1 and one.collectives == 0]
     if len(facts) < 2 and not alone:
         return ""
-    each = ", ".join(dict.fromkeys(str(one) for series in ranks for one in series))
-    text = f"{counted(len(facts), 'optimizer')}: {each}"
+    text = f"{counted(len(facts), 'optimizer')}: {', '.join(map(str, facts))}"
     return f"{text}; there is no collective in the steps of {', '.join(alone)}" if alone else text
 
 

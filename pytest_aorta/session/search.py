@@ -20,7 +20,7 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
 # The most pairs of launches of one comparison.
-MAX_PAIRS = 12
+MAX_PAIRS = 24
 # Errors that count as a commit that does not start.
 _UNTESTABLE = (LaunchError, ResultError, SpecError, WorkloadFailed)
 _MAX_REASON = 300

@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -56,7 +57,7 @@ class Optimizers:
             self._known.append(weakref.ref(optimizer))
 
     def named(self, *only: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-        """Return the parameters of some optimizers, or of all that exist."""
+        """Return the parameters of some optimizers, or of all that exist, by names that differ."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for optimizer in only or filter(None, (known() for known in self._known)):
             for number, group in enumerate(optimizer.param_groups):
@@ -64,7 +65,13 @@ class Optimizers:
         if found.keys() - self._names.keys():
             places = {key: place for key, (place, _) in found.items()}
             self._names |= places | _names_in_modules(found.keys())
-        return [(self._names[key], part) for key, (_, part) in found.items()]
+        named, seen = [], Counter[str]()
+        for key, (_, part) in found.items():
+            name = self._names[key]
+            seen[name] += 1
+            # Modules that are in no common module have the same names in it.
+            named.append((name if seen[name] == 1 else f"{name} ({seen[name]})", part))
+        return named
 
     def look(self, step: int, when: str) -> None:
         """Look at the parameters after a step; ``when`` names the step."""

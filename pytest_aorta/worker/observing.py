@@ -213,10 +213,13 @@ class _Optimized:
             self.timer.open()
         return False
 
-    def hash(self) -> None:
-        """Hash this rank's parts of the parameters after this step, unless that is done."""
+    def hash(self, *, is_last: bool = False) -> None:
+        """Hash this rank's parts of the parameters after this step, unless that is done.
+
+        The hash of the last step has what the script did to the parameters after it, whichever steps are hashed.
+        """
         if (optimizer := self.optimizer()) is not None:
-            self.hashes.add(self.num_steps, self._named(optimizer))
+            self.hashes.add(self.num_steps, self._named(optimizer), again=is_last)
 
     def _watch_gradients(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Hash from now on what this rank adds to gradients, before they are reduced; sharded parameters have none."""
@@ -245,7 +248,7 @@ class _Optimized:
             self._last_words.detach()
         # The optimizer keeps the tensors alive itself, and this list is dropped with it.
         named = self._named(optimizer)
-        self._last_words = weakref.finalize(optimizer, lambda: self.hashes.add(self.num_steps, named))
+        self._last_words = weakref.finalize(optimizer, lambda: self.hashes.add(self.num_steps, named, again=True))
         self._last_words.atexit = False
 
     def values(self) -> dict[str, dict[int, float]]:
@@ -519,7 +522,7 @@ class Observer:
             if one.optimizer() is not None and not self._is_simulated:
                 self._look(one)
                 if self.record.hash_weights:
-                    one.hash()
+                    one.hash(is_last=True)
 
     def series(self) -> list[Series]:
         """Return the series of all optimizers in the order of their first steps."""

@@ -31,6 +31,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -183,12 +184,15 @@ class LocalHashes:
         self._steps: dict[int, tuple[list[_LocalSignature], torch.Tensor]] = {}
         self._problem = ""
 
-    def add(self, step: int, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Hash tensors after a step, unless it has a hash; a tensor that can't be hashed is a problem of the record."""
-        if step in self._steps:
+    def add(self, step: int, named: Iterable[tuple[str, torch.Tensor]], *, again: bool = False) -> None:
+        """Hash tensors after a step, unless it has a hash and they are not to be hashed ``again``.
+
+        A tensor that can't be hashed is a problem of the record.
+        """
+        if step in self._steps and not again:
             return
         signatures, sums = [], []
-        for name, tensor in sorted((logical_name(name), tensor) for name, tensor in named):
+        for name, tensor in sorted(((logical_name(name), tensor) for name, tensor in named), key=itemgetter(0)):
             try:
                 part = local_part(_detached(name, tensor))
                 sums.append(tensor_sums(part, Grid.of(Axis(part.numel(), range(part.numel())))))

@@ -49,6 +49,11 @@ def test_stages_of_a_pipeline_have_losses_and_weights_of_their_own(tmp_path):
     assert "replicas differ" not in shown
 
 
+def test_ranks_with_uneven_data_are_measured_in_the_steps_that_both_have(tmp_path):
+    shown, ranks = recorded(tmp_path, "uneven")
+    assert ([rank["num_steps"] for rank in ranks], "20 steps on cpu-x2-gloo" in shown) == ([26, 46], True)
+
+
 def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
     shown, (own, other) = recorded(tmp_path, "local_sgd")
     # The ranks train on their own data until the averages after steps 3, 6 and 9.

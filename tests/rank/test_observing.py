@@ -57,7 +57,7 @@ def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recorder
     norms: list[float] = []
     kept = train(11, lambda _, model, __: norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 9.0))))
     series = only(result := recorder.result())
-    assert (str(series), series.is_main) == ("SGD of Net (11 steps, no collective)", True)
+    assert (series.name, series.num_steps, series.collectives, series.is_main) == ("SGD of Net", 11, 0, True)
     # The first step has no begin, and one is warm-up.
     assert len(result.step_times_ms) == len(series.step_times_ms) == 9
     assert list(series.loss) == [str(step) for step in range(1, 12)]
@@ -95,6 +95,38 @@ def test_gradient_that_is_lost_in_the_last_step_is_seen(recorder: Recorder) -> N
 
     plain, changed = hashes(0.0), hashes(-1.0)
     assert [step for step in plain if plain[step] != changed[step]] == ["45"]
+
+
+@pytest.mark.parametrize("steps", [8, 11])
+def test_hash_of_the_last_step_has_what_the_script_does_after_it(recorder: Recorder, steps: int) -> None:
+    def hashes(factor: float, *, every: bool) -> dict[str, str]:
+        own = Recorder()
+        own.observe(StepRecording(hash_weights=True, hash_every_step=every))
+        kept = train(steps)
+        kept[0].weight.data.mul_(factor)
+        own._observer.stop()  # type: ignore[union-attr]
+        return only(own.result()).weights.hashes
+
+    plain, every, changed = hashes(2.0, every=False), hashes(2.0, every=True), hashes(1.0, every=False)
+    assert plain == {step: every[step] for step in plain}
+    assert [step for step in plain if plain[step] != changed[step]] == [str(steps)]
+
+
+def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(recorder: Recorder) -> None:
+    nets = [Net(4, 4), Net(4, 4)]
+    one = torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])
+    other = torch.optim.SGD((last := Net(4, 4)).parameters())
+    for step in range(1, 6):
+        sum(net(torch.ones(2, 4)).sum() for net in (*nets, last)).backward()  # type: ignore[union-attr]
+        if step == 5:
+            nets[0].weight.grad.fill_(math.nan)  # type: ignore[union-attr]
+        one.step()
+        other.step()
+    found = recorder.result().series
+    names = ["bias", "bias (2)", "weight", "weight (2)"]
+    assert [series.weights.names for series in found] == [names, ["bias", "weight"]]
+    with pytest.raises(NotFinite, match=r"^parameter weight of rank 1 .* first after step 5; "):
+        recorder.refuse_non_finite()
 
 
 def test_micro_batches_are_one_loss_and_recomputation_is_none(recorder: Recorder) -> None:

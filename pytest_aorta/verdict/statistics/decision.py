@@ -213,7 +213,8 @@ def quantile_t(fraction: float, df: float) -> float:
 
 # Probability that unchanged code is called a regression, over all looks.
 PAIR_FALSE_ALARM_RATE = 1e-4
-PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
+# The last two are those of a search for a commit.
+PAIR_LOOKS = (2, 3, 4, 6, 8, 12, 18, 24)
 # The most degrees of freedom of a prior variance, because the A/B's block may have another noise regime.
 PAIR_PRIOR_DF = 8.0
 # From this number of pairs on, the pairs alone decide, by the ranks of their launches.
@@ -257,13 +258,14 @@ def decide_pairs(
     prior = Variance(2 * variance.value, min(variance.df, PAIR_PRIOR_DF))
     values = _winsorized([worse * (here - there) for here, there in pairs], math.sqrt(prior.value))
     own, is_slower, is_faster = own_variance(values), True, True
-    num_alarms = sum(MIN_LAUNCHES_TO_FAIL <= look < PAIRS_WITHOUT_PRIOR for look in looks)
-    alarm_rate = PAIR_FALSE_ALARM_RATE / 2 / max(1, num_alarms)
+    early = sum(MIN_LAUNCHES_TO_FAIL <= look < PAIRS_WITHOUT_PRIOR for look in looks)
+    late = sum(look >= PAIRS_WITHOUT_PRIOR for look in looks)
+    alarm_rate = PAIR_FALSE_ALARM_RATE / 2 / max(1, early)
     if count < PAIRS_WITHOUT_PRIOR:
         single = _pair_variance(prior, own)
     else:
         single, alarm_rate = own, _BY_RANKS
-        most = most_not_worse(count, PAIR_FALSE_ALARM_RATE / 2)
+        most = most_not_worse(count, PAIR_FALSE_ALARM_RATE / 2 / max(1, late))
         is_slower, is_faster = (
             num_not_worse([(sign * here, sign * there) for here, there in pairs]) <= most for sign in (worse, -worse)
         )

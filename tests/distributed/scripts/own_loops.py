@@ -96,6 +96,17 @@ def one_rank_leaves():
         time.sleep(1)
 
 
+def uneven():
+    from torch.distributed.algorithms.join import Join
+
+    optimizer = torch.optim.SGD((model := DistributedDataParallel(Net())).parameters(), lr=0.01)
+    with Join([model]):
+        for _ in range(26 + 20 * dist.get_rank()):
+            optimizer.zero_grad()
+            model(torch.ones(4, 16)).square().mean().backward()
+            optimizer.step()
+
+
 def hang():
     model = DistributedDataParallel(Net())
     pauses = dist.get_rank() == 1

@@ -257,6 +257,7 @@ NOISE_ALONE = {
     "13 launches": (noise_alone((4, 3, 3), 13), FALSE_ALARM_RATE, TRIALS // 3),
     "6 pairs": (pairs_of_noise(6), PAIR_FALSE_ALARM_RATE, TRIALS),
     "12 pairs": (pairs_of_noise(12), PAIR_FALSE_ALARM_RATE, TRIALS),
+    "24 pairs": (pairs_of_noise(24), PAIR_FALSE_ALARM_RATE, TRIALS),
 }
 
 
