@@ -8,7 +8,7 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
@@ -22,18 +22,20 @@ CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.co
 # Types of 8 bits that torch.isfinite does not support, and whose numbers bfloat16 represents exactly.
 _CHECKED_AS_BFLOAT16 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
+_Result = TypeVar("_Result")
 
-def untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook of steps that breaks the graph of a compiled step, which would else be compiled in every step.
+
+def untraced(hook: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Return a hook that breaks the graph of a compiled step, which would else be compiled in every step.
 
     ``torch.compiler.disable`` would import the compiler at once. With this function, which torch's own optimizers use,
     the first call does so, when the first optimizer has imported it.
     """
 
     @_disable_dynamo
-    def call(*arguments: Any) -> None:
+    def call(*arguments: Any) -> _Result:
         # A bound method can't have the attribute that torch sets.
-        hook(*arguments)
+        return hook(*arguments)
 
     return call
 

@@ -12,8 +12,10 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from datetime import timedelta
+from functools import cache, partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,7 @@ from pytest_aorta.plan.device_kind import Backend
 from pytest_aorta.result.measurements import PADDED, RankResult
 from pytest_aorta.result.trace.kineto_costs import RecordedCall
 from pytest_aorta.worker.accelerator import on_accelerator
+from pytest_aorta.worker.finite import untraced
 from pytest_aorta.worker.layout import is_dtensor
 
 # CUDA's allocator rounds the size of each tensor up to a multiple of this many bytes.
@@ -70,6 +73,9 @@ def simulate_world() -> None:
         raise _lacking("FakeStore of torch.testing._internal.distributed.fake_pg", error) from None
     if not hasattr(dist.Backend, "register_backend") or "__new__" not in vars(dist.Backend):
         raise _lacking("Backend.__new__ of torch.distributed", "the class has changed")
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
     # The class is a string that every way to a group makes from the name that it is given.
     dist.Backend.__new__ = _fake_backend  # type: ignore[assignment,method-assign]
     original = dist.init_process_group
@@ -85,6 +91,70 @@ def simulate_world() -> None:
         setattr(dist.ProcessGroup, name, _noted(getattr(dist.ProcessGroup, name)))
     # Only gloo has this barrier, which names the ranks that are missing.
     _replace(dist.monitored_barrier, lambda *_args, **_given: None)
+    # A checkpoint would need the other ranks' parts of the tensors.
+    _replace(save, lambda *_args, **_given: None)
+    _replace(load, lambda *_args, **_given: None)
+    _replace(async_save, _saved)
+    for name, around in (("Reducer", _reducer), ("_broadcast_coalesced", _broadcast_coalesced)):
+        _replace(getattr(dist, name), partial(around, getattr(dist, name)))
+
+
+def _saved(*_args: Any, **_given: Any) -> Future[None]:
+    """Return the future of a checkpoint that nobody writes."""
+    done = Future[None]()
+    done.set_result(None)
+    return done
+
+
+class _Requesting(dist.ProcessGroup):
+    """A group whose requests from C++, such as DDP's, pass through the methods of another group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
+        self._group = group
+
+    @untraced
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
+        """Request an all-reduce."""
+        return self._group.allreduce(tensors, options)
+
+    @untraced
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> dist.Work:
+        """Request a broadcast."""
+        return self._group.broadcast(tensors, options)
+
+
+@cache
+def _requesting(group: dist.ProcessGroup) -> _Requesting:
+    # C++ calls the methods of a Python class only while the object lives in Python.
+    return _Requesting(group)
+
+
+def _reducer(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """Make DDP's reducer for a group whose requests are noted; the group is the fourth argument."""
+    before, group, after = args[:3], args[3], args[4:]
+    return original(*before, _requesting(group), *after, **given)
+
+
+def _broadcast_coalesced(original: Callable[..., Any], group: dist.ProcessGroup, *args: Any, **given: Any) -> None:
+    original(_requesting(group), *args, **given)
+
+
+class _Reduced(dist.Work):
+    """An all-reduce that has ended, with the future that DDP waits for: that of torch's group has no tensors."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._future.set_result(tensors)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002
+        """Return True."""
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return the future of the tensors."""
+        return self._future
 
 
 def _noted(request: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +163,8 @@ def _noted(request: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(request)
     def noted(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         _note(group, (args, kwargs))
-        return request(group, *args, **kwargs)
+        work = request(group, *args, **kwargs)
+        return _Reduced(args[0]) if request.__name__ == "allreduce" else work
 
     return noted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pytest_aorta.result.folder import steps_entered
 from tests.distributed.test_init import run
 from tests.distributed.test_own_scripts import aorta
 
+COSTS = r"collectives (\d+), collective_bytes ([\d,]+) B, flops ([\d,]+),"
 LOOPS = Path(__file__).parent / "scripts" / "own_loops.py"
 
 
@@ -60,6 +62,16 @@ def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
     assert [one == two for one, two in zip(hashes(own), hashes(other), strict=True)] == [True, *[False] * 4, True]
     assert "a.bias and 3 others of SGD of Net on rank 1 and on rank 0 after step 1; they are equal before the" in shown
     assert "and again after step 9" in shown
+
+
+@pytest.mark.parametrize("options", [(), ("half",)])
+def test_ddp_is_simulated_with_the_costs_of_real_ranks(tmp_path, options):
+    shutil.copy(LOOPS, tmp_path / "train.py")
+    real = run(tmp_path, "pytest_aorta.cli", "run", "--script", "train.py", "--", "hooked", *options).stdout
+    simulated = run(tmp_path, "pytest_aorta.cli", "scale", "train.py", "--sizes", "2", "--", "hooked", *options).stdout
+    collectives, num_bytes, flops = re.search(COSTS, real).groups()  # type: ignore[union-attr]
+    row = next(line.split() for line in simulated.splitlines() if line.startswith("2 "))
+    assert (row[1], round(float(row[2]) * 2**20), row[5]) == (collectives, int(num_bytes.replace(",", "")), flops)
 
 
 def test_rank_that_hangs_is_in_the_step_that_the_user_counts(tmp_path):

@@ -107,6 +107,19 @@ def uneven():
             optimizer.step()
 
 
+def hooked():
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = DistributedDataParallel(torch.nn.Sequential(Net(), torch.nn.BatchNorm1d(1)))
+    if sys.argv[2:] == ["half"]:
+        model.register_comm_hook(None, fp16_compress_hook)
+    # A sharded tensor, since a checkpoint has to have the parts of all ranks.
+    weights = {"sharded": torch.distributed.tensor.distribute_tensor(torch.ones(4), dist.init_device_mesh("cpu", (2,)))}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train(model, optimizer, lambda step: step == 8 and dcp.save(weights, checkpoint_id=f"checkpoint-{step}"))
+
+
 def hang():
     model = DistributedDataParallel(Net())
     pauses = dist.get_rank() == 1
