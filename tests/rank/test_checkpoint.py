@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def try_all_moments(folder):
 @pytest.mark.extended
 def test_a_checkpoint_is_complete_or_refused_whenever_its_save_is_killed(tmp_path):
     # In a process without threads of pytest, so that forked children can't wait for one.
-    tried = run_python("-W", "ignore", __file__, str(tmp_path))
+    tried = run_python("-W", "ignore", "-m", __name__, str(tmp_path), cwd=Path(__file__).parents[2])
     assert tried.returncode == 0, tried.stderr
     found = tried.stdout.splitlines()
     assert len(found) >= 20
