@@ -11,16 +11,18 @@ from pytest_aorta.plan.accelerators import visible_devices
 # Two GPUs, or else two CPU ranks: a single GPU has none to communicate with. Compute can hide every collective.
 HAS_GPUS = len(visible_devices()) > 1
 SIZES = (
-    {"steps": 100, "warmup": 10, "layers": 16, "gemm_size": 5120, "fsdp_shard_size": 1 << 24, "dtype": "bfloat16"}
+    {"steps": 40, "warmup": 5, "layers": 16, "gemm_size": 5120, "fsdp_shard_size": 1 << 24, "dtype": "bfloat16"}
     if HAS_GPUS
     else {"steps": 5, "warmup": 1, "layers": 2, "gemm_size": 512, "fsdp_shard_size": 1 << 17}
 )
+# With these, one launch of unchanged code passes on GPUs beside other load. Times of CPU ranks are not compared.
+WIDE = {"exposed_comm_ms": "5% of step", "step_time_p50": "20%", "kernel_ms": "20%"} if HAS_GPUS else {}
 # Compute waits for each collective as soon as it is submitted.
 LOST = {"kind": "in_line", "layer": None} if "LOSE_OVERLAP" in os.environ else {}
 
 
 @pytest.mark.world(size=2, device="cuda" if HAS_GPUS else "cpu", warm=True)
-@pytest.mark.tolerance(overlap_ratio="10 points")
+@pytest.mark.tolerance(overlap_ratio="10 points", **WIDE)
 def test_fsdp_overlap(workload):
     """Compare the fraction of communication that compute hides."""
     workload.check(workload.run("fsdp", verify=0, profile_steps=4, fault=LOST, **SIZES))
