@@ -83,8 +83,8 @@ def test_wrong_data_and_changed_weights_turn_their_tests_red_until_the_change_is
     result.stdout.re_match_lines_random(
         [
             r"E +all_gather_forward: iteration 1, layer 3, on rank 1, from source rank 0: .*the data of rank 1.*",
-            r"test_inner::test_weights::fsdp +weight_hash .* regression",
-            r"test_inner::test_training::llama_fsdp2 +weight_hash .* regression",
+            r"FAILED .*::test_weights - Regression: weight_hash .*",
+            r"FAILED .*::test_training - Regression: weight_hash .*",
         ]
     )
     assert_green(suite({}))
