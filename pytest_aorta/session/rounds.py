@@ -13,6 +13,8 @@ from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
+from pytest_aorta.verdict.bitwise import LOCATE
+from pytest_aorta.verdict.by_rank import UNCOUNTED
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -180,7 +182,8 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
         lines[0] += f", suspect rank {comparison.suspect}"
     if unrecorded:
         lines.append(f"Missing: {unrecorded[0].detail}")
-    facts = [("measured", _measured(comparison, rows)), *_causes(others, comparison.notes, is_any=bool(failing))]
+    facts = [("measured", _measured(comparison, rows)), *_causes(others, is_any=bool(failing))]
+    facts += _labelled(comparison)
     if version := next((row.reference.name for row in rows if row.is_by_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
     elif comparison.baseline:
@@ -208,12 +211,19 @@ def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
     return ", ".join(parts)
 
 
-def _causes(rows: Sequence[Verdict], notes: Sequence[str], *, is_any: bool) -> Iterator[tuple[str, str]]:
+def _causes(rows: Sequence[Verdict], *, is_any: bool) -> Iterator[tuple[str, str]]:
     """Yield the explanations that the verdicts' own lines do not contain; of several metrics, each names its metric."""
     for row in rows:
         if row.detail and not (is_any and row.headline.endswith(row.reason)):
             yield "cause", row.detail if len(rows) == 1 else f"{row.metric}: {row.detail}"
-    yield from (("cause", note) for note in notes)
+
+
+def _labelled(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield the notes: those on what was measured explain no verdict, and one is about a further launch."""
+    measured = {facts.optimizers for facts in comparison.facts(Side.CANDIDATE)}
+    for note in comparison.notes:
+        is_cause = note not in measured and not note.startswith(UNCOUNTED)
+        yield "locate" if note.startswith(LOCATE) else "cause" if is_cause else "note", note
 
 
 def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) -> Iterator[tuple[str, str]]:

@@ -34,6 +34,7 @@ from pytest_aorta.session.rounds import (
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import (
+    LOCATE,
     STEP_METRICS,
     compare_steps,
     first_difference,
@@ -553,7 +554,7 @@ class WorkloadRunner:
         changed = [row for row in failing if metric_of(row.metric).cost and row.outcome in _CHANGED]
         if not changed:
             return comparison
-        note = "--aorta-locate launches once more to name the lines and modules of these costs"
+        note = f"{LOCATE} launches once more to name the lines and modules of these costs"
         if is_asked:
             try:
                 found = {(row.metric, row.outcome, row.value): row.detail for row in again().rows}
@@ -575,7 +576,7 @@ class WorkloadRunner:
         if not found or not result.ranks[0].series:
             return comparison
         if not self._options.locate:
-            note = "--aorta-locate launches once more to find the step, the parameters and the rank"
+            note = f"{LOCATE} launches once more to find the step, the parameters and the rank"
             return comparison.replace(notes=(*comparison.notes, note))
         is_by_ab = found[0].is_by_ab
         try:

@@ -31,6 +31,8 @@ Calls: TypeAlias = Sequence[OperatorCall]
 Again: TypeAlias = Callable[[WorkloadResult, Mapping[str, Any]], WorkloadResult]
 # Returns the run folder of a result; None if it is not known.
 FolderOf: TypeAlias = Callable[[WorkloadResult], Path | None]
+# The option of a further launch that locates a difference; the begin of the notes on it.
+LOCATE = "--aorta-locate"
 # The config keys that make a workload hash single tensors.
 HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
 # The config key that makes a workload capture every operator of a step.
@@ -197,7 +199,7 @@ def locate_first(
     if again is None or not (can_hash or can_capture) or (is_hashed and not can_capture):
         found = locate(candidate, reference, step, folder_of)
         if not found and (can_hash or can_capture):
-            found = [f"--aorta-locate launches both once more to find the parameter and the module in step {step}"]
+            found = [f"{LOCATE} launches both once more to find the parameter and the module in step {step}"]
         elif not found and again is not None:
             found = [f"not located further: a side has no config keys {HASH_OPERATORS_STEP} and {HASH_TENSORS}"]
         return lines + found

@@ -182,14 +182,18 @@ def _by_file(places: Mapping[str, int]) -> Counter[str]:
     return found
 
 
+# The begin of notes on costs that are not compared.
+UNCOUNTED = "costs of a step are not"
+
+
 def costs_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:
     """Return one line on costs that are not compared, since one side did not count them."""
     here = launches[0].costs
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
-        return (f"costs of a step are not compared: {problem}",)
+        return (f"{UNCOUNTED} compared: {problem}",)
     if here and others and not has_costs(others[-1]):
         again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
-        return (f"costs of a step are not in the {side}{again}",)
+        return (f"{UNCOUNTED} in the {side}{again}",)
     return ()
 
 

@@ -42,7 +42,7 @@ def test_first_difference_fails_with_step_metric_and_config(paired):
             "E  *cause     weight_hash: first in step 3, in 2 of 4 steps",
             "E  *cause     config: fault is *, the reference's {}",
             "E  *cause     first difference: step 3, weight_hash",
-            "E  *cause     --aorta-locate launches both once more *",
+            "E  *locate    --aorta-locate launches both once more *",
         ]
     )
 
