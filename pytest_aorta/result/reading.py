@@ -123,7 +123,7 @@ def _evened(ranks: list[RankResult]) -> list[RankResult]:
             configured_iterations=count,
             total_iterations=count,
             step_times_ms=rank.step_times_ms[:count],
-            collective_ms=rank.collective_ms[-count:],
+            collective_ms=rank.collective_ms[:count] if len(rank.collective_ms) == len(rank.step_times_ms) else [],
             metrics={name: rank.metrics[name] for name in rank.metrics.keys() - rank.profile.metrics().keys()},
             profile=Profile(problem=problem),
         )
