@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -209,13 +209,15 @@ class LocalHashes:
             step: [_digest((signature, *pair)).hex() for signature, pair in zip(signatures, sums.tolist(), strict=True)]
             for step, (signatures, sums) in self._steps.items()
         }
-        last = self._steps[max(rows)][0] if rows else []
-        by_tensor = [step for step in rows if self._steps[step][0] == last]
+        # The script may have changed the type after the last step; of equally common signatures, the later one.
+        counts = Counter(tuple(self._steps[step][0]) for step in reversed(rows))
+        common = max(counts, key=lambda signatures: counts[signatures], default=())
+        by_tensor = [step for step in rows if tuple(self._steps[step][0]) == common]
         kept = {*by_tensor[: self._most_by_tensor], *by_tensor[-1:]}
         return LocalWeights(
-            names=[signature.name for signature in last],
-            shapes=[list(signature.shape) for signature in last],
-            layouts=[signature.layout for signature in last],
+            names=[signature.name for signature in common],
+            shapes=[list(signature.shape) for signature in common],
+            layouts=[signature.layout for signature in common],
             tensors={str(step): row for step, row in rows.items() if step in kept},
             hashes={str(step): _digest(row).hex() for step, row in rows.items()},
             problem=self._problem,

@@ -112,6 +112,13 @@ def test_hash_of_the_last_step_has_what_the_script_does_after_it(recorder: Recor
     assert [step for step in plain if plain[step] != changed[step]] == [str(steps)]
 
 
+def test_type_that_changes_after_the_last_step_leaves_the_tensors_of_other_steps(recorder: Recorder) -> None:
+    model, _optimizer = train(11)
+    model.bfloat16()
+    weights = only(recorder.result()).weights
+    assert ([*weights.hashes], [*weights.tensors]) == (["0", "1", "2", "4", "8", "11"], ["0", "1", "2", "4", "8"])
+
+
 def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(recorder: Recorder) -> None:
     nets = [Net(4, 4), Net(4, 4)]
     one = torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])
