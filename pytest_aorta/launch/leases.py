@@ -22,6 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
@@ -52,6 +55,8 @@ STOP_S = 20.0
 SAY_S = 2.0
 # A waiting request notices a change that matters within POLL_S, and looks for orphans every LOOK_S.
 LOOK_S = 1.0
+# The last time that every platform can show.
+_YEAR_9999_S = 253_370_764_800
 # CPU ranks wait for each other most of the time.
 CPU_SLOTS_PER_CORE = 2
 
@@ -302,7 +307,7 @@ class _Claim(Model, frozen=True):
     start_ticks: int = 0
     overtaken: int = 0
     resources: tuple[str, ...] = ()
-    since_s: float = 0.0
+    since_s: Annotated[float, Meta(ge=0, le=_YEAR_9999_S)] = 0.0
     run_dirs: tuple[str, ...] = ()
 
     @property

@@ -397,13 +397,15 @@ def test_default_folder_is_the_users_own_whatever_the_session():
     assert _default_folder({variables.LEASE_DIR: "/leases"}) == Path("/leases")
 
 
-def test_unreadable_claim_of_a_living_process_stops_all_leases(ask, folder):
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [("version", r"\$: unknown key"), ("since_s", r"\$\.since_s: got 1e\+17")],  # no clock shows such a time
+)
+def test_unreadable_claim_of_a_living_process_stops_all_leases(ask, folder, key, reason):
     with ask(1):
         [claim] = folder.glob("*.claim")
-        claim.write_text('{"version": 2}\n')
-        with pytest.raises(
-            LeaseError, match=rf"claim of a living process can't be read: {claim.name}: \$: unknown key"
-        ):
+        claim.write_text(json.dumps(json.loads(claim.read_text().splitlines()[-1]) | {key: 1e17}) + "\n")
+        with pytest.raises(LeaseError, match=rf"claim of a living process can't be read: {claim.name}: {reason}"):
             ask(1)
     ask(1).release()
 
