@@ -486,7 +486,8 @@ PLACES = {"host_copies": {"aten::_local_scalar_dense": {"train.py:43": 1}}}
     ("option", "locating", "lines"),
     [
         ("-q", {},
-         ["E  *cause     + aten::_local_scalar_dense x 1", "E  *locate    --aorta-locate launches once more to *"]),
+         ["E  *cause     + aten::_local_scalar_dense x 1",
+          "E  *locate    --aorta-locate launches once more to name *"]),
         ("--aorta-locate", {"costs": COPIES | {"places": PLACES}},
          ["E  *cause     + aten::_local_scalar_dense x 1 (train.py:43)", "aorta: *, 2 launches*"]),
         ("--aorta-locate", {"raises": 1},

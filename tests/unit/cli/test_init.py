@@ -149,13 +149,13 @@ def test_what_a_script_lacks_is_said_and_seeds_are_not_tried(folder, launches, c
     launches.ranks = lambda *_: {"weight_hashes": {}} | lacking
     assert main(["init", "train.py"]) == 0
     shown = capsys.readouterr().out
-    for what in (
-        "weights are not",
+    for note in (
+        "weights are not compared",
         "overlap is not compared: run 13",
         "costs of a step are not compared: no",
-        "nothing is",
+        "nothing is compared, so the test fails: have the script call recorder.start(warmup=2)",
     ):
-        assert f"note: {what}" in shown
+        assert f"note: {note}" in shown
     assert len(launches.plans) == 2
     assert call_in(files(folder)["test_train.py"])[1] == {"record": {}}
 
