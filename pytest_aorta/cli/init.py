@@ -336,12 +336,13 @@ class _Trial:
             facts.append(launch_facts(launch))
         markers = [_CPU_LANE if self._world.device == "cpu" else _GPU_LANE, _world_marker(self._world.size)]
         measured = f"measured {counted(facts[0].num_steps, 'step')} on {self._world.platform}"
-        notes = [measured, facts[0].optimizers, *self._notes, _of_costs(facts)]
+        known = _known_costs(facts)
+        notes = [measured, facts[0].optimizers, *self._notes, _of_costs(facts, known)]
         if facts[0].overlap_problem:
             notes.append(f"overlap is not compared: {facts[0].overlap_problem}")
         if self._world.device == "cpu":
             notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
-            if not (facts[0].weight_hashes or facts[0].series or _known_costs(facts)):
+            if not (facts[0].weight_hashes or facts[0].series or known):
                 notes.append(_BARE)
         else:
             marker, note = _of_times(facts)
@@ -381,8 +382,8 @@ def _known_costs(facts: Sequence[LaunchFacts]) -> dict[str, list[Value]]:
     return {name: pair for name, pair in values.items() if None not in pair}
 
 
-def _of_costs(facts: Sequence[LaunchFacts]) -> str:
-    if not (known := _known_costs(facts)):
+def _of_costs(facts: Sequence[LaunchFacts], known: Mapping[str, Sequence[Value]]) -> str:
+    if not known:
         return next(iter(costs_notes(facts, (), "")), "costs of a step are not compared")
     varying = [name for name, pair in known.items() if len(set(pair)) > 1]
     return f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -207,3 +208,12 @@ def _without_middle(lines: Sequence[str], limit: int, file: str) -> list[str]:
     head = max((place for place in places if place <= limit // 3), default=limit // 3)
     tail = min((place for place in places if place >= len(lines) - 2 * limit // 3), default=len(lines) - limit // 2)
     return [*lines[:head], f"  ... {tail - head} lines left out, see {file}", *lines[tail:]]
+
+
+def distinct(names: Iterable[str], mark: str) -> list[str]:
+    """Return the names; each but the first of equal ones ends with ``mark``, which has ``{}`` in place of a number."""
+    seen, found = Counter[str](), []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else name + mark.format(seen[name]))
+    return found

@@ -112,11 +112,11 @@ def _read_rank(path: Path) -> RankResult:
 
 def _evened(ranks: list[RankResult]) -> list[RankResult]:
     """Return the ranks of an unedited script, whose data may be uneven, with the steps that all of them have."""
-    count = min(len(rank.step_times_ms) for rank in ranks)
-    shortest = min(ranks, key=lambda rank: sum(series.num_steps for series in rank.series))
     is_even = len({(len(rank.step_times_ms), len(rank.profile.steps), rank.profile.problem) for rank in ranks}) == 1
     if is_even or not all(rank.series for rank in ranks):
         return ranks
+    count = min(len(rank.step_times_ms) for rank in ranks)
+    shortest = min(ranks, key=lambda rank: sum(series.num_steps for series in rank.series))
     problem = shortest.profile.problem or "ranks ended after different numbers of profiled steps"
     return [
         rank.replace(

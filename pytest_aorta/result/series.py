@@ -23,7 +23,7 @@ from pytest_aorta.common.model import (
     Text,
     WeightHash,
 )
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import counted, distinct
 
 # Values of one quantity of one optimizer, over all ranks, that a baseline keeps: evenly spaced steps, and the last one.
 _MOST_VALUES = 2048
@@ -159,10 +159,8 @@ def series_facts(ranks: Sequence[Sequence[Series]]) -> list[SeriesFacts]:
     """Return the facts of each optimizer, in the order of their first steps; ranks may have different ones."""
     count = max(map(len, ranks), default=0)
     facts = [_facts([series[number] for series in ranks if number < len(series)]) for number in range(count)]
-    before = [[other.name for other in facts[:number]].count(one.name) for number, one in enumerate(facts)]
-    return [
-        one.replace(name=f"{one.name} #{same + 1}") if same else one for one, same in zip(facts, before, strict=True)
-    ]
+    names = distinct((one.name for one in facts), " #{}")
+    return [one.replace(name=name) for one, name in zip(facts, names, strict=True)]
 
 
 def _facts(ranks: Sequence[Series]) -> SeriesFacts:

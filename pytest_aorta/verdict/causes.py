@@ -14,7 +14,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
-from pytest_aorta.verdict.metrics import MetricKind, metric_of
+from pytest_aorta.verdict.metrics import METRICS, MetricKind, metric_of
 from pytest_aorta.verdict.rows import changed_choice
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
@@ -219,8 +219,7 @@ def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
 # The metrics that exposed collectives explain.
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 # The metrics that slower kernels and collectives explain.
-_STEP_TIMES = (f"step_time_{statistic}" for statistic in ("p10", "p50", "p99", "mean", "tail5"))
-_BY_KERNELS = (*_BY_EXPOSURE, "kernel_ms", *_STEP_TIMES)
+_BY_KERNELS = (*_BY_EXPOSURE, "kernel_ms", *(name for name in METRICS if name.startswith("step_time_")))
 
 
 def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:

@@ -6,7 +6,6 @@ import gc
 import math
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.nn.parameter import is_lazy
 
+from pytest_aorta.common.text import distinct
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.layout import local_part
 
@@ -67,13 +67,9 @@ class Optimizers:
         if found.keys() - self._names.keys():
             places = {key: place for key, (place, _) in found.items()}
             self._names |= places | _names_in_modules(found.keys())
-        named, seen = [], Counter[str]()
-        for key, (_, part) in found.items():
-            name = self._names[key]
-            seen[name] += 1
-            # Modules that are in no common module have the same names in it.
-            named.append((name if seen[name] == 1 else f"{name} ({seen[name]})", part))
-        return named
+        # Parameters of modules that are in no common module have the same names.
+        names = distinct((self._names[key] for key in found), " ({})")
+        return [(name, part) for name, (_, part) in zip(names, found.values(), strict=True)]
 
     def look(self, step: int, when: str) -> None:
         """Look at the parameters after a step; ``when`` names the step."""

@@ -95,8 +95,8 @@ def simulate_world() -> None:
     _replace(save, lambda *_args, **_given: None)
     _replace(load, lambda *_args, **_given: None)
     _replace(async_save, _saved)
-    for name, around in (("Reducer", _reducer), ("_broadcast_coalesced", _broadcast_coalesced)):
-        _replace(getattr(dist, name), partial(around, getattr(dist, name)))
+    for name in ("Reducer", "_broadcast_coalesced"):
+        _replace(getattr(dist, name), partial(_with_requests, getattr(dist, name)))
 
 
 def _saved(*_args: Any, **_given: Any) -> Future[None]:
@@ -130,14 +130,10 @@ def _requesting(group: dist.ProcessGroup) -> _Requesting:
     return _Requesting(group)
 
 
-def _reducer(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
-    """Make DDP's reducer for a group whose requests are noted; the group is the fourth argument."""
-    before, group, after = args[:3], args[3], args[4:]
-    return original(*before, _requesting(group), *after, **given)
-
-
-def _broadcast_coalesced(original: Callable[..., Any], group: dist.ProcessGroup, *args: Any, **given: Any) -> None:
-    original(_requesting(group), *args, **given)
+def _with_requests(original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """Call a function of C++ whose requests of a group among its arguments are noted."""
+    groups = (_requesting(one) if isinstance(one, dist.ProcessGroup) else one for one in args)
+    return original(*groups, **given)
 
 
 class _Reduced(dist.Work):
