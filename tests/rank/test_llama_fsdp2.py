@@ -102,7 +102,7 @@ def test_gradients_of_earlier_micro_batches_are_reduced_only_if_asked_for(make_w
 
 
 def test_gradients_are_clipped_to_the_largest_norm_and_the_norm_before_is_returned(make_workload):
-    workload = make_workload(max_grad_norm=0.01)
+    workload = make_workload(world_size=1, max_grad_norm=0.01)
     _, before = workload._train_step(0, workload._batches[0])
     assert float(whole_norm(before)) > 0.1
     assert float(whole_norm(total_norm(workload._model))) == pytest.approx(0.01, rel=1e-3)
