@@ -23,6 +23,8 @@ from pytest_aorta.result.outcome import RAN, read_marks
 T = TypeVar("T")
 _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
+# Torch writes such lines when a profile starts and ends.
+_OF_PROFILER = "USDT:"
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
 _FATAL = re.compile(r"(?m)^Fatal Python error: (.+)$")
 # The words of faulthandler for fatal signals are those of the C library.
@@ -182,7 +184,8 @@ def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankE
 
 def log_tail(path: Path, known: Collection[str] = ()) -> tuple[str, ...]:
     """Return the last lines of a log that are not ``known`` from elsewhere, each cut to 300 characters."""
-    lines = [line for line in without_harness(_text(path)).splitlines() if line.strip() and line not in known]
+    lines = without_harness(_text(path)).splitlines()
+    lines = [line for line in lines if line.strip() and line not in known and not line.startswith(_OF_PROFILER)]
     return tuple(line[:300] for line in lines[-_LOG_LINES:])
 
 

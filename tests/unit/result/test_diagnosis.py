@@ -146,7 +146,8 @@ ERRORS = {
         'Traceback (most recent call last):\n  File "train.py", line 3\n',
         "  then rank 0: ValueError: boom",
     ),
-    "exit code before the errors of its peers": (Left({0: lost_peer(1), 1: log("first\nlast words\n")}, exits={1: 3}),
+    "exit code before the errors of its peers": (
+        Left({0: lost_peer(1), 1: log("first\nUSDT: profiler_start\nlast words\n")}, exits={1: 3}),
         "rank 1 failed first: exit code 3",
         "\n  | first\n  | last words\n  then rank 0: connection to a peer lost (follows from rank 1)"),
     "killed while torchrun is stopped": (
