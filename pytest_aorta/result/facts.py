@@ -271,7 +271,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
         command=measured.command,
         series=series_facts(optimized := [rank.series for rank in result.ranks]),
-        optimizers=described(optimized),
+        optimizers=described(optimized, has_messages=any(one and one.collectives for one in result.costs)),
         replicas=diverged(optimized),
     )
 

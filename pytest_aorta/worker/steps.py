@@ -431,7 +431,8 @@ def calls_by_step(spans_ns: Sequence[tuple[int, int]]) -> float | None:
     created_ns = sorted(entry["time_created_ns"] for entry in entries if not entry["is_p2p"])
     # The record is a ring, which may have lost the begin of its first step.
     is_whole = any(entry["record_id"] == 0 for entry in entries)
-    covered = [span for span in spans_ns if is_whole or span[0] >= created_ns[0]]
+    first_ns = min(entry["time_created_ns"] for entry in entries)
+    covered = [span for span in spans_ns if is_whole or span[0] >= first_ns]
     counts = [bisect_right(created_ns, end) - bisect_left(created_ns, begin) for begin, end in covered]
     return fmean(counts) if counts else None
 

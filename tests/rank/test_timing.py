@@ -20,7 +20,13 @@ from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.rank_files import read_arrivals
 from pytest_aorta.worker import Delay, StepTimer
 from pytest_aorta.worker import steps as timer_module
-from pytest_aorta.worker.steps import MEMORY_EVERY_STEPS, _recorded_collectives, _waits_of_steps_ms, run_canary
+from pytest_aorta.worker.steps import (
+    MEMORY_EVERY_STEPS,
+    _recorded_collectives,
+    _waits_of_steps_ms,
+    calls_by_step,
+    run_canary,
+)
 from tests.rank.ranks import own_group
 
 CPU = torch.device("cpu")
@@ -131,6 +137,18 @@ def test_collectives_between_steps_are_part_of_none_and_without_steps_there_are_
     entries = [at(50), at(110, 2.0), at(170, 99.0), at(199, None), at(310, 5.0)]
     assert _waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]
     assert _waits_of_steps_ms(entries, [], ENDED_NS) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "calls"),
+    [(0, [part(110), at(120) | {"is_p2p": False}], 0.5), (7, [part(110), part(220)], 0.0), (7, [part(90)], 0.0)],
+    ids=["a collective", "messages of a full record", "messages before the steps"],
+)
+def test_messages_are_no_collectives_of_a_step(monkeypatch, first, later, calls):
+    record = [entry | {"record_id": number} for number, entry in enumerate(later, first)]
+    monkeypatch.setattr(timer_module, "flight_records", lambda kind: record if kind == "nccl" else None)
+    spans = [(100 * MS, 200 * MS), (200 * MS, 300 * MS)]
+    assert calls_by_step(spans) == calls
 
 
 def test_timer_knows_when_each_step_ended(monkeypatch):

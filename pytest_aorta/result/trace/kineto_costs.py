@@ -185,12 +185,15 @@ def _collectives(
     known = {id(event): call for event, call in zip(collective, recorded, strict=False)}
     known = known if len(recorded) == len(collective) else {}
     records = [event for event in events if event["name"] == "record_param_comms"]
+    messages = [one for one in events if one["name"] in ("gloo:send", "gloo:recv") and is_annotation(one)]
     rows: dict[tuple[str, int | None, str], list[tuple[RecordedCall, Event]]] = defaultdict(list)
     for event in requests:
         served: Mapping[str, Any] = next(
             (one["args"] for one in records if one["tid"] == event["tid"] and holds(event, one)), {}
         )
-        request = _request_of(event["args"], served, known.get(id(event), RecordedCall()))
+        # Of gloo's messages, the operator has a list of tensors, and the annotation that begins within it their type.
+        sent = next((_tensors(one["args"])[1] for one in messages if _begins_in(event, one)), "")
+        request = _request_of(event["args"], served, known.get(id(event), RecordedCall(dtype=sent)))
         is_gather = event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.ALL_GATHER
         if is_gather and not event["name"].endswith("_out"):
             # The operator has no argument for its result, which has the parts of all ranks.
@@ -199,6 +202,10 @@ def _collectives(
         rows[str(collective_of(event["name"])), request.group_size, request.dtype].append((request, event))
     found = sorted(rows.items(), key=lambda item: tuple(map(str, item[0])))
     return [(_cost_of(kind, [one for one, _ in calls]), [event for _, event in calls]) for (kind, *_), calls in found]
+
+
+def _begins_in(outer: Event, event: Event) -> bool:
+    return event["tid"] == outer["tid"] and begin_of(outer) <= begin_of(event) < end_of(outer)
 
 
 def _requests(operators: Iterable[Event]) -> list[Event]:

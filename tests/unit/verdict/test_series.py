@@ -150,6 +150,8 @@ def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
     reference = series(optimizer="SGD", model="Net", num_steps=40, collectives=0)
     trained, trained_text = series(num_steps=44, collectives=2), f"{NAME} (44 steps, 2 collectives a step)"
     assert described([[trained], [trained]]) == described([[reference]]) == ""
+    assert described([[reference]] * 2).endswith("; there is no collective in the steps of SGD of Net")
+    assert described([[reference]] * 2, has_messages=True) == ""
     assert described([[reference, trained]] * 2) == (
         f"2 optimizers: SGD of Net (40 steps, no collective), {trained_text}; there is no "
         f"collective in the steps of SGD of Net"

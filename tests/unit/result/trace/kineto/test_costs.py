@@ -28,6 +28,16 @@ def test_a_functional_all_gather_moves_the_bytes_of_its_result(name, tensors):
     assert (row.kind, row.calls, row.group_size, row.bytes) == ("all_gather", 1, 4, 96)
 
 
+@pytest.mark.parametrize("name", ["send", "recv_"])
+def test_a_message_of_gloo_has_the_type_of_the_annotation_that_begins_within_it(name):
+    tensors = {"Input type": ["TensorList"], "Input Dims": [[[8, 3]]]}
+    sent = {"Input type": ["c10::BFloat16"], "Input Dims": [[8, 3]]}
+    begun = event("user_annotation", f"gloo:{name.rstrip('_')}", 25, 40, **sent)  # which ends with the message
+    step = trace(boundary(0), event("cpu_op", f"c10d::{name}", 20, 10, **tensors), begun, boundary(100))
+    [row] = costs_of_step(step, lambda *_: None, on_device=False).collectives
+    assert (row.kind, row.calls, row.dtype, row.bytes) == ("send_recv", 1, "bfloat16", 48)
+
+
 def test_batches_that_a_step_takes_from_workers_are_no_operators_of_it():
     # Batches that came early are unpacked with the one that was asked for.
     loader = "enumerate(DataLoader)#{}.__next__"
