@@ -73,6 +73,8 @@ class Guard:
         self.first_result_s: float | None = None
         self.first_gone_s: float | None = None
         self.suspended: set[Path] = set()
+        # The exit codes of orphans, and of processes whose parent has ended without waiting for them.
+        self.adopted: dict[int, int] = {}
         self.looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
@@ -85,7 +87,7 @@ class Guard:
         self.mark_suspended()
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
-        if reason == "rank_gone":
+        if reason == "rank_gone" or (reason == "exit" and not self.agent_status):
             self.leave_exit_codes()
         if reason in ("time_limit", "straggler"):
             self.dump_native_stacks()
@@ -159,7 +161,10 @@ class Guard:
 
     def leave_exit_codes(self) -> None:
         """Write the exit codes of ranks that the agent has not waited for, since the agent may be stopped."""
-        failures = [{"rank": int(one.name), "exit_code": code} for one in self.started() if (code := exit_code(one))]
+        codes = {one: exit_code(one, self.adopted) for one in self.started()}
+        # A command that has all results may kill its ranks.
+        failed = {one: code for one, code in codes.items() if code and (code > 0 or _is_gone(one, ENDED[-1]))}
+        failures = [{"rank": int(one.name), "exit_code": code} for one, code in failed.items()]
         path = self.ranks.parent / AGENT_FILE
         if failures and not path.exists():
             with suppress(OSError):
@@ -184,8 +189,11 @@ class Guard:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
+                code = os.waitstatus_to_exitcode(status)
                 if pid == self.agent_pid:
-                    self.agent_status = os.waitstatus_to_exitcode(status)
+                    self.agent_status = code
+                else:
+                    self.adopted[pid] = code
 
     def dump_stacks(self) -> None:
         """Have every rank write its Python stacks; faulthandler does so even while the GIL is held."""
@@ -363,10 +371,13 @@ def _is_gone(folder: Path, state: str | None) -> bool:
     return state in ENDED and not (folder / "result.json").exists() and not (folder / "error.json").exists()
 
 
-def exit_code(folder: Path) -> int | None:
+def exit_code(folder: Path, adopted: dict[int, int]) -> int | None:
     """Return the exit code of a folder's rank, negative for a signal; None if its parent has waited for it."""
     with suppress(OSError, ValueError, IndexError):
-        fields = _fields_of(int(_tail(folder / "pid")))
+        pid = int(_tail(folder / "pid"))
+        if pid in adopted:
+            return adopted[pid]
+        fields = _fields_of(pid)
         # Field 52 of proc_pid_stat(5), in the form of waitpid(2).
         return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in ENDED else None
     return None
