@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from importlib.abc import MetaPathFinder
@@ -20,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
@@ -79,7 +80,15 @@ class _Rank:
         write_result = observe_rank(self.folder.parent.parent, self.folder)
         # multiprocessing calls this at the end of its children, and by atexit in other programs: after threads and
         # child processes have ended.
-        Finalize(None, partial(self._end, write_result), exitpriority=-100)
+        end = Finalize(None, partial(self._end, write_result), exitpriority=-100)
+        exit_now = os._exit
+
+        def leave(status: int) -> NoReturn:
+            if status == 0 and self.is_here and threading.current_thread() is threading.main_thread():
+                end()  # which does nothing more than once
+            exit_now(status)
+
+        os._exit = leave
 
     def _end(self, write_result: Callable[[], None]) -> None:
         if self.is_here and not (self.folder / ERROR_FILE).exists():
