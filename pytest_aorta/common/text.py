@@ -174,9 +174,12 @@ def without_harness(text: str) -> str:
 def traceback_lines(text: str, error_type: str, message: str, limit: int, file: str) -> list[str]:
     """Return about ``limit`` lines of a traceback, without the last error's message, which a headline already shows.
 
+    Frames of the harness are left out, unless it raised the error.
     If the traceback is longer, a line, which names ``file``, replaces the frames of libraries except for the innermost
     ones, or else all lines between the outermost and the innermost frames.
     """
+    inner = [frame["file"] for frame in _FRAME.finditer(text)][-1:]
+    text = text if any(map(is_harness, inner)) else without_harness(text)
     lines = text.rstrip().splitlines()
     named = re.compile(rf"(?:[\w.]+\.)?{re.escape(error_type)}(?::|$)")
     starts = [number for number, line in enumerate(lines) if named.match(line)]

@@ -296,6 +296,8 @@ CAUGHT = f"Caught KeyError in DataLoader worker process 0.\nOriginal {INNER}"
 UNMATCHED = "pattern 'x' matches no line of a.log, which ends:\n  | [5] loss=0.2"
 CUDA = "CUDA error\nCompile with TORCH_USE_CUDA_DSA"
 SYNTAX = '  File "train.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n'
+WATCHED = '  File "site-packages/pytest_aorta/worker/observing.py", line 352, in wrapped\n    return original()\n'
+IN_TORCH = '  File "site-packages/torch/autograd/graph.py", line 9, in backward\n    run_backward()\n'
 # Files of rank 0 -> the end of the first line, and the lines after it.
 SHOWN = {
     "message of several lines is written once": (
@@ -313,6 +315,16 @@ SHOWN = {
         raised(1, CAUGHT, "KeyError", f"{TRACE}KeyError: {CAUGHT}\n"),
         "KeyError: Caught KeyError in DataLoader worker process 0.",
         f'    Original Traceback (most recent call last):\n  File "data.py", line 9, in load\n    KeyError: 3\n{TRACE}',
+    ),
+    "functions of torch that are watched are shown without who watches": (
+        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}{IN_TORCH}ValueError: boom\n"),
+        "ValueError: boom",
+        f"{TRACE}    loss.backward()\n{IN_TORCH}",
+    ),
+    "error of a watched function's watcher is shown where it was raised": (
+        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}ValueError: boom\n"),
+        "ValueError: boom",
+        f"{TRACE}    loss.backward()\n{WATCHED}",
     ),
     "notes of an error are kept": (raised(1, text=f"{TRACE}ValueError: boom\nwhile loading shard 7\n"),
         "ValueError: boom", f"{TRACE}while loading shard 7\n"),
