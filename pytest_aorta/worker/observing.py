@@ -319,6 +319,8 @@ class Observer:
         self._stepped_within: list[Optimizer] = []
         self._is_in_backward = self._is_counting = False
         self._turn = 0
+        # The optimizer whose step ended the last profile, with its steps and the turn until then.
+        self._profiled_last: tuple[_Optimized, int, int] | None = None
         self._is_simulated = is_simulated()
         self._looked_s = self._look_s = 0.0
         self._undo: list[Callable[[], object]] = []
@@ -457,10 +459,22 @@ class Observer:
         if is_chosen and self.record.hash_weights and not self._is_simulated:
             found.hash_at_the_end()
         is_covered = not is_alone and any(found in one.counted_with for one in self._all)
-        # Torch fails later if one profiler ends and another one begins within the same step of an optimizer.
-        may_profile = not (was_counting or self._is_counting or self.record.hash_every_step)
+        if was_counting and not self._is_counting:
+            self._profiled_last = found, found.num_steps, self._turn
+        may_profile = not (self._is_counting or self.record.hash_every_step) and self._may_profile()
         is_profiled = found.begin_step(may_profile=may_profile, is_covered=is_covered)
         self._is_counting = is_profiled or self._is_counting
+
+    def _may_profile(self) -> bool:
+        """Return whether an iteration lies between the last profile and now.
+
+        Torch corrupts its memory if a ``record_function`` that was entered under one profiler, as of an iteration in
+        which two optimizers step, is left under another one.
+        """
+        if self._profiled_last is None:
+            return True
+        last, num_steps, turn = self._profiled_last
+        return last.num_steps > num_steps or self._turn - turn > _MOST_WITHIN
 
     def _find(self, optimizer: Optimizer) -> _Optimized | None:
         for one in self._all:

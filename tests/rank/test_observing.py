@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
 from pytest_aorta.plan.launch_plan import StepRecording
@@ -346,6 +347,29 @@ def test_costs_are_those_of_steps_of_all_optimizers(
     assert result.costs is not None
     assert {name: result.costs.operators.get(f"aten::{name}", 0) for name in counted} == counted
     assert len(result.profile.steps) == profiled
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_no_scope_of_an_iteration_is_entered_under_one_profiler_and_left_under_another(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """Torch would end by SIGSEGV now and then."""
+    begun: list[profile] = []
+    enter = profile.__enter__
+    monkeypatch.setattr(profile, "__enter__", lambda self: begun.append(self) or enter(self))
+    recorder.observe(StepRecording(warmup=2))
+    nets = [Net(4, 4), Net(4, 4)]
+    optimizers = [torch.optim.SGD(net.parameters()) for net in nets]
+    for iteration in range(120):
+        number = len(begun)
+        was_profiled = torch.autograd.profiler._is_profiler_enabled
+        for net, optimizer in list(zip(nets, optimizers, strict=True))[: 1 + (iteration % every == 0)]:
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        is_profiled = torch.autograd.profiler._is_profiler_enabled
+        assert not (was_profiled and is_profiled and len(begun) > number), iteration
+    assert len(begun) >= 2
+    recorder.result()
 
 
 def test_steps_within_a_backward_pass_end_with_it(recorder: Recorder) -> None:
