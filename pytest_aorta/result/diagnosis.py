@@ -41,6 +41,8 @@ _PEER_ERROR = re.compile(
     re.IGNORECASE,
 )
 # Errors of a rank whose peer did not answer in time. If this rank then ends, its peers lose their connections.
+# The error of a rank whose losses, gradient norms or parameters became NaN or infinite in a step, or after it.
+NOT_FINITE = re.compile(r"NotFinite: .*? first (?P<when>in|after) (?:(?:measured|training) )?step (?P<step>\d+)\b.*")
 _PEER_LATE = re.compile(r"timed out waiting \d+ ?ms for (recv|send)|wait timeout after \d+ ?ms, keys", re.IGNORECASE)
 _LOOK_INTO_DMESG = (
     "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
@@ -269,7 +271,10 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
             return _RankFailure(_stage(error.after), error.time_ns, FailureKind.EXIT_CODE, text, rank)
         kind = FailureKind.OUT_OF_MEMORY if "OutOfMemory" in error.type else FailureKind.RANK_EXCEPTION
         message = f"{error.type}: {error.message}".removesuffix(": ")
-        return _RankFailure(_stage(error.message), error.time_ns, kind, message, rank)
+        found = NOT_FINITE.match(message)
+        # A rank finds such a value when its script has ended, so the times of the errors tell nothing.
+        order = 2 * int(found["step"]) + (found["when"] == "after") if found else error.time_ns
+        return _RankFailure(_stage(error.message), order, kind, message, rank)
     if (code := rank.exit_code) is None:
         return None
     # Threads of NCCL and gloo abort in reaction to a failure elsewhere, and SIGTERM is sent to ranks that are stopped.
@@ -374,7 +379,8 @@ def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure 
     if first is not None and first.evidence.error and failure.evidence.error:
         if failure.message == first.message:
             return "the same error"
-        if _NUMBER.sub("0", failure.message) == _NUMBER.sub("0", first.message):
+        is_alike = _NUMBER.sub("0", failure.message) == _NUMBER.sub("0", first.message)
+        if is_alike and not NOT_FINITE.match(failure.message):
             return "the same error with other numbers"
     if first is not None and first.is_victim:
         return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ from pytest_aorta.plan.workloads import (
     resolve_config,
 )
 from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis import NOT_FINITE, launch_failure
 from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
@@ -74,7 +73,6 @@ class TestSpec:
 DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 # The step in which a launch that failed by a NaN or infinity had the first one.
-_NOT_FINITE = re.compile(r"NotFinite: .*? first (?:in|after) (?:(?:measured|training) )?step (\d+)\b.*")
 
 
 class Session:
@@ -483,11 +481,11 @@ class DistributedWorld:
             return self.launcher.launch(request, version).result
         except LaunchError as error:
             keys = request.spec.properties if request.spec else ()
-            found = _NOT_FINITE.search(str(error))
+            found = NOT_FINITE.search(str(error))
             if not self._options.locate or found is None:
                 raise
             if HASH_OPERATORS_STEP in keys:
-                lines = [*self._non_finite(request, version, int(found[1]))]
+                lines = [*self._non_finite(request, version, int(found["step"]))]
             elif request.record is not None:
                 lines = [self._first_non_finite(request, version)]
             else:
@@ -500,7 +498,7 @@ class DistributedWorld:
         try:
             self.launcher.launch(replace(request, record=request.record.replace(hash_every_step=True)), version)
         except LaunchError as error:
-            found = _NOT_FINITE.search(str(error))
+            found = NOT_FINITE.search(str(error))
             return f"launched once more, with a look after every step: {found[0] if found else error}"
         return "launched once more, all values are finite: launches of the same code differ"
 

@@ -123,8 +123,12 @@ def test_one_more_launch_names_the_step_and_the_rank_whose_gradients_differ_befo
         "first differ after step 6 on all ranks, and are equal after step 5: module.bias, module.weight; before they "
         "are reduced, gradients of step 6 differ on rank 1" in located
     )
-    broken = "    step == 6 and model.module.weight.grad.fill_(torch.nan)\n    optimizer.step()"
-    (tmp_path / "train.py").write_text(_DDP.replace("SCALE", "1.0").replace("    optimizer.step()", broken))
+    broken = "    (step, dist.get_rank()) == (6, 1) and model.module.weight.grad.fill_(torch.nan)\n    optimizer.step()"
+    # The other rank ends before this one.
+    late = "import time; time.sleep(dist.get_rank())\n"
+    (tmp_path / "train.py").write_text(_DDP.replace("SCALE", "1.0").replace("    optimizer.step()", broken) + late)
     not_finite = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--aorta-locate").stdout
-    assert "launched once more, with a look after every step: NotFinite: parameter module.weight of rank " in not_finite
+    assert "rank 1 failed first: NotFinite: loss of rank 1 is nan first in step 7" in not_finite
+    looked = "launched once more, with a look after every step: NotFinite: parameter module.weight of rank 1 "
+    assert looked in not_finite
     assert "is NaN or infinite first after step 6; " in not_finite

@@ -146,6 +146,14 @@ ERRORS = {
         'Traceback (most recent call last):\n  File "train.py", line 3\n',
         "  then rank 0: ValueError: boom",
     ),
+    "rank whose value is NaN first": (
+        Left({
+            0: raised(1, "loss of rank 0 is nan first in step 11 of 30; look", "NotFinite", ""),
+            1: raised(2, "parameter a of rank 1 is NaN or infinite first after step 10; look", "NotFinite", ""),
+        }),
+        "rank 1 failed first: NotFinite: parameter a of rank 1 is NaN or infinite first after step 10",
+        "\n  then rank 0: NotFinite: loss of rank 0 is nan first in step 11 of 30",
+    ),
     "exit code before the errors of its peers": (
         Left({0: lost_peer(1), 1: log("first\nUSDT: profiler_start\nlast words\n")}, exits={1: 3}),
         "rank 1 failed first: exit code 3",
