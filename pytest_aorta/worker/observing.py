@@ -40,7 +40,7 @@ from pytest_aorta.worker.finite import Optimizers, modules, refuse_values, untra
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
-from pytest_aorta.worker.steps import Progress, StepCounter, StepTimer, calls_by_step
+from pytest_aorta.worker.steps import Progress, StepCounter, StepTimer, calls_by_step, prepared
 from pytest_aorta.worker.weight_hash import LocalHashes
 
 _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
@@ -157,6 +157,14 @@ class _Optimized:
         if self._counted is not None:
             self._counted.close()
             self._counted = None
+
+    def give_way(self) -> None:
+        """End the profile of steps, or the count of one, for a profiler of the script."""
+        if self._counted is not None and self.counter is not None:
+            self.counter.give_way()
+        elif self.capture is not None and self.capture.is_open:
+            self.capture.problem = "the script runs torch.profiler itself, which ended the profile of its steps"
+        self.end_capture()
 
     def profile(self) -> Profile:
         """Return the overlap of the profiled steps, or how many steps the script lacks for them."""
@@ -336,6 +344,8 @@ class Observer:
                 self._wrap(module, "clip_grad_norm_", self._clip)
             self._wrap(torch, "load", self._load)
             self._wrap(Optimizer, "__init__", self._made)
+            self._wrap(torch.profiler.profile, "prepare_trace", self._give_way)
+            self._wrap(torch.profiler.profile, "stop_trace", self._may_resume)
         return self
 
     def stop(self) -> None:
@@ -401,6 +411,16 @@ class Observer:
             self._wrap(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         self.has_optimizer = True
         original(*args, **kwargs)
+
+    def _give_way(self, original: Callable[..., Any], profiler: torch.profiler.profile) -> Any:
+        for one in self._all:
+            one.give_way()
+        prepared.add(id(profiler))
+        return original(profiler)
+
+    def _may_resume(self, original: Callable[..., Any], profiler: torch.profiler.profile) -> Any:
+        prepared.discard(id(profiler))
+        return original(profiler)
 
     def _enter(self, step: int) -> None:
         self._progress = self._progress or Progress()

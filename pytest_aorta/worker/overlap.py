@@ -65,6 +65,7 @@ from pytest_aorta.worker.steps import (
     costs_of,
     profiler_of,
     recorded_calls,
+    script_profiles,
     with_compilations,
     wrapper_problem,
 )
@@ -307,7 +308,7 @@ class ScriptCapture:
 
     def begin(self) -> None:
         """Begin the capture in front of a step."""
-        if _profiler_enabled():
+        if script_profiles():
             self.problem = "the script runs torch.profiler itself, and torch has one profiler per thread"
         if not self.is_open:
             return

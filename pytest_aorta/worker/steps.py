@@ -492,6 +492,16 @@ class Exported:
         return parse_trace(self._path, self._text)
 
 
+# The profilers of the script that have been prepared, by id. Torch has one profiler per thread, and loses one that is
+# prepared and does not run yet when another one begins.
+prepared: set[int] = set()
+
+
+def script_profiles() -> bool:
+    """Return whether a profiler of the script runs or is prepared."""
+    return bool(prepared) or _profiler_enabled()
+
+
 class StepCounter:
     """Counter of the costs of one step of a script, whose number of steps is not known.
 
@@ -509,7 +519,7 @@ class StepCounter:
     def step(self) -> Iterator[None]:
         """Count the body as the step."""
         self._problem = wrapper_problem()
-        if not self._problem and _profiler_enabled():
+        if not self._problem and script_profiles():
             self._problem = "the script runs torch.profiler in its warm-up steps, and torch has one profiler per thread"
         if self._problem:
             yield
@@ -522,9 +532,13 @@ class StepCounter:
                 yield
             self._boundary()
             if not _profiler_enabled():
-                self._problem = "the script runs torch.profiler in its warm-up steps, which ended the count of costs"
+                self.give_way()
         self._recorded = recorded_calls(began_ns, time.time_ns(), self._device)
         self._trace = None if self._problem else Exported(own)
+
+    def give_way(self) -> None:
+        """Give the count up for a profiler of the script."""
+        self._problem = "the script runs torch.profiler in its warm-up steps, which ended the count of costs"
 
     def _boundary(self) -> None:
         with record_function(BOUNDARY):

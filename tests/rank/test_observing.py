@@ -372,6 +372,32 @@ def test_no_scope_of_an_iteration_is_entered_under_one_profiler_and_left_under_a
     recorder.result()
 
 
+@pytest.mark.parametrize(
+    ("wait", "costs", "overlap"),
+    [
+        (1, "in its warm-up steps, and torch has one profiler per thread", ""),
+        (2, "in its warm-up steps, which ended the count of costs", ""),
+        (24, "", "the script runs torch.profiler itself, which ended the profile of its steps"),
+        (40, "", ""),
+    ],
+    ids=["before the counted step", "in the counted step", "in a profiled step", "after them"],
+)
+def test_profiler_of_the_script_ends_that_of_the_recorder(
+    recorder: Recorder, wait: int, costs: str, overlap: str
+) -> None:
+    recorder.observe(StepRecording(warmup=2))
+    schedule = torch.profiler.schedule(wait=wait, warmup=1, active=2, repeat=1)
+    with torch.profiler.profile(schedule=schedule) as own:
+        kept = train(50, lambda *_: own.step())
+    result = recorder.result()
+    assert result.costs is not None
+    assert result.costs.problem.endswith(costs)
+    assert bool(result.costs.problem) is bool(costs)
+    assert result.profile.problem == overlap
+    assert len(own.events()) > 0
+    del kept
+
+
 def test_steps_within_a_backward_pass_end_with_it(recorder: Recorder) -> None:
     recorder.observe(StepRecording(warmup=2))
     net = torch.nn.Sequential(Net(4, 4), Net(4, 4))
