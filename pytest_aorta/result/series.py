@@ -77,6 +77,7 @@ class Series(Model, frozen=True, omit_defaults=True):
         weights: the hashes of the parameters.
         gradients: step -> hash of what this rank added to gradients, before they were reduced; only where every step is
             hashed.
+        turns: for each step, its place in the order of the steps of several optimizers, from 1; empty of one alone.
     """
 
     optimizer: Text
@@ -89,6 +90,7 @@ class Series(Model, frozen=True, omit_defaults=True):
     grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
     weights: LocalWeights = LocalWeights()
     gradients: dict[Step, WeightHash] = field(default_factory=dict)
+    turns: list[Positive] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -111,6 +113,7 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
         parameters: step -> the begins of the parameters' hashes over all ranks, joined.
         gradients: step -> for each rank, the begin of the hash of its gradients before they were reduced.
         names: the parameters; not kept in baselines.
+        turns: for each step, its place in the order of all optimizers' steps, from 1; not kept in baselines.
     """
 
     name: Text
@@ -124,6 +127,13 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
     parameters: dict[Step, Annotated[str, Meta(pattern="^([0-9a-f]{4})*$")]] = field(default_factory=dict)
     gradients: dict[Step, list[_OfRank]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    turns: list[Positive] = field(default_factory=list)
+
+    def turn(self, step: int) -> int:
+        """Return the place of a step in the order of all optimizers' steps; of step 0, that before the first step."""
+        if not 0 < len(self.turns) >= step:
+            return step
+        return self.turns[step - 1] if step else self.turns[0] - 1
 
     def __str__(self) -> str:
         """Return the name with the number of steps and of collectives."""
@@ -181,6 +191,7 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
         parameters={step: "".join(_begins(held, names, step)) for step in sorted(steps, key=int)},
         gradients=_begins_by_rank([rank.gradients for rank in ranks]),
         names=names,
+        turns=ranks[0].turns,
     )
 
 
@@ -254,17 +265,21 @@ def _diverged(name: str, held: Sequence[LocalWeights]) -> str:
 
 def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFacts]) -> str:
     """Return the optimizer, step, ranks and parameters for which weights differ first; empty if none do."""
-    pairs = list(zip(launch, other, strict=False))
-    steps = sorted({int(step) for here, there in pairs for step in here.weights.keys() & there.weights.keys()})
-    for before, step in zip([None, *steps], steps, strict=False):
-        for here, there in pairs:
+    found = []
+    for here, there in zip(launch, other, strict=False):
+        steps = sorted(int(step) for step in here.weights.keys() & there.weights.keys())
+        for before, step in zip([None, *steps], steps, strict=False):
             if who := _other_ranks(here.weights, there.weights, str(step)):
                 equal = "" if before is None else f", and are equal {_when(before)}"
                 named = _other_parameters(here, there, str(step))
                 own = _other_ranks(here.gradients, there.gradients, str(step)) if before == step - 1 else ""
                 reduced = f"; before they are reduced, gradients of step {step} differ on {own}" if own else ""
-                return f"the weights of {here.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
-    return ""
+                text = f"the weights of {here.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
+                # What differs before an optimizer's first step was changed by a step of another one, if there was any.
+                found.append((here.turn(step), not step, text))
+                break
+    text = min(found, default=(0, False, ""))[2]
+    return f"{text}; those of {counted(len(found) - 1, 'other optimizer')} differ too" if len(found) > 1 else text
 
 
 def _other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], step: str) -> str:

@@ -90,7 +90,7 @@ class Baseline(Model, frozen=True):
         """Return the baseline with what a comparison uses; the rest is in the run folders of the launches."""
         names = [name for name in LaunchFacts.__struct_fields__ if name not in _DIAGNOSTICS]
         kept = [LaunchFacts(**{name: getattr(stored.facts, name) for name in names}) for stored in self.launches]
-        kept = [facts.replace(series=[series.replace(names=[]) for series in facts.series]) for facts in kept]
+        kept = [facts.replace(series=[series.replace(names=[], turns=[]) for series in facts.series]) for facts in kept]
         pairs = zip(self.launches, kept, strict=True)
         return self.replace(launches=tuple(stored.replace(facts=facts) for stored, facts in pairs))
 

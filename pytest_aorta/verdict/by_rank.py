@@ -220,11 +220,11 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
     if lost := there[-1].keys() - here[-1].keys():
         return row.missing(
             Missing.CANDIDATE_VALUE,
-            f"the launch has no {row.metric.name} of {_first(lost)}; {_optimizers(row)}",
+            f"the launch has no {row.metric.name} of {_first(lost, row)}; {_optimizers(row)}",
             baseline=row.metric.measure(row.others[-1]),
         )
     if added := here[-1].keys() - there[-1].keys():
-        detail = f"the {row.reference} has no {row.metric.name} of {_first(added)}; {_optimizers(row)}"
+        detail = f"the {row.reference} has no {row.metric.name} of {_first(added, row)}; {_optimizers(row)}"
         return row.missing(Missing.BASELINE_VALUE, detail, baseline=row.metric.measure(row.others[-1]))
     num_steps = len({(point.series, point.step) for point in there[-1]})
     known: dict[str, Any] = {"value": row.value, "baseline": row.metric.measure(row.others[-1])}
@@ -234,7 +234,7 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
     if all(points == there[-1] for points in (*here, *there)):
         return row.verdict(Outcome.PASS, detail=f"{counted(num_steps, 'step')}, bit for bit", **known)
     if is_exact:
-        if (first := _first_other(here, there)) is None:
+        if (first := _first_other(here, there, row)) is None:
             return row.verdict(Outcome.PASS, **known)
         detail, value, recorded = first
         return row.verdict(Outcome.REGRESSION, detail=detail, **known | {"value": value, "baseline": recorded})
@@ -250,8 +250,14 @@ def _points(launch: LaunchFacts, curve: Curve) -> dict[_Point, float]:
     }
 
 
-def _first(points: set[_Point]) -> _Point:
-    return min(points, key=lambda point: (int(point.step), point.series, point.rank))
+def _first(points: set[_Point], row: Row) -> _Point:
+    series = row.launches[-1].series
+
+    def order(point: _Point) -> tuple[int, int, int]:
+        step = int(point.step)
+        return series[point.series].turn(step) if point.series < len(series) else step, point.series, point.rank
+
+    return min(points, key=order)
 
 
 def _optimizers(row: Row) -> str:
@@ -271,7 +277,7 @@ def _are_bits_known(row: Row, there: Sequence[Mapping[_Point, float]]) -> bool:
 
 
 def _first_other(
-    here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]]
+    here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]], row: Row
 ) -> tuple[str, float, float] | None:
     """Return text on the first value that no recorded launch has and all ranks of this step, with both values."""
     different = {
@@ -279,7 +285,7 @@ def _first_other(
     }
     if not different:
         return None
-    first = _first(different)
+    first = _first(different, row)
     ranks = sorted(point.rank for point in different if (point.series, point.step) == (first.series, first.step))
     value, recorded = next(points[first] for points in here if points[first] != there[-1][first]), there[-1][first]
     who = _ranks(ranks, there[-1])
@@ -322,7 +328,7 @@ def _judge_steps(
     beside = f"the recorded launches differ by up to {spread:.2g} of the value"
     if not worst:
         return row.verdict(Outcome.PASS, detail=beside, **known)
-    first = _first(set(worst))
+    first = _first(set(worst), row)
     value = next(each[first] for each in here if abs(each[first] - center[first]) > tolerance * abs(center[first]))
     detail = (
         f"{counted(len(worst), 'step')} outside of the tolerance, allowed {'is' if allowed == 1 else 'are'} {allowed}; "

@@ -466,8 +466,9 @@ class Row:
             if different := _different_steps(here, there):
                 first = different[0]
                 where = first_other_weights(launch.series, other.series) or f"after step {first}"
-                detail = f"{where}; after the last step, {max(here)}, the weights are equal"
-                return self._other_bits(here[first], there[first], launch, other, detail)
+                # With several optimizers, the last step is that of the one with most steps.
+                equal = f"; after the last step, {max(here)}, the weights are equal" if len(launch.series) < 2 else ""
+                return self._other_bits(here[first], there[first], launch, other, where + equal)
         for launch in () if self.reference.is_variant else self.launches:  # variants of a test may hash different steps
             if lost := sorted(metric.by_step(self.others[-1]).keys() - metric.by_step(launch).keys()):
                 steps = f"{counted(len(lost), 'step')} for which the {self.reference} has one"

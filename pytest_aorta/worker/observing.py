@@ -108,8 +108,8 @@ class _Optimized:
         self.num_steps = 0
         # The numbers of the timed steps.
         self.timed: list[int] = []
-        # Place of the last step in the order of all optimizers' steps.
-        self.turn = 0
+        # Places of the steps in the order of all optimizers' steps.
+        self.turns: list[int] = []
         self.timer = StepTimer(device, has_progress=False)
         self.counter: StepCounter | None = None
         self.capture: ScriptCapture | None = None
@@ -279,7 +279,7 @@ class _Optimized:
                 by_step[_NORM][step] = norms[0] if len(norms) == 1 else math.hypot(*norms)
         return by_step
 
-    def series(self, *, is_main: bool) -> Series:
+    def series(self, *, is_main: bool, is_alone: bool) -> Series:
         """Return everything that was recorded of this optimizer."""
         values = self.values()
         return Series(
@@ -293,6 +293,7 @@ class _Optimized:
             grad_norm={str(step): value for step, value in values[_NORM].items()},
             weights=self.hashes.digests(),
             gradients=self._gradients_by_step(),
+            turns=[] if is_alone else self.turns,
         )
 
     @property
@@ -460,10 +461,18 @@ class Observer:
         self._values = []
         self._is_counting = was_counting and any(one.is_counted for one in self._all)
         self._turn += 1
-        before, found.turn = found.turn, self._turn
+        before = found.turns[-1] if found.turns else 0
+        found.turns.append(self._turn)
         # Optimizers that take turns, as those of a GAN, are in one step.
         is_alone = len(self._all) == 1
-        self._enter(1 + (found.num_steps if is_alone else min(one.num_steps for one in self._all if one.turn > before)))
+        self._enter(
+            1
+            + (
+                found.num_steps
+                if is_alone
+                else min(one.num_steps for one in self._all if one.turns and one.turns[-1] > before)
+            )
+        )
         is_chosen = found.num_steps.bit_count() == 1 or found.is_hash_due
         is_chosen = is_chosen or (self.record.hash_every_step and found.num_steps <= _MOST_EVERY)
         found.is_hash_due = is_chosen and self._is_counting
@@ -562,7 +571,8 @@ class Observer:
         """Return the series of all optimizers in the order of their first steps."""
         main = self.main
         # The first step of an optimizer may have raised.
-        return [one.series(is_main=one is main) for one in self._all if one.num_steps]
+        stepped = [one for one in self._all if one.num_steps]
+        return [one.series(is_main=one is main, is_alone=len(stepped) == 1) for one in stepped]
 
     @property
     def is_without_training(self) -> bool:

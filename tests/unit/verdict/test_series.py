@@ -55,6 +55,25 @@ def test_first_other_bit_names_step_optimizer_and_ranks():
     assert {str(judged(side, there, there).tolerance) for side in (here, there)} == {"exact"}
 
 
+def two_optimizers(bad: str, turns: tuple[list[int], list[int]]) -> LaunchFacts:
+    """Return a launch whose first optimizer steps often; the weights and losses after its third step are ``bad``."""
+    often = series([1.0, 1.0, 1.0, float(bad)], {"0": "0", "2": "0", "4": bad}, optimizer="SGD", turns=turns[0])
+    seldom = series([1.0, float(bad)], {"0": bad if turns[1][0] > turns[0][-1] else "0", "2": bad}, turns=turns[1])
+    facts = series_facts([[often, seldom]])
+    return make_facts(series=facts, environment=SURE, weight_hashes={4: "a" * 32 if bad == "0" else "b" * 32})
+
+
+@pytest.mark.parametrize("turns", [([1, 2, 3, 4], [5, 6]), ([1, 2, 4, 5], [3, 6])], ids=["in phases", "in turns"])
+def test_first_difference_is_that_of_the_optimizer_that_stepped_first(turns):
+    here, there = two_optimizers("9", turns), two_optimizers("0", turns)
+    expected = {
+        "loss": "differs first in step 4 of SGD of DDP(Net) on rank 0: 9.0, recorded 0.0",
+        "weight_hash": "the weights of SGD of DDP(Net) first differ after step 4 on rank 0, and are equal after "
+        "step 2: p0; those of 1 other optimizer differ too",
+    }
+    assert {name: judged(here, there, there, metric=name).detail for name in expected} == expected
+
+
 @pytest.mark.parametrize(
     ("change", "marked", "outcome"),
     [
