@@ -58,6 +58,7 @@ def collect_result(
     # Only rank 0 has step times if only rank 0 logs.
     folders = folders[:1] if adapter and adapter.ranks == FIRST else folders
     ranks = _evened([_read_rank(folder / RESULT_FILE) for folder in folders])
+    folders = folders[: len(ranks)]
     _refuse(
         plan.run_dir, _disagreement(ranks, adapted=adapter is not None) or _impossible(ranks, len(plan.world.ranks))
     )
@@ -111,7 +112,12 @@ def _read_rank(path: Path) -> RankResult:
 
 
 def _evened(ranks: list[RankResult]) -> list[RankResult]:
-    """Return the ranks of an unedited script, whose data may be uneven, with the steps that all of them have."""
+    """Return the ranks of an unedited script, whose data may be uneven, with the steps that all of them have.
+
+    Where rank 0 alone steps an optimizer, as a learner does among actors, it is returned alone.
+    """
+    if ranks[0].series and not any(rank.series for rank in ranks[1:]):
+        return ranks[:1]
     is_even = len({(len(rank.step_times_ms), len(rank.profile.steps), rank.profile.problem) for rank in ranks}) == 1
     if is_even or not all(rank.series for rank in ranks):
         return ranks

@@ -56,6 +56,11 @@ def test_ranks_with_uneven_data_are_measured_in_the_steps_that_both_have(tmp_pat
     assert ([rank["num_steps"] for rank in ranks], "20 steps on cpu-x2-gloo" in shown) == ([26, 46], True)
 
 
+def test_rank_that_alone_steps_an_optimizer_is_measured_alone(tmp_path):
+    shown, ranks = recorded(tmp_path, "learner")
+    assert ([rank["num_steps"] for rank in ranks], "only rank 0 of 2 has step times" in shown) == ([9], True)
+
+
 def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
     shown, (own, other) = recorded(tmp_path, "local_sgd")
     # The ranks train on their own data until the averages after steps 3, 6 and 9.

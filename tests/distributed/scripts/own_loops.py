@@ -107,6 +107,21 @@ def uneven():
             optimizer.step()
 
 
+def learner():
+    """Train on one rank alone, which sends its weights to actors that have no optimizer."""
+    model = Net()
+
+    def send(_):
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+
+    if dist.get_rank() == 0:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.01), send)
+    else:
+        for step in range(1, 10):
+            send(step)
+
+
 def hooked():
     import torch.distributed.checkpoint as dcp
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
