@@ -20,6 +20,8 @@ PLAN_FILE: Final = "plan.json"
 OUTCOME_FILE: Final = "outcome.json"
 AGENT_LOG: Final = "agent.log"
 AGENT_FILE: Final = "agent.json"
+# Empty; the guard leaves this file before it asks the ranks for their stacks and ends them.
+STOPPING_FILE: Final = "stopping"
 # Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
 RESULT_FILE: Final = "result.json"
 TRACE_FILE: Final = "trace.json.gz"

@@ -29,8 +29,9 @@ from typing import Any
 GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
 # A copy of result.folder.AGENT_FILE, for the same reason.
 AGENT_FILE = "agent.json"
-# A copy of result.folder.SUSPENDED_FILE.
+# Copies of result.folder.SUSPENDED_FILE and STOPPING_FILE.
 SUSPENDED_FILE = "suspended"
+STOPPING_FILE = "stopping"
 # The states of a process that has ended and that its parent has not waited for.
 ENDED = ("Z", "X")
 # In place of the state of a process that is ending: the kernel calls it running until it has taken back its memory.
@@ -197,6 +198,8 @@ class Guard:
 
     def dump_stacks(self) -> None:
         """Have every rank write its Python stacks; faulthandler does so even while the GIL is held."""
+        with suppress(OSError):
+            (self.ranks.parent / STOPPING_FILE).touch()
         alive = descendants()
         for mark in sorted(self.ranks.glob("*/pid")):
             with suppress(ValueError, OSError):

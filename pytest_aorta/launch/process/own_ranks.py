@@ -27,7 +27,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.guard import ENDED, ENDING, state_of
-from pytest_aorta.result.folder import AGENT_FILE, ERROR_FILE, rank_folder, rank_pids
+from pytest_aorta.result.folder import AGENT_FILE, ERROR_FILE, STOPPING_FILE, rank_folder, rank_pids
 
 # A file that the process of a rank creates, so that a child that inherits the rank's variables is no rank.
 _CLAIM = "claimed"
@@ -91,7 +91,9 @@ class _Rank:
         os._exit = leave
 
     def _end(self, write_result: Callable[[], None]) -> None:
-        if self.is_here and not (self.folder / ERROR_FILE).exists():
+        # A process of mp.spawn whose parent is ended by the guard ends as if its function had returned.
+        is_stopped = (self.folder.parent.parent / STOPPING_FILE).exists()
+        if self.is_here and not is_stopped and not (self.folder / ERROR_FILE).exists():
             try:
                 write_result()
             except Exception as error:  # noqa: BLE001 - every error has to be reported
