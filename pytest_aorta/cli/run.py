@@ -92,7 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         world = _world(session, spec, launch)
         folder = arguments.results / launch.folder
         require_torch()
-        with session.launcher(world, spec, test, folder / "launches", timed=True) as launcher:
+        # A script may change the working folder.
+        with session.launcher(world, spec, test, folder.absolute() / "launches", timed=True) as launcher:
             distributed_world, results = DistributedWorld(launcher), []
             for _ in range(trials):
                 results.append(launch.start(distributed_world))

@@ -65,7 +65,10 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             record_script(plan.record)
         elif adapter is None:
             recorder.observe(StepRecording(), is_asked=False)
+        given = dict(os.environ)
         has_left = _run_script(program.target, list(program.args))
+        # A script may clear its environment.
+        os.environ.update({name: given[name] for name in given.keys() - os.environ.keys()})
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
             return
         leave_mark(folder, RAN)

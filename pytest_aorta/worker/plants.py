@@ -66,7 +66,7 @@ def _hold(planted: Planted) -> None:
 
 def _watch_steps(planted: Planted) -> None:
     """Plant what happens in a step: before the optimizer uses the gradients, or as they are computed."""
-    steps = 0
+    steps, chosen = 0, None
 
     def before_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         nonlocal steps
@@ -88,7 +88,11 @@ def _watch_steps(planted: Planted) -> None:
 
     @functools.wraps(backward)
     def changed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:
-        if steps == _STEP - 1:
+        nonlocal chosen
+        # Where optimizers step within a backward pass, several have stepped before the second pass begins.
+        if chosen is None and steps >= _STEP - 1:
+            chosen = steps
+        if steps == chosen:
             _note(planted)
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or ())

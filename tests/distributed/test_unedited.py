@@ -61,6 +61,11 @@ def test_rank_that_alone_steps_an_optimizer_is_measured_alone(tmp_path):
     assert ([rank["num_steps"] for rank in ranks], "only rank 0 of 2 has step times" in shown) == ([9], True)
 
 
+def test_script_may_leave_its_folder_and_clear_its_environment(tmp_path):
+    _, ranks = recorded(tmp_path, "elsewhere")
+    assert [rank["num_steps"] for rank in ranks] == [9, 9]
+
+
 def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
     shown, (own, other) = recorded(tmp_path, "local_sgd")
     # The ranks train on their own data until the averages after steps 3, 6 and 9.

@@ -1,5 +1,6 @@
 """Training loops whose ranks hold what others do not hold, or end when others have not ended."""
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -120,6 +121,14 @@ def learner():
     else:
         for step in range(1, 10):
             send(step)
+
+
+def elsewhere():
+    """Train in another folder, and without the variables of the launch."""
+    model = DistributedDataParallel(Net())
+    os.chdir("/")
+    os.environ.clear()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01))
 
 
 def hooked():
