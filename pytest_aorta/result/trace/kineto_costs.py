@@ -32,6 +32,10 @@ from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveCost,
 _COLLECTIVES = "c10d::"
 # A functional collective, which requests one of a process group.
 _FUNCTIONAL = "_c10d_functional::"
+# Key of a request by a functional collective: the arguments of that collective.
+_FUNCTION = "function"
+# Collectives with a list of tensors for each tensor; an event has the shapes of no such lists.
+_OF_LISTS = ("c10d::allgather_", "c10d::reduce_scatter_")
 # A step of the iterator of a DataLoader that has worker processes.
 _FROM_WORKERS = "enumerate(DataLoader)#_MultiProcessing"
 # Namespaces of operators that do not compute, so that they need no formula of operations.
@@ -182,6 +186,9 @@ def _collectives(
     requests = _requests(operators)
     # A flight recorder of gloo has no entry for a message from one rank to another.
     collective = [event for event in requests if collective_of(event["name"]) is not Collective.SEND_RECV]
+    if len(recorded) != len(collective):
+        # A simulated rank notes no functional collective of tensors with data.
+        collective = [event for event in collective if _FUNCTION not in event]
     known = {id(event): call for event, call in zip(collective, recorded, strict=False)}
     known = known if len(recorded) == len(collective) else {}
     records = [event for event in events if event["name"] == "record_param_comms"]
@@ -193,10 +200,11 @@ def _collectives(
         )
         # Of gloo's messages, the operator has a list of tensors, and the annotation that begins within it their type.
         sent = next((_tensors(one["args"])[1] for one in messages if _begins_in(event, one)), "")
+        sent = _tensors(event[_FUNCTION])[1] if _FUNCTION in event else sent
         request = _request_of(event["args"], served, known.get(id(event), RecordedCall(dtype=sent)))
         is_gather = event["name"].startswith(_FUNCTIONAL) and collective_of(event["name"]) is Collective.ALL_GATHER
-        if is_gather and not event["name"].endswith("_out"):
-            # The operator has no argument for its result, which has the parts of all ranks.
+        if (is_gather and not event["name"].endswith("_out")) or event["name"] in _OF_LISTS:
+            # The event does not have the tensors of all ranks.
             own, size = request.num_bytes, request.group_size
             request = replace(request, num_bytes=None if own is None or size is None else own * size)
         rows[str(collective_of(event["name"])), request.group_size, request.dtype].append((request, event))
@@ -223,7 +231,7 @@ def _requests(operators: Iterable[Event]) -> list[Event]:
         if not is_inner:
             found.append(event)
         elif found[-1]["name"].startswith(_FUNCTIONAL) and event["name"].startswith(_COLLECTIVES):
-            found[-1] = event
+            found[-1] = {**event, _FUNCTION: found[-1]["args"]}
     return found
 
 

@@ -38,6 +38,31 @@ def test_a_message_of_gloo_has_the_type_of_the_annotation_that_begins_within_it(
     assert (row.kind, row.calls, row.dtype, row.bytes) == ("send_recv", 1, "bfloat16", 48)
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds", "tensors", "kind"),
+    [
+        ("allgather_", ["", "TensorList"], [[], [[6]]], "all_gather"),
+        ("reduce_scatter_", ["TensorList", ""], [[[6]], []], "reduce_scatter"),
+    ],
+)
+def test_a_collective_on_lists_moves_the_tensors_of_all_ranks(name, kinds, tensors, kind):
+    call = event("cpu_op", f"c10d::{name}", 20, 10, **{"Input type": kinds, "Input Dims": tensors})
+    recorded = [RecordedCall("0", 4, "Float")]
+    step = trace(boundary(0), call, boundary(100))
+    [row] = costs_of_step(step, lambda *_: None, on_device=False, recorded=recorded).collectives
+    assert (row.kind, row.calls, row.group_size, row.bytes) == (kind, 1, 4, 96)
+
+
+def test_a_functional_collective_that_a_simulated_rank_did_not_note_leaves_the_others_known():
+    gather = event("cpu_op", "c10d::_allgather_base_", 20, 5, **{"Input type": ["float"], "Input Dims": [[24]]})
+    norm = event("cpu_op", "_c10d_functional::all_reduce", 40, 20, **{"Input type": ["float"], "Input Dims": [[1]]})
+    inner = event("cpu_op", "c10d::allreduce_", 45, 5, **{"Input type": ["TensorList"], "Input Dims": [[[1]]]})
+    step = trace(boundary(0), gather, norm, inner, boundary(100))
+    recorded = [RecordedCall("0", 4, "Float")]
+    rows = costs_of_step(step, lambda *_: None, on_device=False, recorded=recorded).collectives
+    assert [(row.kind, row.group_size, row.bytes) for row in rows] == [("all_gather", 4, 96), ("all_reduce", None, 4)]
+
+
 def test_batches_that_a_step_takes_from_workers_are_no_operators_of_it():
     # Batches that came early are unpacked with the one that was asked for.
     loader = "enumerate(DataLoader)#{}.__next__"
