@@ -322,8 +322,10 @@ def _first_failure(first: _RankFailure, ranks: Sequence[RankEvidence]) -> Launch
     done = [other for other in ranks if other.has_result and not other.error] if first.is_victim else []
     if first.is_victim and (left := [other for other in ranks if other.has_result and other.error]):
         details.append(f"  {_names(left)} had left a result{_in_steps(left)}, and waited for the other ranks")
-    if stopped:
-        details.append(f"  then {_names(stopped)}: stopped{_in_steps(stopped)}")
+    if done_training := [other for other in stopped if other.returned]:
+        details.append(f"  then {_names(done_training)}: stopped after the last step")
+    if training := [other for other in stopped if not other.returned]:
+        details.append(f"  then {_names(training)}: stopped{_in_steps(training)}")
     before = f"{_ended(done, '')}, and then rank {rank.rank} failed" if done else f"rank {rank.rank} failed first"
     origin = min(done, key=lambda other: other.steps) if done else rank
     return LaunchFailure(first.kind, f"{before}: {headline[:_HEADLINE]}", details, origin.rank)

@@ -75,6 +75,9 @@ def entered(step: int) -> Files:
     return {"pid": "7", "progress": step.to_bytes(8, "little")}
 
 
+RETURNED = {"marks": "started 1000000000\nran 2000000000\n"}
+
+
 def stuck(stacks: str, step: int) -> Files:
     return entered(step) | {"stacks.txt": stacks}
 
@@ -145,6 +148,11 @@ ERRORS = {
         "rank exception: rank 1 failed first: ValueError: the cause",
         'Traceback (most recent call last):\n  File "train.py", line 3\n',
         "  then rank 0: ValueError: boom",
+    ),
+    "exit code after the last step": (
+        Left({0: stuck(frames("/torch/a.py:wait"), 31) | RETURNED, 1: entered(31)}, exits={1: 3}),
+        "rank 1 failed first: exit code 3",
+        "  then rank 0: stopped after the last step\n",
     ),
     "rank whose value is NaN first": (
         Left({
@@ -344,7 +352,7 @@ SHOWN = {
     "script that returned without a step is shown with its last lines": (
         raised(1, "no step", "RuntimeError", "RuntimeError: no step\n")
         | log("found no GPU, done\nRuntimeError: no step\n")
-        | {"marks": "started 1000000000\nran 2000000000\n"},
+        | RETURNED,
         "RuntimeError: no step",
         "  | found no GPU, done\n",
     ),
@@ -569,7 +577,7 @@ def test_rank_that_the_guard_stopped_is_not_said_to_have_exited_although_it_left
     ("steps", "reached"), [(5, "having entered step 5"), (0, "and its steps were not counted")], ids=str
 )
 def test_rank_that_stays_after_its_script_returned_is_named_with_its_steps(tmp_path, has_result, steps, reached):
-    ran = {"marks": "started 1000000000\nran 2000000000\n"} | (DONE if has_result else NOTHING)
+    ran = RETURNED | (DONE if has_result else NOTHING)
     leaving = frames("/torch/distributed/c10d.py:barrier", "worker/lifecycle.py:finish")
     staying = frames("worker/lifecycle.py:run_script")
     text = diagnose(tmp_path, Left({0: ran | stuck(leaving, steps), 1: ran | stuck(staying, steps)}, AT_LIMIT)).text
