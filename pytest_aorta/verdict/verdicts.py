@@ -283,4 +283,6 @@ def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:
     """Return a change as text in the unit of its scale. Smaller changes have more decimals."""
     percent = 100 * change
     digits = 2 if abs(percent) < 0.995 else 1 if abs(percent) < 99.95 else 0
-    return f"{percent:+.{digits}f}{scale.unit}"
+    # Of an exact metric, the smallest change counts.
+    shown = f"{percent:+.1g}" if 0 < abs(percent) < 0.005 else f"{percent:+.{digits}f}"
+    return shown + scale.unit

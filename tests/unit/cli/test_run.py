@@ -249,7 +249,7 @@ def test_profiler_and_its_schedule_are_passed_to_the_launch_whose_trace_may_not_
     assert run("--profiler", "torch:active=2 repeat=3") == 1
     assert toy.plans[-1].profiler == "torch"
     assert toy.plans[-1].profiler_schedule == ProfilerSchedule(active=2, repeat=3)
-    assert "profiler torch left no trace in results/toy/launches/" in capsys.readouterr().err
+    assert f"profiler torch left no trace in {toy.path}/results/toy/launches/" in capsys.readouterr().err
 
 
 def test_profiler_that_is_not_installed_is_refused_before_a_launch(toy, capsys, monkeypatch):

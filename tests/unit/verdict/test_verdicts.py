@@ -96,7 +96,14 @@ def test_exact_numbers_are_shown_whole():
 
 @pytest.mark.parametrize(
     ("relative", "text"),
-    [(0.0012, "+0.12%"), (0.0123, "+1.2%"), (-0.0999, "-10.0%"), (0.9994, "+99.9%"), (5.0, "+500%")],
+    [
+        (3.1e-5, "+0.003%"),
+        (0.0012, "+0.12%"),
+        (0.0123, "+1.2%"),
+        (-0.0999, "-10.0%"),
+        (0.9994, "+99.9%"),
+        (5.0, "+500%"),
+    ],
 )
 def test_change_has_the_decimals_that_count(relative, text):
     assert format_change(relative) == text
