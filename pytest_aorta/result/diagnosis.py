@@ -488,6 +488,11 @@ def _hang(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence
         headline = f"{_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {peers}"
         if missed:
             headline += f", which never entered {missed.collective} number {missed.sequence}"
+    elif waiting and first.in_flight and len({str(rank.in_flight) for rank in waiting}) == 1:
+        headline = (
+            f"all have entered {first.in_flight}{_in_steps(waiting)}: the limit is too short, the loop makes no "
+            f"further step, or the network has failed"
+        )
     elif waiting:
         headline = f"all wait in collectives, rank {first.rank} in the earliest step"
     else:

@@ -729,6 +729,17 @@ def test_rank_that_left_its_own_order_of_collectives_is_named(tmp_path, rank, wh
     assert found.headline.count(f"(number {len(skipping)})") == 2
 
 
+@pytest.mark.parametrize(("behind", "said"), [
+    (0, "; all have entered gloo:all_reduce number 2 in step 5: the limit is too short, the loop makes no further "
+        "step, or the network has failed"),
+    (1, "; rank 0 waits for rank 1, which never entered gloo:all_reduce number 2"),
+])  # fmt: skip
+def test_ranks_that_are_all_in_one_collective_wait_for_none_of_them(tmp_path, behind, said):
+    names = [["broadcast", "all_reduce"], ["broadcast", "all_reduce"][: 2 - behind]]
+    ranks = {rank: stuck(IN_BACKWARD, 5) | recorded(rank, *names[rank], retired=1) for rank in range(2)}
+    assert diagnose(tmp_path, Left(ranks, AT_LIMIT)).headline.endswith(said)
+
+
 def test_different_collectives_are_shown_with_the_error_that_they_led_to(tmp_path):
     ranks = {0: stuck(IN_BACKWARD, 5) | recorded(0, "barrier"), 1: lost_peer(1) | recorded(1, "broadcast")}
     assert (
