@@ -324,6 +324,8 @@ class Observer:
         self._device = torch.device("cpu")
         self._progress: Progress | None = None
         self._values: list[tuple[str, float | torch.Tensor]] = []
+        # What a scaler has returned, for what it was given, until the next backward pass.
+        self._scaled: tuple[object, object] = None, None
         self._stepping: list[Optimizer] = []
         self._stepped_within: list[Optimizer] = []
         self._is_in_backward = self._is_counting = False
@@ -344,6 +346,7 @@ class Observer:
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
                 self._wrap(module, "clip_grad_norm_", self._clip)
             self._wrap(torch, "load", self._load)
+            self._wrap(torch.amp.GradScaler, "scale", self._scale)
             self._wrap(Optimizer, "__init__", self._made)
             self._wrap(torch.profiler.profile, "prepare_trace", self._give_way)
             self._wrap(torch.profiler.profile, "stop_trace", self._may_resume)
@@ -374,7 +377,8 @@ class Observer:
             self._enter(1)
         # The last stage of a pipeline passes its loss as a sequence.
         only = tensors[0] if isinstance(tensors, list | tuple) and len(tensors) == 1 else tensors
-        self._note(_LOSS, only)
+        (scaled, loss), self._scaled = self._scaled, (None, None)
+        self._note(_LOSS, loss if scaled is not None and scaled is only else only)
         self._is_in_backward = True
         try:
             result = original(tensors, *args, **kwargs)
@@ -384,6 +388,11 @@ class Observer:
         for optimizer in stepped:
             self._end_step(optimizer)
         return result
+
+    def _scale(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+        scaled = original(scaler, outputs)
+        self._scaled = scaled, outputs
+        return scaled
 
     def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         num_noted = len(self._values)

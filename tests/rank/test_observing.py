@@ -191,6 +191,23 @@ def test_optimizer_within_an_optimizer_is_no_series(recorder: Recorder) -> None:
     assert only(recorder.result()).optimizer == "Outer"
 
 
+@pytest.mark.parametrize("is_passed_on", [False, True], ids=["scaled", "scaled and divided"])
+def test_loss_is_what_a_scaler_was_given(recorder: Recorder, is_passed_on: bool) -> None:
+    scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    net = Net(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        loss = net(torch.ones(2, 4)).square().mean()
+        scaled = scaler.scale(loss)
+        # The micro-batches' part of a scaled loss is a loss of its own.
+        losses.append((loss * 512.0 if is_passed_on else loss).item())
+        (scaled / 2 if is_passed_on else scaled).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    found = only(recorder.result()).loss
+    assert list(found.values()) == losses
+
+
 def test_iteration_that_a_scaler_skips_is_no_loss_of_the_next_step(recorder: Recorder) -> None:
     torch.manual_seed(0)
     model = Net(2, 2)
