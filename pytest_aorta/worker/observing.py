@@ -595,6 +595,12 @@ class Observer:
     def _cause(self) -> str:
         if self.num_steps:
             needed = self.record.warmup + 2
+            if self._is_simulated:
+                return (
+                    f"its optimizer made {counted(self.num_steps, 'step')}, fewer than {needed}: simulated ranks "
+                    f"exchange no values, so a script that ends at a reduced loss may end early; give it a number of "
+                    f"steps"
+                )
             return (
                 f"its optimizer made {counted(self.num_steps, 'step')}, and the first {needed - 1} are not timed, as "
                 f"the first has no begin and {self.record.warmup} warm up; run at least {needed} steps, or lower "

@@ -302,6 +302,17 @@ def test_cause_of_no_step_is_named(recorder: Recorder, script: Callable[[], obje
     del kept
 
 
+def test_simulated_script_that_ends_early_says_why_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_aorta.worker.observing.is_simulated", lambda: True)
+    recorder = Recorder()
+    recorder.observe(StepRecording(warmup=3))
+    kept = train(4)
+    with pytest.raises(RuntimeError, match="made 4 steps, fewer than 5: simulated ranks exchange no values"):
+        recorder.result()
+    recorder._observer.stop()  # type: ignore[union-attr]
+    del kept
+
+
 def test_script_without_an_optimizer_is_measured_as_a_whole(recorder: Recorder) -> None:
     result = recorder.result()
     assert (len(result.step_times_ms), len(result.memory_bytes)) == (1, 1)

@@ -114,6 +114,13 @@ def test_ranks_that_differ_are_named_and_the_worst_decides():
     assert row.detail.endswith("on rank 1 only")
 
 
+def test_ranks_with_costs_of_their_own_that_change_alike_name_the_rank_of_the_values():
+    stages = [changed(operators={"aten::mm": 10}), changed(operators={"aten::mm": 20})]
+    more = [changed(operators={"aten::mm": 15}), changed(operators={"aten::mm": 25})]
+    row = judged(*more, before=[launch(*stages)])["operators"]
+    assert (row.value, row.baseline, row.detail) == (15, 10, "+ aten::mm x 5; the values are those of rank 0")
+
+
 def test_what_differs_between_launches_of_the_baseline_is_left_out_by_name():
     routed = [launch(*[changed(operators={"aten::mm": 100 + number, "aten::add": 900})] * 2) for number in range(3)]
     row = judged(changed(operators={"aten::mm": 500, "aten::add": 900}), COSTS, before=routed)["operators"]
