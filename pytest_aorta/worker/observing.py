@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
@@ -256,8 +257,19 @@ class _Optimized:
             self._last_words.detach()
         # The optimizer keeps the tensors alive itself, and this list is dropped with it.
         named = self._named(optimizer)
-        self._last_words = weakref.finalize(optimizer, lambda: self.hashes.add(self.num_steps, named, again=True))
+        self._last_words = weakref.finalize(optimizer, self._hash_freed, named)
         self._last_words.atexit = False
+
+    def _hash_freed(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        # The collector may free an optimizer while torch traces with fake tensors.
+        with _disable_current_modes():
+            self.hashes.add(self.num_steps, named, again=True)
+
+    def stop(self) -> None:
+        """End a profile that runs, and no longer wait for the optimizer's end."""
+        self.end_capture()
+        if self._last_words is not None:
+            self._last_words.detach()
 
     def values(self) -> dict[str, dict[int, float]]:
         """Return the quantities by step: the sum of the micro-batches' losses, and the norm of all gradients.
@@ -355,7 +367,7 @@ class Observer:
     def stop(self) -> None:
         """Undo :meth:`start`, and end a profile that runs."""
         for one in self._all:
-            one.end_capture()
+            one.stop()
         while self._undo:
             self._undo.pop()()
 

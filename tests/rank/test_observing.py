@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -84,6 +85,14 @@ def test_model_that_the_script_drops_is_hashed_after_its_last_step(recorder: Rec
     [observed] = recorder._observer._all  # type: ignore[union-attr]
     assert observed.optimizer() is None
     assert list(only(recorder.result()).weights.hashes)[-1] == "11"
+
+
+def test_model_that_is_freed_while_torch_fakes_tensors_is_hashed_after_its_last_step(recorder: Recorder) -> None:
+    kept = train(5)
+    with FakeTensorMode():
+        del kept
+        gc.collect()
+    assert [*only(recorder.result()).weights.hashes] == ["0", "1", "2", "4", "5"]
 
 
 def test_gradient_that_is_lost_in_the_last_step_is_seen(recorder: Recorder) -> None:
