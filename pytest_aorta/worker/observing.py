@@ -486,14 +486,8 @@ class Observer:
         found.turns.append(self._turn)
         # Optimizers that take turns, as those of a GAN, are in one step.
         is_alone = len(self._all) == 1
-        self._enter(
-            1
-            + (
-                found.num_steps
-                if is_alone
-                else min(one.num_steps for one in self._all if one.turns and one.turns[-1] > before)
-            )
-        )
+        since = (one.num_steps for one in self._all if one.turns and one.turns[-1] > before)
+        self._enter(1 + (found.num_steps if is_alone else min(since)))
         is_chosen = found.num_steps.bit_count() == 1 or found.is_hash_due
         is_chosen = is_chosen or (self.record.hash_every_step and found.num_steps <= _MOST_EVERY)
         found.is_hash_due = is_chosen and self._is_counting
