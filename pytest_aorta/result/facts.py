@@ -270,8 +270,8 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
         command=measured.command,
-        series=series_facts(optimized := [rank.series for rank in result.ranks]),
-        optimizers=described(optimized, has_messages=any(one and one.collectives for one in result.costs)),
+        series=(series := series_facts(optimized := [rank.series for rank in result.ranks])),
+        optimizers=described(series, len(optimized), has_messages=any(one and one.collectives for one in result.costs)),
         replicas=diverged(optimized),
     )
 

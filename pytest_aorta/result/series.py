@@ -217,13 +217,12 @@ def _thinned(ranks: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return kept if longest else []
 
 
-def described(ranks: Sequence[Sequence[Series]], *, has_messages: bool = False) -> str:
+def described(facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: bool = False) -> str:
     """Return a line on the optimizers if there are several, or if the steps of one have no collective; or empty.
 
     With ``has_messages``, a step whose costs were counted has some, which gloo's recorder does not know.
     """
-    facts = series_facts(ranks)
-    alone = [one.name for one in facts if len(ranks) > 1 and one.collectives == 0]
+    alone = [one.name for one in facts if num_ranks > 1 and one.collectives == 0]
     if len(facts) < 2 and (has_messages or not alone):
         return ""
     text = f"{counted(len(facts), 'optimizer')}: {', '.join(map(str, facts))}"

@@ -72,7 +72,6 @@ class TestSpec:
 # How long a test waits for devices that other tests hold.
 DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
-# The step in which a launch that failed by a NaN or infinity had the first one.
 
 
 class Session:

@@ -127,10 +127,11 @@ def _text(row: Row, cost: Cost, worst: _Change, changes: Sequence[_Change]) -> s
     more = [f"{len(parts) - _MOST_NAMED} more"] if len(parts) > _MOST_NAMED else []
     same = sorted({change.rank for change in changes if change.parts == parts})
     ranks = sorted({change.rank for change in changes})
-    where = "" if same == ranks else f" on {'rank' if len(same) == 1 else 'ranks'} {', '.join(map(str, same[:8]))} only"
-    # Stages of a pipeline have costs of their own.
-    if same == ranks and len({change.totals for change in changes}) > 1:
-        where = f"; the values are those of rank {worst.rank}"
+    if same != ranks:
+        where = f" on {'rank' if len(same) == 1 else 'ranks'} {', '.join(map(str, same[:8]))} only"
+    else:  # stages of a pipeline have costs of their own
+        is_one = len({change.totals for change in changes}) == 1
+        where = "" if is_one else f"; the values are those of rank {worst.rank}"
     return ", ".join(texts + more) + where
 
 

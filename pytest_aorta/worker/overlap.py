@@ -353,8 +353,12 @@ class ScriptCapture:
             self._running.__exit__(None, None, None)
             self._windows[self._number].trace = Exported(self._running)
         else:
-            self.problem = "the script runs torch.profiler itself, which ended the profile of its steps"
+            self.give_way()
         self._running = None
+
+    def give_way(self) -> None:
+        """Give the profile up for a profiler of the script."""
+        self.problem = "the script runs torch.profiler itself, which ended the profile of its steps"
 
     def read(self, timed_ms: float) -> Profile:
         """Return the overlap of the steps, of this rank alone; a capture that can't be read has a ``problem``."""

@@ -44,7 +44,8 @@ LEAVE_S = 50.0
 _MAX_TRACEBACK = 20_000
 # The error of a value that is NaN or infinite, which a rank finds after its script, and the seconds in which its peers
 # find theirs; less than the guard's grace.
-NOT_FINITE, AWAIT_S = "NotFinite", 2.5
+_NOT_FINITE, _AWAIT_S = "NotFinite", 2.5
+_LEFT_AT_THE_END = (names.ERROR_FILE, names.RESULT_FILE)
 # The error that ended the rank, kept until the process exits: the frames of its traceback hold process groups, and
 # destroying a process group can deadlock.
 _kept: list[BaseException] = []
@@ -77,7 +78,7 @@ def main(run_dir: Path) -> None:
             if (found := exit_code(error)) and not code:
                 code = found
                 write_error(folder if os.getpid() == pid else None, error)
-                if type(error).__name__ == NOT_FINITE:
+                if type(error).__name__ == _NOT_FINITE:
                     _await_peers(run_dir)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
@@ -92,11 +93,10 @@ def main(run_dir: Path) -> None:
 
 def _await_peers(run_dir: Path) -> None:
     """Wait until every rank of this host has looked for such an error: after one failure, the agent ends the others."""
-    deadline_s = time.monotonic() + AWAIT_S
-    while time.monotonic() < deadline_s and not all(
-        any((names.rank_folder(run_dir, rank) / left).exists() for left in (names.ERROR_FILE, names.RESULT_FILE))
-        for rank in names.rank_pids(run_dir)
-    ):
+    deadline_s = time.monotonic() + _AWAIT_S
+    awaited = [names.rank_folder(run_dir, rank) for rank in names.rank_pids(run_dir)]
+    while awaited and time.monotonic() < deadline_s:
+        awaited = [one for one in awaited if not any((one / left).exists() for left in _LEFT_AT_THE_END)]
         time.sleep(0.02)
 
 

@@ -165,17 +165,21 @@ def test_replicas_are_found_and_their_difference_is_named(ranks, text):
     assert diverged(rows[:1]) == ""
 
 
+def line_on(ranks: list[list[Series]], **changes: bool) -> str:
+    return described(series_facts(ranks), len(ranks), **changes)
+
+
 def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
     reference = series(optimizer="SGD", model="Net", num_steps=40, collectives=0)
     trained, trained_text = series(num_steps=44, collectives=2), f"{NAME} (44 steps, 2 collectives a step)"
-    assert described([[trained], [trained]]) == described([[reference]]) == ""
-    assert described([[reference]] * 2).endswith("; there is no collective in the steps of SGD of Net")
-    assert described([[reference]] * 2, has_messages=True) == ""
-    assert described([[reference, trained]] * 2) == (
+    assert line_on([[trained], [trained]]) == line_on([[reference]]) == ""
+    assert line_on([[reference]] * 2).endswith("; there is no collective in the steps of SGD of Net")
+    assert line_on([[reference]] * 2, has_messages=True) == ""
+    assert line_on([[reference, trained]] * 2) == (
         f"2 optimizers: SGD of Net (40 steps, no collective), {trained_text}; there is no "
         f"collective in the steps of SGD of Net"
     )
-    assert described([[trained, trained]] * 2).endswith(f": {trained_text}, {trained_text.replace(NAME, f'{NAME} #2')}")
+    assert line_on([[trained, trained]] * 2).endswith(f": {trained_text}, {trained_text.replace(NAME, f'{NAME} #2')}")
 
 
 def test_time_of_the_other_optimizers_is_a_metric_of_its_own():
