@@ -1,9 +1,10 @@
-"""Weights, buffers and optimizer state as a torch.distributed.checkpoint, which a world of any layout can load."""
+"""The state of training as a torch.distributed.checkpoint, which a world of any layout can load."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -13,33 +14,40 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 
-def save(folder: str, model: nn.Module, optimizer: torch.optim.AdamW, *, is_async: bool = False) -> Future[Any] | None:
-    """Write the logical tensors, each part once; collective over the world.
+@contextmanager
+def saving(
+    folder: str | None, state: Callable[[], dict[str, torch.Tensor]], *, is_async: bool = False
+) -> Iterator[None]:
+    """Write the tensors of ``state()`` before the block, each part once; collective over the world.
 
-    With ``is_async``, write a copy in a thread while the caller trains further steps, and return what ends with it.
+    With ``is_async``, write a copy in a thread, beside the block. Without a ``folder``, write nothing.
     """
-    tensors = _named_tensors(model, optimizer)
-    if not is_async:
-        save_checkpoint(tensors, checkpoint_id=folder)
-        return None
-    # The thread's collectives have a group of their own, since those of training run meanwhile.
-    pending = async_save(tensors, checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
-    assert isinstance(pending, Future)  # of the default stager
-    return pending
+    pending = None
+    if folder is not None and not is_async:
+        save_checkpoint(state(), checkpoint_id=folder)
+    elif folder is not None:
+        # The thread's collectives have a group of their own, since those of training run meanwhile.
+        pending = async_save(state(), checkpoint_id=folder, process_group=dist.new_group(backend="gloo"))
+    yield
+    if pending is not None:
+        assert isinstance(pending, Future)  # of the default stager
+        pending.result()
 
 
-def load(folder: str, model: nn.Module, optimizer: torch.optim.AdamW) -> int:
-    """Fill model and optimizer in place and return how many steps trained them; collective over the world.
+def load(folder: str, tensors: dict[str, torch.Tensor]) -> int:
+    """Fill ``tensors`` in place and return how many steps trained them; collective over the world.
 
-    Hyperparameters come from the config, not from the checkpoint.
+    The number of steps is in each tensor whose name ends with ``.step``.
     """
-    state = _named_tensors(model, optimizer)
-    load_checkpoint(state, checkpoint_id=folder)
-    return int(next(value for name, value in state.items() if name.endswith(".step")))
+    load_checkpoint(tensors, checkpoint_id=folder)
+    return int(next(value for name, value in tensors.items() if name.endswith(".step")))
 
 
-def _named_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
-    """Return every tensor to save; they share memory with the tensors in training."""
+def state_of(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
+    """Return weights, buffers and optimizer state; they share memory with the tensors in training.
+
+    Hyperparameters come from the config, not from a checkpoint.
+    """
     buffers = {name for name, _ in model.named_buffers()}
     tensors = {f"model.{name}": value for name, value in model.state_dict().items() if name in buffers}
     for name, parameter in model.named_parameters():

@@ -102,7 +102,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         kind = self.config.get("optimizer", "fused")
         self._optimizer = make_adamw(self._model, settings.lr, settings.betas, settings.weight_decay, kind)
         given = settings.load_checkpoint
-        first = 0 if given is None else checkpoint.load(given, self._model, self._optimizer)
+        first = 0 if given is None else checkpoint.load(given, self._state())
         last = first + settings.warmup + settings.steps
         self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, first, last)
         self._hashes = self.make_hashes()
@@ -129,15 +129,12 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
         )
-        pending = None
-        if (folder := settings.save_checkpoint) is not None:
-            pending = checkpoint.save(folder, self._model, self._optimizer, is_async=settings.async_save)
         result = result.replace(metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm))
         # The weights of profiled steps are neither hashed nor saved.
-        result = profiled(result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device)
-        if pending is not None:
-            pending.result()
-        return result
+        with checkpoint.saving(settings.save_checkpoint, self._state, is_async=settings.async_save):
+            return profiled(
+                result, lambda: self._train_step(0, next(self._given)), settings.profile_steps, self._device
+            )
 
     def telemetry(self) -> Telemetry:
         """Return the learning rate of each measured step."""
@@ -148,6 +145,9 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the model's parameters by name; this rank holds its shards of them."""
         return self._model.named_parameters()
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return checkpoint.state_of(self._model, self._optimizer)
 
     def _train_step(self, step: int, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.

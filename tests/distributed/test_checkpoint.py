@@ -77,6 +77,12 @@ RANKING = {"num_tables": 2, "dim": 8, "n_layers": 1, "ffn_hidden": 8, "max_grad_
 def test_equal(workload, config):
     workload.compare_restart(config | {"lr_schedule": {"kind": "cosine", "steps": 7}}, steps=7, after=3)
 
+FSDP = {"workload": "fsdp", "optimizer": "sgd", "verify": 0}
+
+def test_weights_alone(workload):
+    verdicts = workload.compare_restart(FSDP | {"async_save": True}, steps=7, after=3, metrics=["weight_hash"])
+    assert verdicts["weight_hash"].detail == "all 7 steps"
+
 def test_equal_in_the_other_program(workload):
     traced = {"workload": "llama_simple_fsdp", "backend": "aot_eager", "bucketing": "transformer_block"}
     workload.compare_restart(MODEL, steps=4, after=2, into=traced)
@@ -96,6 +102,8 @@ LINEAR = {"lr_schedule": {"kind": "linear"}}
     (MODEL, {"metrics": ["step_time_p50"]}, "step_time_p50"),
     ({"workload": "copy_compute"}, {}, "no config key load_checkpoint"),
     ({}, {}, "at the key 'workload'"),
+    (FSDP | {"optimizer": "none"}, {}, "save_checkpoint is"),
+    (FSDP | {"verify": 1}, {}, "verify is 1: checked steps train too"),
 ])
 def test_refused(workload, config, given, said):
     with pytest.raises(Exception) as refused:
@@ -184,7 +192,7 @@ def test_the_restart_of_a_script_is_tested_as_the_page_says_and_finds_a_forgotte
 
 def test_a_restart_computes_the_same_bits_and_a_difference_is_at_its_step(inner, on_cpu):
     result = inner(RESTARTS, "--aorta-launcher=forkserver")
-    result.assert_outcomes(passed=12, failed=1)
+    result.assert_outcomes(passed=15, failed=1)
     text = result.stdout.str()
     assert "Regression: weight_hash" in text
     assert "first in step 3, in 2 of 4 steps" in text

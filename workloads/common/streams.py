@@ -108,7 +108,7 @@ class Prefetcher:
         transfer: Callable[[int], Transfer],
         in_line: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Prepare the sequence; ``transfer(n)`` makes transfer ``n``, and numbers start at 0.
+        """Prepare the sequence; ``transfer(n)`` makes transfer ``n``, and numbers are consecutive.
 
         Compute waits for the transfers for which ``in_line(n)`` is true as soon as they are submitted.
         """
@@ -121,6 +121,7 @@ class Prefetcher:
 
     def take(self, number: int, last: int) -> None:
         """Submit transfers up to ``number + depth``, but none beyond ``last``; then wait for ``number``."""
+        self._next = max(self._next, number)
         while self._next <= min(number + self._depth, last):
             work = self._stream.submit(self._transfer(self._next))
             if self._in_line(self._next):

@@ -8,8 +8,17 @@ from typing import Any
 
 import torch
 
+from ..common.rules import CHECKPOINT_RULES, Rule, check_rules
 from ..common.settings import read_settings
 from .faults import FaultSpec
+
+_RULES: tuple[Rule, ...] = (
+    *CHECKPOINT_RULES,
+    ("save_checkpoint load_checkpoint optimizer",
+     lambda c: (c.save_checkpoint or c.load_checkpoint) and c.optimizer == "none", "there are no weights; use sgd"),
+    ("load_checkpoint verify", lambda c: c.load_checkpoint and c.verify,
+     "checked steps train too, ahead of the measured ones; use verify 0"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,10 @@ class Settings:
     comm_stream: bool
     pin_memory: bool
     optimizer: str
+    save_checkpoint: str | None
+    async_save: bool
+    load_checkpoint: str | None
+    hash_every: int
     seed: int
     fault: FaultSpec
     rank: int
@@ -40,13 +53,14 @@ class Settings:
         """Convert ``config`` and check the rules that a schema of single keys cannot express.
 
         Raises:
-            ValueError: The fault or the optimizer contradicts other keys.
+            ValueError: A fault, the optimizer or a checkpoint contradicts other keys.
         """
+        check_rules(_RULES, config)
         settings = read_settings(cls, {**config, "rank": rank, "world_size": world_size})
         settings.fault.check(
             verify=settings.verify, layers=settings.layers, world_size=world_size, optimizer=settings.optimizer
         )
-        settings._check_weights_stay_exact()
+        settings.check_steps(0)
         return settings
 
     @property
@@ -59,11 +73,12 @@ class Settings:
         """Return the elements of one layer over all ranks."""
         return self.world_size * self.fsdp_shard_size
 
-    def _check_weights_stay_exact(self) -> None:
+    def check_steps(self, trained: int) -> None:
+        """Raise ValueError if weights that ``trained`` steps made would not stay exact."""
         # Each step subtracts a code of at most 251 from a weight that starts as a code; float32 counts to 2**24.
         allowed = 2**24 // 251 - 1
-        if self.optimizer == "sgd" and self.iterations > allowed:
+        if self.optimizer == "sgd" and trained + self.iterations > allowed:
             raise ValueError(
-                f"optimizer 'sgd' was given {self.iterations} steps (warmup + verify + steps); "
-                f"its float32 weights are exact for at most {allowed}"
+                f"optimizer 'sgd' was given {self.iterations} steps (warmup + verify + steps) after {trained} of a "
+                f"loaded checkpoint; its float32 weights are exact for at most {allowed}"
             )

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from itertools import count
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from pytest_aorta.worker import (
     LocalShard,
@@ -19,6 +21,7 @@ from pytest_aorta.worker import (
     profiled,
 )
 
+from .. import checkpoint
 from ..common.result import SpansWorkload, peak_memory_metrics, timed_result
 from .buffers import Buffers
 from .faults import Fault
@@ -49,6 +52,11 @@ class FsdpWorkload(SpansWorkload):
         self._device = env.join("fsdp", min_world_size=self.min_world_size)
         settings = self._settings = Settings.read(self.config, env.rank, env.world_size)
         buffers = self._buffers = Buffers(settings, self._device)
+        self._weight_hashes: dict[str, str] = {}
+        self._trained = 0
+        if settings.load_checkpoint is not None:
+            self._trained = checkpoint.load(settings.load_checkpoint, self._state(0))
+            settings.check_steps(self._trained)
         codes = CodeTable(settings.dtype, self._device, settings.seed)
         self._verification = Verification(settings, codes, buffers.index, buffers.input_index)
         chunks = buffers.index.view(env.world_size, -1)
@@ -63,34 +71,45 @@ class FsdpWorkload(SpansWorkload):
         timer = StepTimer(self._device)
         for iteration in range(settings.warmup + settings.verify):
             with timer.step():
-                self._step.run(iteration)
+                self._step.run(self._trained + iteration)
         timer, elapsed_sec = self._measure()
         result = timed_result(timer, elapsed_sec, settings.steps)
         metrics = self._metrics(sum(result.step_times_ms) / 1e3)
-        weight_hashes = self._weight_hashes()
+        self._hash_weights(settings.iterations)
         failure_count, failures = self._verification.failures()
         result = result.replace(
             passed=failure_count == 0,
             failure_count=failure_count,
             failures=failures,
             metrics=metrics,
-            weight_hashes=weight_hashes,
+            weight_hashes=self._weight_hashes,
             # Sums of integers below 2**24 are exact in any order.
             environment=environment_facts(self._device, bitwise_reproducible=True, any_cpu=True),
         )
-        iterations = count(settings.iterations)
-        return profiled(result, lambda: self._step.run(next(iterations)), settings.profile_steps, self._device)
+        trained = self._trained + settings.iterations
+        iterations = count(trained)
+        with checkpoint.saving(settings.save_checkpoint, lambda: self._state(trained), is_async=settings.async_save):
+            return profiled(result, lambda: self._step.run(next(iterations)), settings.profile_steps, self._device)
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return this rank's shard of each layer's weights; there are none without an optimizer."""
         return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self._buffers.weights))
 
+    def _state(self, trained: int) -> dict[str, torch.Tensor]:
+        """Return the weights that ``trained`` steps made, as shards of one tensor a layer, and this number."""
+        mesh = init_device_mesh(self._device.type, (self._settings.world_size,))
+        shards = {name: DTensor.from_local(shard, mesh, [Shard(0)]) for name, shard in self.named_parameters()}
+        return {**shards, "optimizer.step": torch.tensor(trained)}
+
     def _measure(self) -> tuple[StepTimer, float]:
-        first = self._settings.warmup + self._settings.verify
+        settings = self._settings
+        first = settings.warmup + settings.verify
 
         def run_step(number: int, timer: StepTimer) -> None:
             with timer.step(), self._spans.step(number):
-                self._step.run(first + number)
+                self._step.run(self._trained + first + number)
+            if settings.hash_every and (number + 1) % settings.hash_every == 0:
+                self._hash_weights(first + number + 1)
 
         return measure(run_step, self._settings.steps, self._device)
 
@@ -104,11 +123,13 @@ class FsdpWorkload(SpansWorkload):
         }
         return metrics | peak_memory_metrics(self._device)
 
-    def _weight_hashes(self) -> dict[str, str]:
+    def _hash_weights(self, step: int) -> None:
+        """Hash the weights after ``step``, counted from the first one of the warm-up."""
         settings = self._settings
         if not self._buffers.weights:
-            return {}
-        self._fault.on_final_weights(self._buffers.weights[settings.fault.layer or 0])
+            return
+        if step == settings.iterations:
+            self._fault.on_final_weights(self._buffers.weights[settings.fault.layer or 0])
         shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
         shards = [LocalShard(name, shape, weight, offset) for name, weight in self.named_parameters()]
-        return {str(settings.iterations): hash_shards(shards).hex}
+        self._weight_hashes[str(step)] = hash_shards(shards).hex
