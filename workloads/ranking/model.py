@@ -26,19 +26,6 @@ class RankingConfig:
     rows_per_table: int
 
 
-class EmbeddingTables(nn.Module):
-    """All tables as one matrix, ``[num_tables * rows_per_table, dim]``; a bag's embedding is the sum of its rows."""
-
-    def __init__(self, config: RankingConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.num_tables * config.rows_per_table, config.dim))
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pool bags of row numbers ``[bags, bag_size]``, counted over all tables, to ``[bags, dim]``."""
-        # FSDP2 warns about modules that return a view, so the caller unflattens the bags of a sample.
-        return F.embedding_bag(rows, self.weight, mode="sum")
-
-
 class EncoderBlock(nn.Module):
     """One pre-norm transformer block; every token attends to all tokens of its sample."""
 
@@ -85,7 +72,8 @@ class RankingModel(nn.Module):
 
     def __init__(self, config: RankingConfig) -> None:
         super().__init__()
-        self.tables = EmbeddingTables(config)
+        # All tables as one matrix; a bag's embedding is the sum of its rows, which are counted over all tables.
+        self.tables = nn.EmbeddingBag(config.num_tables * config.rows_per_table, config.dim, mode="sum")
         self.dense_tower = nn.Sequential(
             nn.Linear(config.num_dense, config.dim), nn.ReLU(), nn.Linear(config.dim, config.dim)
         )
