@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -94,37 +94,31 @@ def collective_stream(device: torch.device, *, beside: bool = True) -> Stream:
     return DeviceStream(device, priority=-1) if device.type == "cuda" else GlooStream()
 
 
+@dataclass
 class Prefetcher:
     """A numbered sequence of transfers, each submitted ``depth`` turns before its use.
 
     Transfer ``n`` may write buffer ``n % (depth + 1)``: when it is submitted, the reader of transfer
     ``n - depth - 1`` is already enqueued.
+
+    Attributes:
+        transfer: makes the transfer of a number; numbers are consecutive.
+        in_line: whether compute waits for the transfer of a number as soon as it is submitted.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        depth: int,
-        transfer: Callable[[int], Transfer],
-        in_line: Callable[[int], bool] = lambda _: False,
-    ) -> None:
-        """Prepare the sequence; ``transfer(n)`` makes transfer ``n``, and numbers are consecutive.
-
-        Compute waits for the transfers for which ``in_line(n)`` is true as soon as they are submitted.
-        """
-        self._stream = stream
-        self._depth = depth
-        self._transfer = transfer
-        self._in_line = in_line
-        self._next = 0
-        self._works: deque[Work] = deque()
+    stream: Stream
+    depth: int
+    transfer: Callable[[int], Transfer]
+    in_line: Callable[[int], bool] = lambda _: False
+    _next: int = field(default=0, init=False)
+    _works: deque[Work] = field(default_factory=deque, init=False)
 
     def take(self, number: int, last: int) -> None:
         """Submit transfers up to ``number + depth``, but none beyond ``last``; then wait for ``number``."""
         self._next = max(self._next, number)
-        while self._next <= min(number + self._depth, last):
-            work = self._stream.submit(self._transfer(self._next))
-            if self._in_line(self._next):
+        while self._next <= min(number + self.depth, last):
+            work = self.stream.submit(self.transfer(self._next))
+            if self.in_line(self._next):
                 work.wait()
             self._works.append(work)
             self._next += 1
