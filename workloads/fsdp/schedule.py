@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import torch
-import torch.distributed as dist
 
 from pytest_aorta.worker import Delay, StreamSpans, Transfer
 
@@ -121,20 +120,15 @@ class TrainingStep:
         return self._spans.around("copy", copy)
 
     def _gather(self, number: int) -> Transfer:
-        layer = self._layer_of_gather(number)
-        out = self._buffers.gathered[number % 2].view(-1)
-
-        def gather(asynchronous: bool) -> dist.Work | None:
-            return all_gather(out, self._buffers.shards[layer], async_op=asynchronous)
-
-        return self._spans.around("all_gather", gather)
+        out, shard = self._buffers.gathered[number % 2].view(-1), self._buffers.shards[self._layer_of_gather(number)]
+        return self._spans.around("all_gather", lambda asynchronous: all_gather(out, shard, async_op=asynchronous))
 
     def _layer_of_gather(self, number: int) -> int:
         turn = number % (2 * self._layers)
         return min(turn, 2 * self._layers - 1 - turn)
 
     def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
-        def scatter(asynchronous: bool) -> dist.Work | None:
-            return reduce_scatter(self._buffers.reduced[layer], gradient, async_op=asynchronous)
-
-        return self._spans.around("reduce_scatter", scatter)
+        out = self._buffers.reduced[layer]
+        return self._spans.around(
+            "reduce_scatter", lambda asynchronous: reduce_scatter(out, gradient, async_op=asynchronous)
+        )
