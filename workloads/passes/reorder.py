@@ -39,19 +39,14 @@ def reorder_collectives(graph: fx.Graph, traced: Traced) -> None:
         assert graph.owning_module is not None
         schedule_by_time(graph.owning_module, traced.settings.bucketing == "auto", insert_overlap_deps)
         return
-    starts: dict[bool, list[fx.Node]] = {True: [], False: []}
-    for node in graph.nodes:
-        if BUCKET in node.meta:
-            starts[_is_gather(node)].append(node)
-    fixed = {node for nodes in starts.values() for node in nodes if traced.fixed.issuperset(node.meta[BUCKET])}
-    later = _start_gathers_early(graph, starts[True], fixed) | _wait_for_reductions_late(starts[False], fixed)
+    starts = [node for node in graph.nodes if BUCKET in node.meta]
+    gathers = [node for node in starts if "all_gather" in str(node.target)]
+    reductions = [node for node in starts if node not in gathers]
+    fixed = {node for node in starts if traced.fixed.issuperset(node.meta[BUCKET])}
+    later = _start_gathers_early(graph, gathers, fixed) | _wait_for_reductions_late(reductions, fixed)
     graph.lint()
     if insert_overlap_deps and later:
         preserve_node_ordering(graph, later)  # type: ignore[arg-type]
-
-
-def _is_gather(node: fx.Node) -> bool:
-    return "all_gather" in str(node.target)
 
 
 def _wait_of(start: fx.Node) -> fx.Node:
