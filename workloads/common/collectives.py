@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch.distributed as dist
 
-all_gather: Callable[..., dist.Work | None]
-reduce_scatter: Callable[..., dist.Work | None]
-if hasattr(dist, "all_gather_single"):
-    all_gather, reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single
-else:
-    all_gather, reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+Collective: TypeAlias = Callable[..., dist.Work | None]
+all_gather: Collective = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter: Collective = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
