@@ -72,13 +72,12 @@ class AttentionInputs:
 
     def make(self, num_keys: int) -> list[torch.Tensor]:
         """Return queries, keys and values of zeros that need gradients."""
-        heads_and_lengths = ((self.num_heads, self.num_queries), *[(self.num_kv_heads, num_keys)] * 2)
-        return [
-            torch.zeros(
-                self.batch_size, heads, length, self.head_dim, dtype=self.dtype, device=self.device
-            ).requires_grad_()
-            for heads, length in heads_and_lengths
-        ]
+
+        def zeros(heads: int, length: int) -> torch.Tensor:
+            sizes = self.batch_size, heads, length, self.head_dim
+            return torch.zeros(sizes, dtype=self.dtype, device=self.device, requires_grad=True)
+
+        return [zeros(self.num_heads, self.num_queries), *(zeros(self.num_kv_heads, num_keys) for _ in range(2))]
 
 
 def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -> str:

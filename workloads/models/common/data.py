@@ -73,10 +73,5 @@ def sequences(seed: int, step: int, indices: Sequence[int], seq_len: int, vocab_
     A sequence depends only on ``seed``, ``step`` and its global index within the step, so a global batch is the same
     for every number of ranks and micro-batches.
     """
-    cpu = torch.device("cpu")
-    return torch.stack(
-        [
-            torch.randint(vocab_size, (seq_len + 1,), generator=generator(cpu, "tokens", seed, step, index))
-            for index in indices
-        ]
-    )
+    drawn_from = (generator(torch.device("cpu"), "tokens", seed, step, index) for index in indices)
+    return torch.stack([torch.randint(vocab_size, (seq_len + 1,), generator=random) for random in drawn_from])

@@ -136,12 +136,10 @@ def grouped_mm(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -
 
     ``ends`` holds the number of rows up to and including each group.
     """
-    out: torch.Tensor
     if rows.dtype == torch.bfloat16:
         # Inductor generates kernels for torch's own operator.
-        out = F.grouped_mm(rows, matrices, offs=ends)
-    else:
-        out = _traceable_grouped_mm(rows, matrices, ends)
+        return F.grouped_mm(rows, matrices, offs=ends)
+    out: torch.Tensor = _traceable_grouped_mm(rows, matrices, ends)
     return out
 
 
