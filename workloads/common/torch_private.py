@@ -7,7 +7,8 @@ is in the oldest supported version of torch:
 - base classes of passes, without which inductor caches no graph: with public names;
 - tensors without data, modes of dispatch: with public names for them;
 - collectives that autograd and compilers follow: with ``torch.distributed`` functions that compilers trace;
-- ``capture_scalar_outputs``: with an option of ``torch.compile``;
+- ``capture_scalar_outputs`` of dynamo's config, with which graphs hold numbers that the host reads as symbols: with an
+  option of ``torch.compile``;
 - FSDP2's meshes of single parameters: with a public name of ``ShardPlacementResult``, which torch 2.12 has added;
 - the pool of symmetric memory, for torch 2.11: with torch 2.11;
 - the placement of a parameter that both tensor and data parallelism shard: with a public name of ``_StridedShard``.
@@ -15,51 +16,22 @@ is in the oldest supported version of torch:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
+import torch._dynamo.config as dynamo_config
+import torch._inductor as inductor
 import torch.distributed._functional_collectives as functional_collectives
-from torch import fx
+import torch.distributed._symmetric_memory as symmetric_memory
 from torch._higher_order_ops.flex_attention import create_fw_bw_graph
 from torch._higher_order_ops.flex_attention import flex_attention as flex_forward
 from torch._higher_order_ops.flex_attention import flex_attention_backward as flex_backward
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn, get_hash_for_files
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_common as fsdp_common
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
     "CustomGraphPass", "CustomPartitionerFn", "FakeTensor", "FakeTensorMode", "StridedShard", "TorchDispatchMode",
-    "capture_scalar_outputs", "compile_graph", "create_fw_bw_graph", "disable_current_modes", "flex_backward",
-    "flex_forward", "fsdp_common", "functional_collectives", "get_hash_for_files", "symmetric_memory",
+    "create_fw_bw_graph", "disable_current_modes", "dynamo_config", "flex_backward",
+    "flex_forward", "fsdp_common", "functional_collectives", "get_hash_for_files", "inductor", "symmetric_memory",
 ]  # fmt: skip
-
-
-def capture_scalar_outputs() -> None:
-    """Have graphs hold numbers that the host reads as symbols."""
-    import torch._dynamo.config
-
-    torch._dynamo.config.capture_scalar_outputs = True
-
-
-def compile_graph(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-    """Compile a traced graph with inductor, whose import takes a second."""
-    import torch._inductor
-
-    compiled: Callable[..., Any] = torch._inductor.compile(graph, list(examples))
-    return compiled
-
-
-def fsdp_common() -> Any:
-    """Return FSDP2's module of meshes, whose import models do not need."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_common
-
-    return _fsdp_common
-
-
-def symmetric_memory() -> Any:
-    """Return torch's module of symmetric memory."""
-    import torch.distributed._symmetric_memory
-
-    return torch.distributed._symmetric_memory

@@ -22,8 +22,7 @@ from .expert import expert_placement
 from .parallel_dims import ParallelMesh
 
 # A unit of torch 2.11 has one mesh; this constant and what runs where it is false go with torch 2.11.
-_fsdp: Any = fsdp_common()
-HAS_PARAMETER_MESHES = hasattr(_fsdp, "ShardPlacementResult")
+HAS_PARAMETER_MESHES = hasattr(fsdp_common, "ShardPlacementResult")
 
 
 def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) -> list[FSDPModule]:
@@ -41,7 +40,7 @@ def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) ->
                 experts = block.feed_forward.experts
                 placement = expert_placement(experts, mesh.expert_data)
                 if HAS_PARAMETER_MESHES:
-                    result = _fsdp.ShardPlacementResult(placement, info)
+                    result = fsdp_common.ShardPlacementResult(placement, info)
                     placements |= dict.fromkeys(experts.parameters(), result)
                 else:
                     _shard_apart(block, experts, placement, mesh=mesh.expert_data, **options)
@@ -53,8 +52,8 @@ def shard_blocks(blocks: Sequence[Block], mesh: ParallelMesh, **options: Any) ->
 def _mesh_info(mesh: DeviceMesh) -> Any:
     """Return FSDP2's description of ``[shards]`` or ``[replicas, shards]``, which ``fully_shard`` makes of its mesh."""
     if mesh.ndim == 1:
-        return _fsdp.FSDPMeshInfo(mesh, shard_mesh_dim=0)
-    return _fsdp.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+        return fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    return fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
 def _shard_apart(block: Block, experts: Experts, placement: Shard, **options: Any) -> None:
@@ -100,11 +99,10 @@ def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: tor
         for unit in units:
             unit.set_symm_mem_for_comm()
         return
-    symmetric = symmetric_memory()
-    symmetric.set_backend("NCCL")
+    symmetric_memory.set_backend("NCCL")
     # Windows can only be registered with a communicator that exists.
     dist.barrier(group)
-    gather: Any = SymmetricAllGather(symmetric.get_mem_pool(device), symmetric.rendezvous)
+    gather: Any = SymmetricAllGather(symmetric_memory.get_mem_pool(device), symmetric_memory.rendezvous)
     for unit in units:
         unit.set_custom_all_gather(gather)
 

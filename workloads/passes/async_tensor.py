@@ -19,9 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..common.torch_private import CustomGraphPass, get_hash_for_files, symmetric_memory
 from ..config import LlamaSettings
 from ..models.common.float8 import FLOAT8_OPTIONS
+from .annotate import ALL_GATHER, WAIT
 
-_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
 _RESHAPE = torch.ops.aten.reshape.default
 _VIEWS = (_RESHAPE, torch.ops.aten.view.default)
 
@@ -34,7 +33,7 @@ class FlattenGathers(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place; values stay the same."""
-        for gather in graph.find_nodes(op="call_function", target=_GATHER):
+        for gather in graph.find_nodes(op="call_function", target=ALL_GATHER):
             shape = gather.args[0].meta["val"].shape
             if gather.args[-1] == self.group and len(shape) == 3 and shape[0] == 1:
                 _flatten(graph, gather)
@@ -54,7 +53,7 @@ def _flatten(graph: fx.Graph, gather: fx.Node) -> None:
     whole = part.new_empty((part.shape[0] * num_ranks, part.shape[1]))
     with graph.inserting_before(wait):
         flat = _node(graph, _RESHAPE, (given, list(part.shape)), part)
-        flat_wait = _node(graph, _WAIT, (_node(graph, _GATHER, (flat, num_ranks, group), whole),), whole)
+        flat_wait = _node(graph, WAIT, (_node(graph, ALL_GATHER, (flat, num_ranks, group), whole),), whole)
     for view in list(_views_of(wait)):
         if view.meta["val"].shape == whole.shape:
             view.replace_all_uses_with(flat_wait)
@@ -98,5 +97,5 @@ def micro_pipeline_options(mesh: DeviceMesh) -> dict[str, Any]:
     with warnings.catch_warnings():
         # Deprecated from torch 2.10 on, but the pass still ignores groups without this call.
         warnings.simplefilter("ignore", FutureWarning)
-        symmetric_memory().enable_symm_mem_for_group(group)
+        symmetric_memory.enable_symm_mem_for_group(group)
     return {"_micro_pipeline_tp": True, "post_grad_custom_pre_pass": FlattenGathers(group)}

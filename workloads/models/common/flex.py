@@ -22,7 +22,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
 
-from ...common.torch_private import FakeTensorMode, compile_graph, create_fw_bw_graph, flex_backward, flex_forward
+from ...common.torch_private import FakeTensorMode, create_fw_bw_graph, flex_backward, flex_forward, inductor
 
 Results = tuple[torch.Tensor, ...]
 # Torch's names for ``kernel_options``. A causal mask leaves no row empty, and the blocks of a row are neighbors.
@@ -226,6 +226,7 @@ def _compiled(
 
     with FakeTensorMode() as mode:
         given = [torch.empty(size, dtype=dtype, device=device) for size, dtype, device in shapes]
-        examples = [*map(mode.from_tensor, _tensors_of(mask)), *given]
+        examples: list[Any] = [*map(mode.from_tensor, _tensors_of(mask)), *given]
         graph = make_fx(run)(*examples)
-    return compile_graph(graph, examples)
+    compiled: Callable[..., Results] = inductor.compile(graph, examples)
+    return compiled
