@@ -1,11 +1,41 @@
-"""FSDP2 settings that are the same in every FSDP2 workload."""
+"""FSDP2 settings that are the same in every FSDP2 workload, and replacements of its collectives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+
+from .collectives import Collective
+
+
+@dataclass(frozen=True)
+class CustomCollective:
+    """A replacement for a collective of FSDP2; FSDP2's own base class for replacements is in a private module.
+
+    Attributes:
+        run: takes the tensor to write, the tensor to read, and FSDP2's keywords.
+        memory: the context in which buffers are allocated.
+    """
+
+    run: Collective
+    memory: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an uninitialized buffer to send from or receive into."""
+        with self.memory():
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **given: Any) -> dist.Work | None:
+        """Run the collective."""
+        return self.run(output_tensor, input_tensor, **given)
 
 
 def sum_gradients(model: nn.Module, num_ranks: int) -> None:

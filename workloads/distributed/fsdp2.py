@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import Shard
 
 from ..common.collectives import all_gather, reduce_scatter
+from ..common.fsdp2 import CustomCollective
 from ..common.torch_private import fsdp_common, symmetric_memory
 from ..models.common.decoder import Block
 from ..models.common.moe import Experts, MoeFeedForward
@@ -94,7 +95,7 @@ def check_all_gather(kind: str, num_shards: int) -> None:
 def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
     """Have all groups of FSDP2 in ``model``, whose parameters are sharded over ``group``, gather symmetrically."""
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    # Torch 2.11 lacks this method; the rest of this function, and SymmetricAllGather, go with the support of 2.11.
+    # Torch 2.11 lacks this method; the rest of this function goes with the support of 2.11.
     if hasattr(FSDPModule, "set_symm_mem_for_comm"):
         for unit in units:
             unit.set_symm_mem_for_comm()
@@ -102,57 +103,28 @@ def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: tor
     symmetric_memory.set_backend("NCCL")
     # Windows can only be registered with a communicator that exists.
     dist.barrier(group)
-    gather: Any = SymmetricAllGather(symmetric_memory.get_mem_pool(device), symmetric_memory.rendezvous)
-    for unit in units:
-        unit.set_custom_all_gather(gather)
+    pool = symmetric_memory.get_mem_pool(device)
 
-
-class SymmetricAllGather:
-    """A replacement for FSDP2's all-gather; FSDP2's own base class for replacements is in a private module."""
-
-    def __init__(self, pool: torch.cuda.MemPool, rendezvous: Callable[..., object]) -> None:
-        self._pool, self._rendezvous = pool, rendezvous
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialized buffer of the pool; ranks allocate in the same order, so offsets are equal."""
-        with torch.cuda.use_mem_pool(self._pool):
-            return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
-        """Gather into ``output_tensor``, which contains ``input_tensor`` at this rank's offset."""
+    def gather(output: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, **options: Any) -> dist.Work | None:
         # Torch registers memory with NCCL once, however often the pool hands the memory out.
-        self._rendezvous(output_tensor, group=group.group_name)
-        return all_gather(output_tensor, input_tensor, group, async_op=async_op)
+        symmetric_memory.rendezvous(output, group=group.group_name)
+        return all_gather(output, own, group, **options)
+
+    # Ranks allocate in the same order, so offsets in the pool are equal.
+    custom: Any = CustomCollective(gather, memory=lambda: torch.cuda.use_mem_pool(pool))
+    for unit in units:
+        unit.set_custom_all_gather(custom)
 
 
 def reduce_into_memory_of_compute(model: nn.Module) -> None:
     """Have FSDP2's reduce-scatters write into memory of the stream that computes.
 
     By default gradients are memory of the stream of reductions, where activations of the next forward pass can't be.
-    """
-    reduce: Any = ComputeMemoryReduceScatter(torch.cuda.current_stream())
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_custom_reduce_scatter(reduce)
-
-
-class ComputeMemoryReduceScatter:
-    """A replacement for FSDP2's reduce-scatter; FSDP2's own base class for replacements is in a private module.
-
     The stream of reductions waits for that of compute before it asks for memory, so nothing that was in this memory
     before is still read. The stream of compute waits for reductions before the optimizer frees the gradients.
     """
-
-    def __init__(self, compute: torch.cuda.Stream) -> None:
-        self._compute = compute
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialized buffer."""
-        with torch.cuda.stream(self._compute):
-            return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **given: Any) -> dist.Work | None:
-        """Reduce ``input_tensor``, and write this rank's part into ``output_tensor``."""
-        return reduce_scatter(output_tensor, input_tensor, **given)
+    compute = torch.cuda.current_stream()
+    custom: Any = CustomCollective(reduce_scatter, memory=lambda: torch.cuda.stream(compute))
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(custom)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from pytest_aorta.worker import Handle, Transfer
-
-from ..common.collectives import all_gather, reduce_scatter
-from ..common.fsdp2 import prefetch, sum_gradients
+from ..common.collectives import Collective, all_gather, reduce_scatter
+from ..common.fsdp2 import CustomCollective, prefetch, sum_gradients
 from .model import RankingModel
 from .settings import RankingSettings
 
@@ -48,46 +47,25 @@ def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one
     """
     if one_stream == (device.type == "cpu"):
         return
-    # In gloo's threads, or at once: a transfer's argument says whether it returns its work.
-    on_cpu: tuple[_Run, _Run] = (lambda transfer: transfer(True), lambda transfer: transfer(False))
-    gather, scatter = (_InLine(torch.cuda.current_stream(device)),) * 2 if one_stream else on_cpu
+    collectives: tuple[Collective, Collective] = _gather_in_threads, partial(reduce_scatter, async_op=False)
+    if one_stream:
+        compute = torch.cuda.current_stream(device)
+        collectives = partial(_run_in_line, compute, all_gather), partial(_run_in_line, compute, reduce_scatter)
+    gather, scatter = map(CustomCollective, collectives)
     for unit in units:
-        unit.set_custom_all_gather(_Collective(all_gather, gather))  # type: ignore[arg-type]
-        unit.set_custom_reduce_scatter(_Collective(reduce_scatter, scatter))  # type: ignore[arg-type]
+        unit.set_custom_all_gather(gather)  # type: ignore[arg-type]
+        unit.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
 
 
-# Runs a collective, whose argument says whether it is asynchronous.
-_Run: TypeAlias = Callable[[Transfer], Handle | None]
+def _gather_in_threads(*tensors: torch.Tensor, **given: Any) -> dist.Work | None:
+    """Gather in gloo's threads, whatever FSDP2 asks for, and return the work."""
+    return all_gather(*tensors, **given | {"async_op": True})
 
 
-class _InLine:
-    """Runs a collective on the compute stream, ahead of later work there and on FSDP2's stream."""
-
-    def __init__(self, compute: torch.cuda.Stream) -> None:
-        self._compute = compute
-
-    def __call__(self, collective: Transfer) -> None:
-        own = torch.cuda.current_stream()
-        self._compute.wait_stream(own)
-        with torch.cuda.stream(self._compute):
-            collective(False)
-        own.wait_stream(self._compute)
-
-
-class _Collective:
-    """A replacement for a collective of FSDP2; FSDP2's own base class for replacements is in a private module."""
-
-    def __init__(self, collective: Callable[..., Handle | None], run: _Run) -> None:
-        self._collective, self._run = collective, run
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialized buffer to send from or receive into."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *, async_op: bool = False, **given: Any
-    ) -> Handle | None:
-        def start(asynchronous: bool) -> Handle | None:
-            return self._collective(output_tensor, input_tensor, async_op=async_op or asynchronous, **given)
-
-        return self._run(start)
+def _run_in_line(compute: torch.cuda.Stream, collective: Collective, *tensors: torch.Tensor, **given: Any) -> None:
+    """Run a collective on the compute stream, ahead of later work there and on FSDP2's stream."""
+    own = torch.cuda.current_stream()
+    compute.wait_stream(own)
+    with torch.cuda.stream(compute):
+        collective(*tensors, **given)
+    own.wait_stream(compute)
