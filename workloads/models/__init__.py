@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from .common.decoder import Decoder
 from .config import ModelConfig
-from .deepseek_v3.model import DeepSeekV3
-from .llama3.model import Llama3
+from .deepseek_v3.model import LatentAttention
+from .llama3.model import GroupedQueryAttention
 
 __all__ = ["Decoder", "ModelConfig", "build_model"]
 
 
 def build_model(config: ModelConfig) -> Decoder:
     """Return the model of ``config`` with uninitialized parameters, on the current default device."""
-    return DeepSeekV3(config) if config.latent.kv_lora_rank else Llama3(config)
+    return Decoder(config, LatentAttention if config.latent.kv_lora_rank else GroupedQueryAttention)

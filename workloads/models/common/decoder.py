@@ -1,6 +1,6 @@
 """A decoder that maps token ids to logits: blocks of attention and a feed-forward, RMSNorm, an output of its own.
 
-A model is a subclass with the type of its attention. The output matrix is not tied to the embedding.
+Models differ in the type of their attention. The output matrix is not tied to the embedding.
 """
 
 from __future__ import annotations
@@ -84,21 +84,14 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``, or with labels to the loss.
+    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``, or with labels to the loss."""
 
-    Attributes:
-        attention_type: makes the attention of one block from the config; each model has its own.
-    """
-
-    attention_type: type[Attention]
-
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, attention_type: Callable[[ModelConfig], Attention]) -> None:
         super().__init__()
         self.config = config
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(
-            Block(config, self.attention_type(config), _feed_forward(config, number))
-            for number in range(config.n_layers)
+            Block(config, attention_type(config), _feed_forward(config, number)) for number in range(config.n_layers)
         )
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.output = Output(config.dim, config.vocab_size)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from ..common.attention import SDPA
-from ..common.decoder import Attention, Decoder
+from ..common.decoder import Attention
 from ..common.dtensors import Distributed, local_value
 from ..common.rope import apply_rope
 from ..config import ModelConfig
@@ -72,9 +72,3 @@ class LatentAttention(Attention):
         if self.latent.q_lora_rank:
             whole, split = [*whole, "wq_a", "q_norm"], ["wkv_b", "wq_b"]
         return dict.fromkeys(split, ColwiseParallel()) | {name: Distributed(weight=Replicate()) for name in whole}
-
-
-class DeepSeekV3(Decoder):
-    """A decoder with latent attention."""
-
-    attention_type = LatentAttention

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from ..common.attention import SDPA
-from ..common.decoder import Attention, Decoder
+from ..common.decoder import Attention
 from ..common.rope import apply_rope
 from ..config import ModelConfig
 
@@ -39,9 +39,3 @@ class GroupedQueryAttention(Attention):
     def tensor_plan(self) -> dict[str, ParallelStyle]:
         """Split heads."""
         return {"wq": ColwiseParallel(), "wk": ColwiseParallel(), "wv": ColwiseParallel()}
-
-
-class Llama3(Decoder):
-    """A decoder with grouped-query attention."""
-
-    attention_type = GroupedQueryAttention
