@@ -9,16 +9,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
 from ..config import LlamaSettings
+from ..distributed import fsdp2
 from ..distributed.activation_checkpoint import LADDER
-from ..distributed.fsdp2 import (
-    COPY_ENGINE,
-    DEFAULT,
-    check_all_gather,
-    gather_symmetrically,
-    reduce_into_memory_of_compute,
-    shard_blocks,
-    use_copy_engines,
-)
 from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
 from ..models.common.decoder import Block, Decoder
@@ -45,13 +37,13 @@ class LlamaFsdp2Settings(LlamaSettings):
     @property
     def uses_symmetric_memory(self) -> bool:
         """Return whether ranks map memory of each other's GPUs."""
-        return super().uses_symmetric_memory or self.all_gather != DEFAULT
+        return super().uses_symmetric_memory or self.all_gather != fsdp2.DEFAULT
 
     def prepare_environment(self) -> None:
         """Set the variables that libraries read when the process group is made."""
         super().prepare_environment()
-        if self.all_gather == COPY_ENGINE:
-            use_copy_engines()
+        if self.all_gather == fsdp2.COPY_ENGINE:
+            fsdp2.use_copy_engines()
 
 
 class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
@@ -81,16 +73,16 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             blocks = layers[first : first + settings.blocks_per_bucket]
             if settings.compile_blocks:
                 _compile(blocks, mesh, settings)
-            units.append(shard_blocks(blocks, mesh, mp_policy=policy, reshard_after_forward=reshard))
+            units.append(fsdp2.shard_blocks(blocks, mesh, mp_policy=policy, reshard_after_forward=reshard))
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
-        if settings.all_gather != DEFAULT:
-            check_all_gather(settings.all_gather, mesh.shards.size())
+        if settings.all_gather != fsdp2.DEFAULT:
+            fsdp2.check_all_gather(settings.all_gather, mesh.shards.size())
             # Of summed gradients, torch would put the reduce-scatters into symmetric memory too.
-            gather_symmetrically(model, mesh.shards.get_group(), self._device)
+            fsdp2.gather_symmetrically(model, mesh.shards.get_group(), self._device)
         elif mesh.data.device_type == "cuda" and self._keeps_reductions(mesh):
-            reduce_into_memory_of_compute(model)
+            fsdp2.reduce_into_memory_of_compute(model)
         sum_gradients(model, mesh.data.size())
         # Experts that are units of their own, which goes with torch 2.11, are gathered ahead in backward only if asked.
         apart = any(len(unit) > 1 for unit in units)

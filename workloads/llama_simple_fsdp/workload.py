@@ -8,18 +8,10 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from ..config import GraphSettings, LlamaSettings
+from ..distributed import simple_fsdp
 from ..distributed.activation_checkpoint import LADDER
 from ..distributed.memory import Gathering
 from ..distributed.parallel_dims import ParallelMesh
-from ..distributed.simple_fsdp import (
-    block_buckets,
-    buckets_of_stage,
-    collective_groups,
-    module_buckets,
-    no_reorder_buckets,
-    num_blocks,
-    shard_parameters,
-)
 from ..models import build_model
 from ..models.common.decoder import Decoder
 from ..passes.annotate import Bucket
@@ -61,7 +53,8 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
 
     def shard(self, model: Decoder, mesh: ParallelMesh) -> None:
         """Make all parameters DTensors that are gathered where they are read."""
-        shard_parameters(model, mesh, MixedPrecisionPolicy(self._settings.param_dtype, self._settings.reduce_dtype))
+        precision = MixedPrecisionPolicy(self._settings.param_dtype, self._settings.reduce_dtype)
+        simple_fsdp.shard_parameters(model, mesh, precision)
 
     def gathering(self, model: Decoder) -> Gathering:
         """Return how graphs gather the parameters of blocks.
@@ -73,16 +66,16 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         kept_by = LADDER if not graph.reshard_after_forward else ()
         return Gathering(
             is_compiled=not is_eager,
-            blocks_per_unit=max([1, *map(num_blocks, self._buckets(model))]),
+            blocks_per_unit=max([1, *map(simple_fsdp.num_blocks, self._buckets(model))]),
             kept_by=frozenset(LADDER[:1] if is_eager else kept_by),
         )
 
     def prepare(self, model: Decoder) -> None:
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
-        groups = collective_groups(model, self._mesh)
+        groups = simple_fsdp.collective_groups(model, self._mesh)
         buckets = self._buckets(model)
-        no_reorder = no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
+        no_reorder = simple_fsdp.no_reorder_buckets(self._whole(model), buckets, graph.overlap_reorder_modules)
         options = inductor_options(self._settings, self._mesh.tensor)
         backend = make_backend(graph, dict(model.named_parameters()), buckets, groups, no_reorder, options)
         model.compile(backend=backend, fullgraph=True, dynamic=False)
@@ -91,9 +84,10 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         """Return the buckets of ``model``, which is the whole model or this rank's stage of it."""
         graph = self._settings.graph
         if graph.bucketing == "transformer_block":
-            return block_buckets(model, self._settings.blocks_per_bucket)
+            return simple_fsdp.block_buckets(model, self._settings.blocks_per_bucket)
         if graph.bucketing == "manual":
-            return buckets_of_stage(model, module_buckets(self._whole(model), graph.bucket_modules))
+            manual = simple_fsdp.module_buckets(self._whole(model), graph.bucket_modules)
+            return simple_fsdp.buckets_of_stage(model, manual)
         return ()
 
     def _whole(self, model: Decoder) -> Decoder:

@@ -13,14 +13,8 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils.flop_counter import flop_registry
 
 from ..models import flops  # noqa: F401 - registers the formulas that torch lacks
+from . import torch_private
 from .annotate import WAIT, Traced
-from .torch_private import (
-    OverlapScheduler,
-    is_compute_node,
-    pre_bucket,
-    preserve_node_ordering,
-    schedule_overlap_bucketing,
-)
 
 # The key in the metadata of a node that starts the collective of a bucket: the positions of its parameters.
 BUCKET = "aorta_bucket"
@@ -46,7 +40,7 @@ def reorder_collectives(graph: fx.Graph, traced: Traced) -> None:
     later = _start_gathers_early(graph, gathers, fixed) | _wait_for_reductions_late(reductions, fixed)
     graph.lint()
     if insert_overlap_deps and later:
-        preserve_node_ordering(graph, later)  # type: ignore[arg-type]
+        torch_private.preserve_node_ordering(graph, later)  # type: ignore[arg-type]
 
 
 def _wait_of(start: fx.Node) -> fx.Node:
@@ -57,7 +51,7 @@ def _start_gathers_early(
     graph: fx.Graph, starts: Sequence[fx.Node], fixed: Collection[fx.Node]
 ) -> dict[fx.Node, list[fx.Node]]:
     """Move each gather before the wait for the gather before it, or the first before all compute."""
-    first_compute = next((node for node in graph.nodes if is_compute_node(node)), None)
+    first_compute = next((node for node in graph.nodes if torch_private.is_compute_node(node)), None)
     later: dict[fx.Node, list[fx.Node]] = {}
     for start, target in zip(starts, [first_compute, *map(_wait_of, starts)], strict=False):
         if target is None or start in fixed or start < target:
@@ -108,7 +102,7 @@ def move_behind(nodes: Sequence[fx.Node], place: fx.Node) -> None:
             place = node
 
 
-class _WithoutFormulas(OverlapScheduler):
+class _WithoutFormulas(torch_private.OverlapScheduler):
     """A scheduler that never calls torch's own formulas for run times.
 
     Those formulas fail on a CPU, because they lack its memory bandwidth, and up to torch 2.12 on grouped-query
@@ -121,7 +115,7 @@ class _WithoutFormulas(OverlapScheduler):
         self._values = {
             node: node.meta.pop("val")
             for node in graph_module.graph.nodes
-            if is_compute_node(node) and "val" in node.meta
+            if torch_private.is_compute_node(node) and "val" in node.meta
         }
         try:
             super().__init__(graph_module, *args, **options)
@@ -155,12 +149,12 @@ class _WithoutFormulas(OverlapScheduler):
 
 def schedule_by_time(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps: bool) -> None:
     """Overlap collectives with compute by estimated times; also merge collectives if ``bucketing``."""
-    defaults = {name: item.default for name, item in inspect.signature(schedule_overlap_bucketing).parameters.items()}
-    if bucketing and "pre_bucketing_fsdp_collectives" in defaults:
+    known = inspect.signature(torch_private.schedule_overlap_bucketing).parameters
+    if bucketing and "pre_bucketing_fsdp_collectives" in known:
         # Torch's own scheduler has had this step since 2.13.
-        pre_bucket(graph_module)
-    taken = inspect.signature(OverlapScheduler).parameters
-    options = {name: value for name, value in defaults.items() if name in taken and name != "gm"} | {
+        torch_private.pre_bucket(graph_module)
+    taken = inspect.signature(torch_private.OverlapScheduler).parameters
+    options = {name: known[name].default for name in known if name in taken and name != "gm"} | {
         "collective_bucketing": bucketing,
         "insert_overlap_deps": insert_overlap_deps,
         "custom_runtime_estimation": precomputed_ms(graph_module.graph),
