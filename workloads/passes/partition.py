@@ -10,7 +10,7 @@ graph without operators hands the gradients to autograd.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
@@ -19,13 +19,14 @@ from torch import fx
 from ..common.torch_private import CustomPartitionerFn, get_hash_for_files
 from .annotate import IS_BACKWARD
 
+# Forward and backward.
+Graphs: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
+
 
 class Partitioner(CustomPartitionerFn):
     """Torch's partitioner, followed by a sort of the saved values into the order that torch reads."""
 
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Graphs:
         """Divide a joint graph into forward and backward."""
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         order_saved(forward, backward, kwargs["num_fwd_outputs"])
@@ -76,17 +77,13 @@ def saved_order(node: fx.Node) -> int:
 class StepPartitioner(Partitioner):
     """Torch's partitioner, followed by a join of its two graphs."""
 
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Graphs:
         """Return a graph of the whole step, and a graph that returns the gradients that it is given."""
         forward, backward = super().__call__(gm, joint_inputs, **kwargs)
         return join(gm, forward, backward, kwargs["num_fwd_outputs"])
 
 
-def join(
-    joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def join(joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> Graphs:
     """Return the two graphs of :class:`StepPartitioner`; ``forward`` has ``num_outputs`` outputs besides saved values.
 
     Raises:
