@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -36,11 +36,8 @@ class CompileSettings:
                 f"compile.mode is {self.mode!r} and compile.options is {self.options} with compile.backend "
                 f"{self.backend!r}; both are inductor's alone"
             )
+        # Torch takes a mode or options, and options that are empty count as options.
+        keywords = asdict(self) | {"options": self.options or None}
+        del keywords["enabled"]
         for module in modules:
-            module.compile(
-                backend=self.backend,
-                mode=self.mode,
-                fullgraph=self.fullgraph,
-                dynamic=self.dynamic,
-                options=dict(self.options) or None,
-            )
+            module.compile(**keywords)
