@@ -67,10 +67,26 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         self._delay = Delay(self._device, self._settings.fault.delay_ms)
         self._mesh = ParallelMesh(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
-        settings = self._settings = self._settings.with_kernels(self._choose_attention(self._settings))
+        settings = self._settings = self._settings.with_kernels(self._choose_attention())
         self._decision = self._decide() if settings.activation_checkpointing == AUTO else None
         self._loss = fused(summed_cross_entropy) if settings.compile_loss else summed_cross_entropy
-        return self._build_model()
+        config = settings.model
+        # Sharded on the meta device; then only this rank's shards are allocated and filled.
+        with torch.device("meta"):
+            model = build_model(config)
+        model.output.num_chunks, model.output.fused = settings.loss_chunks, settings.compile_loss
+        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._parts = parallelize(model, self._mesh, settings)
+        same = (settings.activation_checkpointing,) * config.n_layers
+        checkpoint_blocks(model, same if self._decision is None else self._decision.kinds)
+        for part in self._parts:
+            self.shard(part, self._mesh)
+        drop_data()
+        model.to_empty(device=self._device)
+        initialize(model, config.n_layers, settings.seed)
+        for part in self._parts:
+            self.prepare(part)
+        return model
 
     def make_hashes(self) -> StepHashes:
         """Return the hashes of the whole model, whose stages are on several ranks."""
@@ -104,25 +120,6 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         chosen = {} if self._decision is None else {"activation_checkpointing": describe(self._decision.kinds)}
         return {"attention": self._settings.model.attention} | chosen
 
-    def _build_model(self) -> Decoder:
-        """Shard the model on the meta device, then allocate and fill only this rank's shards."""
-        config = self._settings.model
-        with torch.device("meta"):
-            model = build_model(config)
-        model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
-        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._parts = parallelize(model, self._mesh, self._settings)
-        same = (self._settings.activation_checkpointing,) * config.n_layers
-        checkpoint_blocks(model, same if self._decision is None else self._decision.kinds)
-        for part in self._parts:
-            self.shard(part, self._mesh)
-        drop_data()
-        model.to_empty(device=self._device)
-        initialize(model, config.n_layers, self._settings.seed)
-        for part in self._parts:
-            self.prepare(part)
-        return model
-
     def _decide(self) -> Decision:
         """Choose the activation checkpointing by the memory that a step needs; collective."""
         settings = self._settings
@@ -135,9 +132,9 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
             print(decision, flush=True)
         return decision
 
-    def _choose_attention(self, settings: _Settings) -> str:
+    def _choose_attention(self) -> str:
         """Return the kernel of attention for the heads and positions that this rank computes."""
-        model, degrees = settings.model, self._degrees
+        settings, model, degrees = self._settings, self._settings.model, self._degrees
         num_keys = key_lengths(settings.seq_len, degrees.context_parallel, self._mesh.context_rank)
         inputs = AttentionInputs(
             batch_size=settings.batch_size,
