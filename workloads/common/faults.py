@@ -120,13 +120,12 @@ class BitFlip(TorchDispatchMode):
             return func(*args, **kwargs)
         self._num_calls += 1
         is_chosen = self._num_calls == self._call
+        named = list(zip(func._schema.arguments, args, strict=False))
         if is_chosen and self._of_input:
-            named = zip(func._schema.arguments, args, strict=False)
             # The arguments of collectives begin with the tensors that they overwrite, which are skipped.
             _flip(_leaves([value for argument, value in named if not argument.name.startswith("out")]), is_nan=False)
         result = func(*args, **kwargs)
         if is_chosen and not self._of_input:
-            named = zip(func._schema.arguments, args, strict=False)
             in_place = [value for argument, value in named if argument.alias_info and argument.alias_info.is_write]
             _flip(_leaves((in_place, result)), is_nan=self._is_nan)
         return result

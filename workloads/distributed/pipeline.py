@@ -205,10 +205,7 @@ class Pipeline:
         losses: list[torch.Tensor] = []
         given = (inputs,) if self._is_first else ()
         self._schedule.step(*given, target=labels if self._is_last else None, losses=losses, return_outputs=False)
-        total = torch.zeros((), device=self._device)
-        for loss in losses:
-            total += loss.detach()
-        return total
+        return sum((loss.detach() for loss in losses), start=torch.zeros((), device=self._device))
 
 
 def _passed(settings: LlamaSettings, num_positions: int, tensor_parallel: int) -> tuple[torch.Tensor, ...]:

@@ -176,11 +176,9 @@ def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...
         ValueError: A name belongs to no module, a module has no parameters, or a parameter is in two groups or in none.
     """
     expanded = [modules for group in groups for modules in _expand(group)]
-    names = [name for name, _ in model.named_parameters()]
-    _check_known("bucket_modules", model, [module for modules in expanded for module in modules])
-    inside = {
-        module: [name for name in names if name.startswith(f"{module}.")] for modules in expanded for module in modules
-    }
+    grouped, names = list(chain.from_iterable(expanded)), [name for name, _ in model.named_parameters()]
+    _check_known("bucket_modules", model, grouped)
+    inside = {module: [name for name in names if name.startswith(f"{module}.")] for module in grouped}
     if empty := [module for module, found in inside.items() if not found]:
         raise ValueError(f"bucket_modules: modules {empty} have no parameters")
     buckets = [[name for module in modules for name in inside[module]] for modules in expanded]
