@@ -10,7 +10,7 @@ from ..models.common.float8 import convert_layers
 from .context import apply_context_parallel
 from .expert import dispatch_tokens, split_experts
 from .parallel_dims import ParallelMesh
-from .pipeline import count_stages, keep_stage, split_stages, stages_of_rank
+from .pipeline import keep_stage, own_stages, split_stages
 from .tensor import apply_tensor_parallel
 
 
@@ -19,18 +19,8 @@ def parallelize(model: Decoder, mesh: ParallelMesh, settings: LlamaSettings) -> 
 
     Return the models that a step runs: that of each stage of this rank, or ``model`` itself.
     """
-    if mesh.pipeline is None:
-        _split_modules(model, mesh, settings)
-        return [model]
-    schedule, num_ranks = settings.pipeline_parallel_schedule, mesh.pipeline.size()
-    stages = stages_of_rank(schedule, num_ranks, mesh.pipeline.get_local_rank())
-    num_stages = count_stages(schedule, num_ranks)
+    stages, num_stages = own_stages(settings.pipeline_parallel_schedule, mesh.pipeline)
     keep_stage(model, num_stages, *stages)
-    _split_modules(model, mesh, settings)
-    return split_stages(model, num_stages, stages)
-
-
-def _split_modules(model: Decoder, mesh: ParallelMesh, settings: LlamaSettings) -> None:
     if settings.float8_linear:
         convert_layers(model, settings.float8_recipe, with_output=settings.float8_output)
     if mesh.tensor is not None:
@@ -41,3 +31,4 @@ def _split_modules(model: Decoder, mesh: ParallelMesh, settings: LlamaSettings) 
         split_experts(model, split, distributed=mesh.experts is not None, tensor_parallel=mesh.tensor is not None)
     if mesh.experts is not None:
         dispatch_tokens(model, mesh.experts, evenly=is_simulated())
+    return split_stages(model, num_stages, stages)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
@@ -43,6 +44,13 @@ def stages_of_rank(schedule: str, num_ranks: int, rank: int) -> tuple[int, ...]:
     if schedule == _1F1B:
         return (rank,)
     return rank, 2 * num_ranks - 1 - rank if schedule == ZERO_BUBBLE else num_ranks + rank
+
+
+def own_stages(schedule: str, pipeline: DeviceMesh | None) -> tuple[tuple[int, ...], int]:
+    """Return the numbers of the stages that this rank holds, and the number of all stages; 1 without a pipeline."""
+    if pipeline is None:
+        return (0,), 1
+    return stages_of_rank(schedule, pipeline.size(), pipeline.get_local_rank()), count_stages(schedule, pipeline.size())
 
 
 def count_stages(schedule: str, num_ranks: int) -> int:
@@ -131,19 +139,6 @@ class Stages:
         return norm
 
 
-class _ReducedAtOnce(nn.Module):
-    """A wrapper that hides FSDP2's module from torch's stage, which would postpone the reduction of gradients."""
-
-    def __init__(self, model: Decoder) -> None:
-        super().__init__()
-        self._model = model
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Run the model."""
-        out: torch.Tensor = self._model(inputs)
-        return out
-
-
 class Pipeline:
     """One rank's part of a step: every micro-batch's passes through its stages, and the reduction of gradients."""
 
@@ -166,9 +161,8 @@ class Pipeline:
         """
         assert mesh.pipeline is not None
         self._device = freqs_cis.device
-        schedule, num_ranks = settings.pipeline_parallel_schedule, mesh.pipeline.size()
-        numbers = stages_of_rank(schedule, num_ranks, mesh.pipeline.get_local_rank())
-        num_stages = count_stages(schedule, num_ranks)
+        schedule = settings.pipeline_parallel_schedule
+        numbers, num_stages = own_stages(schedule, mesh.pipeline)
         self._is_first, self._is_last = 0 in numbers, num_stages - 1 in numbers
         tokens, between, logits = _passed(settings, freqs_cis.shape[-2], mesh.degrees.tensor_parallel)
         stages = []
@@ -177,7 +171,8 @@ class Pipeline:
             model.register_forward_pre_hook(lambda _, inputs: (*inputs, freqs_cis))
             stages.append(
                 PipelineStage(
-                    _ReducedAtOnce(model) if reduce_every_micro_batch else model,
+                    # Sequential hides FSDP2's module from torch's stage, which would postpone the reductions.
+                    nn.Sequential(model) if reduce_every_micro_batch else model,
                     number,
                     num_stages,
                     self._device,
