@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from ...common.torch_private import FakeTensorMode
-from .flex import check_flex, flex_attention
+from .flex import MIN_HEAD_DIM, flex_attention
 
 AUTO, FLEX = "auto", "flex"
 _TORCH_KERNELS = {
@@ -96,8 +96,7 @@ def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -
         candidates = ("flash", "math") if inputs.device.type == "cpu" else on_gpu
     refusals = {}
     for kernel in candidates:
-        refusal = _refusal(kernel, inputs)
-        if refusal is None:
+        if (refusal := _refusal(kernel, inputs)) is None:
             return kernel
         refusals[kernel] = refusal
     allowed = [kernel for kernel in KERNELS if kernel not in refusals and _refusal(kernel, inputs) is None]
@@ -113,13 +112,13 @@ def _refusal(kernel: str, inputs: AttentionInputs) -> str | None:
     """Return why ``kernel`` can't run forward and backward on such tensors, or None if it can."""
     if kernel == "math":  # accepts everything; a trial run would store all scores
         return None
+    if kernel == FLEX and inputs.device.type == "cuda" and inputs.head_dim < MIN_HEAD_DIM:
+        return f"heads have {inputs.head_dim} features, and FlexAttention takes at least {MIN_HEAD_DIM}"
     # On CPU, the shapes decide, and data of a large model takes minutes of a core. A mask has to have data.
     without_data = FakeTensorMode() if inputs.device.type == "cpu" and inputs.is_square else nullcontext()
     with warnings.catch_warnings(record=True) as seen, without_data:
         warnings.simplefilter("always")
         try:
-            if kernel == FLEX:
-                check_flex(inputs.device, inputs.head_dim)
             for num_keys in inputs.num_keys:
                 attend = SDPA(kernel)
                 q, k, v = inputs.make(num_keys)

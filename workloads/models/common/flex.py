@@ -38,14 +38,9 @@ _DEFAULTS = {
     "OUTPUT_LOGSUMEXP": True,
     "OUTPUT_MAX": False,
 }
-_MIN_HEAD_DIM = 16
+# Of the kernels on CUDA.
+MIN_HEAD_DIM = 16
 _BLOCK = 128
-
-
-def check_flex(device: torch.device, head_dim: int) -> None:
-    """Raise ValueError if ``device`` has no kernel for heads of this width."""
-    if device.type == "cuda" and head_dim < _MIN_HEAD_DIM:
-        raise ValueError(f"heads have {head_dim} features, and FlexAttention takes at least {_MIN_HEAD_DIM}")
 
 
 @torch.library.custom_op("aorta::flex_attention", mutates_args=())
