@@ -80,7 +80,10 @@ class AllToAllDispatcher(TokenDispatcher):
         sent = counts.view(self._num_ranks, -1)
         num_sent, num_received = self._num_rows(sent, received, len(rows))
         own = self._exchange(rows, num_sent, num_received)
-        groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
+        # The number of each received row's expert on this rank.
+        numbers = torch.arange(received.shape[1], device=received.device).repeat(self._num_ranks)
+        experts = numbers.repeat_interleave(received.flatten(), output_size=sum(num_received))
+        groups = group_rows(experts, received.shape[1])
         return Dispatched(own[groups.order], groups.counts, groups.inverse, num_sent, num_received)
 
     def combine(self, out: torch.Tensor, dispatched: Dispatched) -> torch.Tensor:
@@ -111,13 +114,6 @@ class EvenDispatcher(AllToAllDispatcher):
         ends = [num_rows * rank // self._num_ranks for rank in range(self._num_ranks + 1)]
         even = [end - begin for begin, end in pairwise(ends)]
         return even, even
-
-
-def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Return the number of each received row's expert on this rank, from the counts ``[rank, expert]``."""
-    num_ranks, num_experts = received.shape
-    numbers = torch.arange(num_experts, device=received.device).repeat(num_ranks)
-    return numbers.repeat_interleave(received.flatten(), output_size=num_rows)
 
 
 def expert_placement(experts: Experts, mesh: DeviceMesh) -> Shard:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -227,8 +227,7 @@ def _by_kind(
         if not settings.model.num_experts:
             # The last product is added to the block's output in one kernel, so a compiled block keeps only the sum.
             for kind in ("elementwise", "selective"):
-                found = measured[kind]
-                measured[kind] = Activations(found.kept - x.numel() * x.itemsize, found.working)
+                measured[kind] = replace(measured[kind], kept=measured[kind].kept - x.nbytes)
     return measured
 
 

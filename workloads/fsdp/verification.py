@@ -29,9 +29,8 @@ class Verification:
         num_checks = settings.verify * (1 + 3 * settings.layers)
         shape = (num_checks, settings.world_size, len(COLUMNS))
         self._found = torch.zeros(shape, dtype=torch.float64, device=index.device)
-        dtype = codes.dtype
-        self._expected = torch.empty(index.numel(), dtype=dtype, device=index.device)
-        self._expected_input = torch.empty(input_index.numel(), dtype=dtype, device=index.device)
+        self._expected = torch.empty(index.numel(), dtype=codes.dtype, device=index.device)
+        self._expected_input = torch.empty(input_index.numel(), dtype=codes.dtype, device=index.device)
 
     def covers(self, iteration: int) -> bool:
         """Return whether ``iteration`` of the run is checked."""
