@@ -20,7 +20,6 @@ class _Bucket:
 
     buffer: torch.Tensor
     parameters: list[torch.Tensor]
-    work: Work | None = None
 
 
 class BucketReduction:
@@ -40,6 +39,7 @@ class BucketReduction:
         self._overlap, self._stress = overlap, stress
         self._stream = collective_stream(device, beside=overlap)
         self._buckets: list[_Bucket] = []
+        self._works: list[Work] = []
         # Read after the last step: DDP uses one bucket in the first step and makes its final buckets after it.
         self.num_in_last_step = 0
 
@@ -47,7 +47,7 @@ class BucketReduction:
         """Return a future that is done, for ``bucket``, a ``dist.GradBucket`` that DDP has filled."""
         self._buckets.append(_Bucket(bucket.buffer(), bucket.parameters()))
         if self._overlap:
-            self._start(self._buckets[-1])
+            self._works.append(self._start(self._buckets[-1]))
         # DDP would wait for it at the end of backward, which is when finish() waits for the sums.
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=self._devices)
         future.set_result(bucket.buffer())
@@ -55,26 +55,23 @@ class BucketReduction:
 
     def finish(self) -> None:
         """Make every gradient the sum over ranks; called after backward."""
-        for bucket in self._buckets:
-            if bucket.work is None:
-                self._start(bucket)
-        for bucket in self._buckets:
-            assert bucket.work is not None
-            bucket.work.wait()
+        works = self._works or [self._start(bucket) for bucket in self._buckets]
+        for bucket, work in zip(self._buckets, works, strict=True):
+            work.wait()
             gradient = bucket.parameters[0].grad
             assert gradient is not None
             # With gradient_as_bucket_view, gradients are views of the bucket.
             if gradient.untyped_storage().data_ptr() != bucket.buffer.untyped_storage().data_ptr():
                 fill_gradients(bucket.parameters, bucket.buffer)
         self.num_in_last_step = len(self._buckets)
-        self._buckets.clear()
+        self._buckets, self._works = [], []
         if self._stress is not None:
             self._stress.finish()
 
-    def _start(self, bucket: _Bucket) -> None:
+    def _start(self, bucket: _Bucket) -> Work:
         if self._stress is not None:
             self._stress.start(bucket.buffer)
-        bucket.work = self._stream.submit(lambda asynchronous: dist.all_reduce(bucket.buffer, async_op=asynchronous))
+        return self._stream.submit(lambda asynchronous: dist.all_reduce(bucket.buffer, async_op=asynchronous))
 
 
 class ReduceScatterStress:
