@@ -45,10 +45,7 @@ def order_saved(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: 
     """
     output = forward.graph.output_node()
     values = list(output.args[0])  # type: ignore[arg-type]
-    order = [
-        *range(num_outputs),
-        *sorted(range(num_outputs, len(values)), key=lambda number: saved_order(values[number])),
-    ]
+    order = sorted(range(len(values)), key=lambda number: -1 if number < num_outputs else saved_order(values[number]))
     output.args = (tuple(values[number] for number in order),)
     if (descriptions := output.meta.get("desc")) is not None:
         output.meta["desc"] = [descriptions[number] for number in order]
