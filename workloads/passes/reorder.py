@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -18,6 +18,8 @@ from .annotate import WAIT, Traced
 
 # The key in the metadata of a node that starts the collective of a bucket: the positions of its parameters.
 BUCKET = "aorta_bucket"
+# Nodes with those that have to precede them.
+Dependencies: TypeAlias = dict[fx.Node, list[fx.Node]]
 
 
 def reorder_collectives(graph: fx.Graph, traced: Traced) -> None:
@@ -47,12 +49,10 @@ def _wait_of(start: fx.Node) -> fx.Node:
     return next(node for node in start.users if node.target is WAIT)
 
 
-def _start_gathers_early(
-    graph: fx.Graph, starts: Sequence[fx.Node], fixed: Collection[fx.Node]
-) -> dict[fx.Node, list[fx.Node]]:
+def _start_gathers_early(graph: fx.Graph, starts: Sequence[fx.Node], fixed: Collection[fx.Node]) -> Dependencies:
     """Move each gather before the wait for the gather before it, or the first before all compute."""
     first_compute = next((node for node in graph.nodes if torch_private.is_compute_node(node)), None)
-    later: dict[fx.Node, list[fx.Node]] = {}
+    later: Dependencies = {}
     for start, target in zip(starts, [first_compute, *map(_wait_of, starts)], strict=False):
         if target is None or start in fixed or start < target:
             continue
@@ -63,9 +63,9 @@ def _start_gathers_early(
     return later
 
 
-def _wait_for_reductions_late(starts: Sequence[fx.Node], fixed: Collection[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+def _wait_for_reductions_late(starts: Sequence[fx.Node], fixed: Collection[fx.Node]) -> Dependencies:
     """Move the wait for each reduction behind the start of the next one of its kind, of those that are moved."""
-    later: dict[fx.Node, list[fx.Node]] = {}
+    later: Dependencies = {}
     for kind in dict.fromkeys(node.target for node in starts):
         for start, following in pairwise(node for node in starts if node.target is kind and node not in fixed):
             wait = _wait_of(start)
