@@ -9,7 +9,6 @@ from pytest_aorta.worker import FailureDetail
 from ..common.seeding import generator
 
 KINDS = ("h2d", "d2h", "d2d")
-_ITEM_BYTES = 4
 # Elements that are made or compared at a time, on the device, where both are fast; few, since the peak memory counts.
 _PART = 2**22
 
@@ -19,7 +18,7 @@ class Copy:
 
     def __init__(self, kind: str, copy_mb: float, device: torch.device, fault: str = "none") -> None:
         """Allocate both ends; host memory is pinned on CUDA, since only copies of pinned memory run beside compute."""
-        numel = max(1, round(copy_mb * 2**20) // _ITEM_BYTES)
+        numel = max(1, round(copy_mb * 2**20) // torch.int32.itemsize)
         on_cuda = device.type == "cuda"
 
         def end(*, on_host: bool) -> torch.Tensor:

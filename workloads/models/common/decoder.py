@@ -29,10 +29,6 @@ class Attention(nn.Module, ABC):
     attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
     @abstractmethod
-    def forward(self, x: torch.Tensor, freqs_cis: torch.Tensor) -> torch.Tensor:
-        """Attend within each sequence of ``x`` ``[batch, seq_len, dim]``; return a tensor of the same shape."""
-
-    @abstractmethod
     def tensor_plan(self) -> dict[str, ParallelStyle]:
         """Return how tensor parallelism splits the modules before ``wo``, by name."""
 
