@@ -69,6 +69,7 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         self._stages = Stages(self._mesh)
         settings = self._settings = self._settings.with_kernels(self._choose_attention())
         self._decision = self._decide() if settings.activation_checkpointing == AUTO else None
+        self._num_global_tokens = settings.tokens_per_step * self._degrees.data_parallel
         self._loss = fused(summed_cross_entropy) if settings.compile_loss else summed_cross_entropy
         config = settings.model
         # Sharded on the meta device; then only this rank's shards are allocated and filled.
@@ -191,10 +192,6 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
     def _global_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return one micro-batch's part of the step's loss: a sum over tokens divided by the global batch's count."""
         return self._loss(logits, labels) / self._num_global_tokens
-
-    @property
-    def _num_global_tokens(self) -> int:
-        return self._settings.tokens_per_step * self._degrees.data_parallel
 
     def _measure_step(self, step: int, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step; ranks with the same loss add it once."""

@@ -34,12 +34,11 @@ class TrainingStep:
         spans: StreamSpans,
     ) -> None:
         """Prepare the streams; nothing is submitted before the first :meth:`run`."""
-        self._layers, self._buffers, self._codes = settings.layers, buffers, codes
+        self._settings, self._buffers, self._codes = settings, buffers, codes
         self._verification, self._fault, self._spans = verification, fault, spans
         device = buffers.index.device
         self._contribution = Contribution(settings.world_size, settings.rank, settings.dtype, device)
-        self._delay_ms = settings.fault.delay_ms
-        self._delay = Delay(device, self._delay_ms)
+        self._delay = Delay(device, settings.fault.delay_ms)
         on_stream = settings.h2d_prefetch and device.type == "cuda"
         inputs = DeviceStream(device) if on_stream else InlineStream()
         self._inputs = Prefetcher(inputs, int(settings.h2d_prefetch), self._input_copy)
@@ -64,11 +63,11 @@ class TrainingStep:
         if self._fault.is_due("slowdown", iteration):
             self._delay()
         if self._fault.is_due("late_host", iteration):
-            time.sleep(self._delay_ms / 1e3)
+            time.sleep(self._settings.fault.delay_ms / 1e3)
 
     def _forward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
-        for layer in range(self._layers):
+        for layer in range(self._settings.layers):
             self._use_parameters(iteration, layer, "forward")
             with self._spans.span("compute"):
                 torch.mm(gemm.activation, gemm.weight, out=gemm.output)
@@ -76,7 +75,7 @@ class TrainingStep:
     def _backward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
         scatters: list[Work] = []
-        for turn, layer in enumerate(reversed(range(self._layers))):
+        for turn, layer in enumerate(reversed(range(self._settings.layers))):
             self._use_parameters(iteration, layer, "backward")
             with self._spans.span("compute"):
                 torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
@@ -95,10 +94,10 @@ class TrainingStep:
             work.wait()
 
     def _use_parameters(self, iteration: int, layer: int, phase: str) -> None:
-        turn = layer if phase == "forward" else 2 * self._layers - 1 - layer
-        begin = 2 * self._layers * iteration
+        turn = layer if phase == "forward" else 2 * self._settings.layers - 1 - layer
+        begin = 2 * self._settings.layers * iteration
         # Not beyond this step, since the parameters of the next step are not written yet.
-        self._gathers.take(begin + turn, last=begin + 2 * self._layers - 1)
+        self._gathers.take(begin + turn, last=begin + 2 * self._settings.layers - 1)
         chunks = self._buffers.gathered[turn % 2]
         self._fault.on_gathered(chunks, iteration, layer, phase)
         self._verification.check_gathered(iteration, layer, phase, chunks)
@@ -124,8 +123,8 @@ class TrainingStep:
         return self._spans.around("all_gather", lambda asynchronous: all_gather(out, shard, async_op=asynchronous))
 
     def _layer_of_gather(self, number: int) -> int:
-        turn = number % (2 * self._layers)
-        return min(turn, 2 * self._layers - 1 - turn)
+        turn = number % (2 * self._settings.layers)
+        return min(turn, 2 * self._settings.layers - 1 - turn)
 
     def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
         out = self._buffers.reduced[layer]
