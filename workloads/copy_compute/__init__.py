@@ -1,7 +1,5 @@
 """Matrix products beside copies, to measure how much of a copy's time the device can hide."""
 
-from __future__ import annotations
-
 from .workload import CopyComputeWorkload
 
 __all__ = ["CopyComputeWorkload"]

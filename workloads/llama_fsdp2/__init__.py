@@ -1,7 +1,5 @@
 """Pre-training steps of a Llama-3 shaped model under eager FSDP2."""
 
-from __future__ import annotations
-
 from .workload import LlamaFsdp2Workload
 
 __all__ = ["LlamaFsdp2Workload"]

@@ -1,7 +1,5 @@
 """Models by their config: Llama 3, and DeepSeek-V3 if attention is latent."""
 
-from __future__ import annotations
-
 from .common.decoder import Decoder
 from .config import ModelConfig
 from .deepseek_v3.model import LatentAttention

@@ -1,7 +1,5 @@
 """Training steps of a ranking model: embedding tables, a transformer encoder and a click loss, under FSDP2."""
 
-from __future__ import annotations
-
 from .workload import RankingWorkload
 
 __all__ = ["RankingWorkload"]
