@@ -1,7 +1,5 @@
 """The combinations of config keys that the Llama workloads refuse, as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

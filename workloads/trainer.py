@@ -1,7 +1,5 @@
 """Training of the Llama workloads; a subclass shards the model."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import chain, repeat

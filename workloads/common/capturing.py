@@ -1,7 +1,5 @@
 """A measured step with its planted fault, whose operators are captured if the config asks for that step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Collectives under one name: torch 2.13 renamed two of them and warns about the old names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """The ``compile`` block of a config: torch.compile of each block of a model, without a fallback to eager."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any

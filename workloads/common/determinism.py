@@ -1,7 +1,5 @@
 """Deterministic algorithms, with the environment that cuBLAS needs for them."""
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,7 +1,5 @@
 """Faults that tests plant to prove that checks find them; a default run has none."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext

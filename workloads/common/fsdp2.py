@@ -1,7 +1,5 @@
 """FSDP2 settings that are the same in every FSDP2 workload, and replacements of its collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gradients as DTensors of several meshes, as those of experts lie on a mesh of their own, or as one message."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Schedules of the learning rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

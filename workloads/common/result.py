@@ -1,7 +1,5 @@
 """The parts of a result and of the lifecycle that workloads share."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

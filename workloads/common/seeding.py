@@ -1,7 +1,5 @@
 """Random numbers that depend only on their purpose, so that no layout of ranks changes them."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -1,7 +1,5 @@
 """A workload's config as a frozen dataclass, so that every key has a type and is read once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, get_origin, get_type_hints

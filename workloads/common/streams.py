@@ -5,8 +5,6 @@ producer of the data it reads and the last reader of the data it overwrites. Com
 after ``Work.wait()``.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable

@@ -14,8 +14,6 @@ is in the oldest supported version of torch:
 - the placement of a parameter that both tensor and data parallelism shard: with a public name of ``_StridedShard``.
 """
 
-from __future__ import annotations
-
 import torch._dynamo.config as dynamo_config
 import torch._inductor as inductor
 import torch.distributed._functional_collectives as functional_collectives

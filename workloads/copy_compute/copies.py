@@ -1,7 +1,5 @@
 """Copies of random data, and the check that all of the data arrived."""
 
-from __future__ import annotations
-
 import torch
 
 from pytest_aorta.worker import FailureDetail

@@ -1,7 +1,5 @@
 """The ``copy_compute`` workload."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass

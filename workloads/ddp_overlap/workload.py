@@ -1,7 +1,5 @@
 """The ``ddp_overlap`` workload."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Activation checkpointing: the tensors that a block keeps for backward under each value of its config key."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial

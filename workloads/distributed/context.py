@@ -4,8 +4,6 @@ The method is that of Llama 3 (arXiv 2407.21783, section 3.3.2). Torch's own rin
 and has no kernel for CPU ranks.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard

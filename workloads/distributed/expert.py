@@ -1,7 +1,5 @@
 """Expert parallelism: each rank holds a part of the experts, and ranks exchange tokens (arXiv 2006.16668)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """FSDP2: units of blocks, experts on a mesh of their own, and all-gathers into symmetric memory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Activation checkpointing by available memory: an estimate of a step's peak, and the choice that fits a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

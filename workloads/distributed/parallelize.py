@@ -1,7 +1,5 @@
 """The changes that the axes make to a Llama model."""
 
-from __future__ import annotations
-
 from pytest_aorta.worker import is_simulated
 
 from ..config import LlamaSettings

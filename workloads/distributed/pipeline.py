@@ -9,8 +9,6 @@ The schedules are torch's, under torch's names. A step ends when all micro-batch
   weights are computed later than those of activations, where a rank would wait.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence

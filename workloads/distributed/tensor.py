@@ -1,7 +1,5 @@
 """Tensor parallelism with sequence parallelism: Megatron-LM's split of a block (arXiv 1909.08053, 2205.05198)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """All tensors of a run, allocated once before the first step."""
 
-from __future__ import annotations
-
 import torch
 
 from .oracle import INPUT_SLOTS, CodeTable, chunk_index, world_index

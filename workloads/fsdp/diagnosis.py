@@ -1,7 +1,5 @@
 """Location and likely cause of a recorded mismatch. Runs on the host after the loop."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

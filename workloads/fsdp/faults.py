@@ -1,7 +1,5 @@
 """Faults that tests plant in the data, never in the checks, to prove that the checks find and name each of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

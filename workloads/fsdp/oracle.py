@@ -5,8 +5,6 @@ bfloat16, never zero, and different at every element for adjacent iterations, la
 identifies the data that it belongs to.
 """
 
-from __future__ import annotations
-
 import torch
 
 PRIME = 251

@@ -1,7 +1,5 @@
 """One training step: the order in which transfers and GEMMs are submitted, and the waits between them."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """Checks of every transfer in the checked iterations: recorded on the device, then read and explained at the end."""
 
-from __future__ import annotations
-
 import torch
 
 from pytest_aorta.worker import FailureDetail

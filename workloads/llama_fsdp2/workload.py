@@ -1,7 +1,5 @@
 """The ``llama_fsdp2`` workload."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The ``llama_simple_fsdp`` workload."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

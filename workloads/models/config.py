@@ -1,7 +1,5 @@
 """The dimensions of a model, as config keys."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -4,8 +4,6 @@ Importing this module completes ``torch.utils.flop_counter.flop_registry`` with 
 does not count. A multiplication and an addition are two operations, and attention counts as if no key were hidden.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """Annotations of a traced graph: the parameter of each collective, and the gathers that backward repeats."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

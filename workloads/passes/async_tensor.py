@@ -5,8 +5,6 @@ dim]`` along its first dimension and views the result, first as ``[1, all positi
 matrix product. Inductor follows a gather to a product through one view at most.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass

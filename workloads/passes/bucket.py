@@ -1,7 +1,5 @@
 """Buckets: the collectives of several parameters merged into one."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product

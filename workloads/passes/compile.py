@@ -1,7 +1,5 @@
 """The compilation of a traced graph: the passes in their order, and the backend that runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

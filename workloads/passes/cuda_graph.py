@@ -1,7 +1,5 @@
 """A compiled graph of a whole step as a CUDA graph, which replays the kernels without the host's work between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ the two are joined again, with 1 as the gradient of the loss, so that passes see
 graph without operators hands the gradients to autograd.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """The order of collectives and compute in a graph."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise

@@ -9,8 +9,6 @@ Torch has nothing public in their place. Each goes when its replacement is in th
   estimates are given. Torch 2.13 evaluates its own formulas even then, and on ranks without Triton they raise.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import fx

@@ -1,7 +1,5 @@
 """Synthetic samples, each a function of the seed and the sample's global number, and their copies to the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A ranking model: one token per feature, a transformer encoder over the tokens, and one logit for a click."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Gradients of replicated modules, summed over ranks beside the rest of backward or after backward."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,7 +1,5 @@
 """The config keys that ``ranking`` and ``ddp_overlap`` share, and those of ``ranking``, as typed values."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

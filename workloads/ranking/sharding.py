@@ -1,7 +1,5 @@
 """FSDP2 over the tables and each encoder block, and the streams of its collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Training of the ranking model; a subclass distributes the model."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """The ``ranking`` workload."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Causal attention by one named kernel, which is chosen in setup() and not replaced by another during a run."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -8,8 +8,6 @@ The loss differs by rounding from the loss of whole logits. So does the gradient
 float32. For a given number of chunks the bits are the same in both implementations of FSDP.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Initial weights and tokens, each drawn from a generator of its own, so that they do not depend on the layout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

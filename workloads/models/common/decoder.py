@@ -3,8 +3,6 @@
 Models differ in the type of their attention. The output matrix is not tied to the embedding.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Parameters and values that all ranks of tensor parallelism hold, or a part of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A SwiGLU feed-forward."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -11,8 +11,6 @@ memory.
 The operators of torch are private (``common/torch_private.py``). Written for torch 2.11 to 2.13.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Float8 matrix products in the linear layers of blocks, by torchao, on GPUs that support them."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import torch

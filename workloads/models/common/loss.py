@@ -1,7 +1,5 @@
 """The loss of one micro-batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

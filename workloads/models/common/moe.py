@@ -6,8 +6,6 @@ No token is dropped, and no expert has a capacity. No auxiliary loss balances th
 can (arXiv 2408.15664).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Rotary positions (RoFormer, arXiv 2104.09864): pairs of features are turned by angles that grow with the position."""
 
-from __future__ import annotations
-
 import torch
 
 

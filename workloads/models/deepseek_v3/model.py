@@ -3,8 +3,6 @@
 Keys and values of all heads come from one narrow vector per token (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,7 +1,5 @@
 """Llama 3 (arXiv 2407.21783): grouped-query attention, rotary positions, SwiGLU."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
