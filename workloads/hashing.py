@@ -1,9 +1,7 @@
 """Hashes of weights and tensors after chosen steps, and of module boundaries within them, on each rank."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -88,8 +86,7 @@ class StepHashes:
         if self._boundaries and self._wants_tensors:
             for kind, hashes in self._boundaries.end(step).items():
                 if kind in self._kinds:
-                    known = self.boundary_hashes.setdefault(kind, hashes)
-                    known.steps.update(hashes.steps)
+                    self.boundary_hashes.setdefault(kind, hashes).steps.update(hashes.steps)
         self._wants_tensors = False
 
     def _hash(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, tuple[list[int], str]]:
@@ -99,9 +96,8 @@ class StepHashes:
         return self._stages.merged({name: (list(one.shape), per_tensor[name]) for name, one in own})
 
     def _add(self, kind: str, step: int, tensors: dict[str, tuple[list[int], str]]) -> None:
-        shapes, hashes = map(list, zip(*tensors.values(), strict=True))
-        known = self.tensor_hashes.setdefault(kind, TensorHashes(list(tensors), shapes, {}))
-        known.steps[str(step)] = hashes
+        hashes = _of_step(step, [(name, *found) for name, found in tensors.items()])
+        self.tensor_hashes.setdefault(kind, hashes).steps.update(hashes.steps)
 
     def _named_state(self) -> list[tuple[str, torch.Tensor]]:
         return [
@@ -150,10 +146,13 @@ class StepHashes:
             )
 
 
+def _of_step(step: int, found: Sequence[tuple[str, list[int], str]]) -> TensorHashes:
+    """Return the names, shapes and hashes of tensors as those of one step."""
+    names, shapes, hashes = map(list, zip(*found, strict=True)) if found else ([], [], [])
+    return TensorHashes(names, shapes, {str(step): hashes})
+
+
 FORWARD, BACKWARD = "forward", "backward"
-# An operator takes only tensors and plain values, so a number stands for the object.
-_ALIVE: WeakValueDictionary[int, Boundaries] = WeakValueDictionary()
-_NUMBERS = count()
 
 
 class Boundaries:
@@ -195,14 +194,7 @@ class Boundaries:
     def end(self, step: int) -> dict[str, TensorHashes]:
         """End the step and return the hashes of ``forward`` and of ``backward``."""
         self._phase = None
-        return {
-            phase: TensorHashes(
-                [name for name, _, _ in seen],
-                [shape for _, shape, _ in seen],
-                {str(step): [hashed for _, _, hashed in seen]},
-            )
-            for phase, seen in self._seen.items()
-        }
+        return {phase: _of_step(step, seen) for phase, seen in self._seen.items()}
 
     def see(self, phase: str, module: str, part: str, tensor: torch.Tensor, given: torch.Tensor | None) -> None:
         """Hash one boundary, if its step is hashed and its phase is running."""
@@ -218,6 +210,11 @@ class Boundaries:
             place = next((place for place in places if seen[place][0].startswith(inside)), len(seen))
             seen.insert(place, (f"{module}:input{call}", list(given.shape), hash_local("", given)))
         seen.append((name + call, list(tensor.shape), hash_local("", tensor)))
+
+
+# An operator takes only tensors and plain values, so a number stands for the object.
+_ALIVE: WeakValueDictionary[int, Boundaries] = WeakValueDictionary()
+_NUMBERS = count()
 
 
 def _hook(number: int, module: str) -> Callable[..., Any]:
