@@ -31,7 +31,7 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
     @property
     def returns_loss(self) -> bool:
         """Return whether the model computes its loss, so that nothing outside of it has logits."""
-        return super().returns_loss or self.graph.traces_step
+        return super().returns_loss or self.graph.trace == "step"
 
     @property
     def holds_logits(self) -> bool:

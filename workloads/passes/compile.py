@@ -88,7 +88,7 @@ def make_backend(
 
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         graphs.append(graph_module)
-        if settings.traces_step and len(graphs) > 1:
+        if settings.trace == "step" and len(graphs) > 1:
             raise RuntimeError("trace is step, which is traced once, and this call's inputs have other shapes")
         by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
@@ -101,7 +101,7 @@ def make_backend(
 
 
 def _partitioner(settings: GraphSettings) -> Partitioner:
-    return StepPartitioner() if settings.traces_step else Partitioner()
+    return StepPartitioner() if settings.trace == "step" else Partitioner()
 
 
 def _compile_aot_eager(
