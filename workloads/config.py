@@ -1,7 +1,5 @@
 """The config keys that ``llama_fsdp2`` and ``llama_simple_fsdp`` share, as typed values, and their checks."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from typing import Self
@@ -38,10 +36,16 @@ class GraphSettings:
     trace: str = "model"
     cuda_graphs: bool = False
 
-    @property
-    def traces_step(self) -> bool:
-        """Return whether forward, loss and backward are one graph."""
-        return self.trace == "step"
+
+@dataclass(frozen=True)
+class AxisDegrees:
+    """The config keys of the axes: the number of ranks that share the work of each."""
+
+    data_parallel_replicate_degree: int = 1
+    pipeline_parallel_degree: int = 1
+    context_parallel_degree: int = 1
+    tensor_parallel_degree: int = 1
+    expert_parallel_degree: int = 1
 
 
 @dataclass(frozen=True)
@@ -108,17 +112,6 @@ class LlamaSettings(TrainingSettings):
         elif torch.version.cuda and not any(name in os.environ for name in _ALLOCATOR):
             # Read at the first allocation. Segments that grow fit blocks of every size, so less memory is reserved.
             os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
-
-
-@dataclass(frozen=True)
-class AxisDegrees:
-    """The config keys of the axes: the number of ranks that share the work of each."""
-
-    data_parallel_replicate_degree: int = 1
-    pipeline_parallel_degree: int = 1
-    context_parallel_degree: int = 1
-    tensor_parallel_degree: int = 1
-    expert_parallel_degree: int = 1
 
 
 # NVLink multicast is off wherever symmetric memory is used: a fault in it can take all GPUs of a host out of service.

@@ -1,7 +1,5 @@
 """A communication hook for DDP that all-reduces each bucket beside backward, or all buckets after backward."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +18,42 @@ class _Bucket:
 
     buffer: torch.Tensor
     parameters: list[torch.Tensor]
+
+
+class ReduceScatterStress:
+    """Reduce-scatters of the buckets, on their own stream and process group; their results are discarded."""
+
+    def __init__(self, device: torch.device, *, clone: bool, beside: bool) -> None:
+        """Make the process group and the stream; collective.
+
+        Args:
+            clone: reduce-scatter a copy of the bucket, since its all-reduce writes the bucket in place.
+            beside: run beside compute.
+        """
+        self._clone = clone
+        self._group = dist.new_group()
+        self._stream = collective_stream(device, beside=beside)
+        # The allocator ignores this stream, so references to tensors keep it from reusing memory before compute waits.
+        self._in_flight: list[tuple[Work, torch.Tensor, torch.Tensor]] = []
+        self.num_in_last_step = 0
+
+    def start(self, buffer: torch.Tensor) -> None:
+        """Start a reduce-scatter of ``buffer``, without the trailing elements that the world size does not divide."""
+        world_size = dist.get_world_size(self._group)
+        size = buffer.numel() // world_size
+        source = (buffer.clone() if self._clone else buffer)[: size * world_size]
+        target = buffer.new_empty(size)
+        work = self._stream.submit(
+            lambda asynchronous: reduce_scatter(target, source, group=self._group, async_op=asynchronous)
+        )
+        self._in_flight.append((work, source, target))
+
+    def finish(self) -> None:
+        """Make compute that follows wait for all started reduce-scatters."""
+        for work, _, _ in self._in_flight:
+            work.wait()
+        self.num_in_last_step = len(self._in_flight)
+        self._in_flight.clear()
 
 
 class BucketReduction:
@@ -72,42 +106,6 @@ class BucketReduction:
         if self._stress is not None:
             self._stress.start(bucket.buffer)
         return self._stream.submit(lambda asynchronous: dist.all_reduce(bucket.buffer, async_op=asynchronous))
-
-
-class ReduceScatterStress:
-    """Reduce-scatters of the buckets, on their own stream and process group; their results are discarded."""
-
-    def __init__(self, device: torch.device, *, clone: bool, beside: bool) -> None:
-        """Make the process group and the stream; collective.
-
-        Args:
-            clone: reduce-scatter a copy of the bucket, since its all-reduce writes the bucket in place.
-            beside: run beside compute.
-        """
-        self._clone = clone
-        self._group = dist.new_group()
-        self._stream = collective_stream(device, beside=beside)
-        # The allocator ignores this stream, so references to tensors keep it from reusing memory before compute waits.
-        self._in_flight: list[tuple[Work, torch.Tensor, torch.Tensor]] = []
-        self.num_in_last_step = 0
-
-    def start(self, buffer: torch.Tensor) -> None:
-        """Start a reduce-scatter of ``buffer``, without the trailing elements that the world size does not divide."""
-        world_size = dist.get_world_size(self._group)
-        size = buffer.numel() // world_size
-        source = (buffer.clone() if self._clone else buffer)[: size * world_size]
-        target = buffer.new_empty(size)
-        work = self._stream.submit(
-            lambda asynchronous: reduce_scatter(target, source, group=self._group, async_op=asynchronous)
-        )
-        self._in_flight.append((work, source, target))
-
-    def finish(self) -> None:
-        """Make compute that follows wait for all started reduce-scatters."""
-        for work, _, _ in self._in_flight:
-            work.wait()
-        self.num_in_last_step = len(self._in_flight)
-        self._in_flight.clear()
 
 
 def wrap(

@@ -1,7 +1,5 @@
 """SimpleFSDP (arXiv 2411.00284): parameters that are gathered where a module reads them, in buckets."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -78,10 +76,6 @@ def _shard(parameter: nn.Parameter, axes: ParameterAxes, along: Shard) -> DTenso
     return _dtensor(local, axes.whole, placements, parameter.shape)
 
 
-def _gathered(name: str, gather: _Gather) -> property:
-    return property(lambda module: gather(module._parameters[name]))
-
-
 @dataclass(frozen=True)
 class _Gather:
     """A callable that maps the shard of a parameter to the value that its module computes with.
@@ -124,6 +118,10 @@ class _Gather:
             backward_dtype=self.precision.reduce_dtype,
         )
         return whole.to_local(grad_placements=[Partial("sum")]).movedim(0, dim).contiguous()
+
+
+def _gathered(name: str, gather: _Gather) -> property:
+    return property(lambda module: gather(module._parameters[name]))
 
 
 def _dtensor(
