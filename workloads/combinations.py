@@ -21,8 +21,7 @@ def _has_boundaries(kinds: list[str]) -> bool:
 
 
 def _stages(c: Any) -> int:
-    stages: int = c.pipeline_parallel_degree * (1 if c.pipeline_parallel_schedule == "1F1B" else 2)
-    return stages
+    return int(c.pipeline_parallel_degree * (1 if c.pipeline_parallel_schedule == "1F1B" else 2))
 
 
 def _is_zero_bubble(c: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -39,7 +38,9 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh, *, chunked_loss: boo
     for layer in model.layers:
         assert isinstance(layer, Block)
         parallelize_module(layer, mesh, _block_plan(layer))
-    model.tok_embeddings.register_forward_hook(_waited)
+    # A copy of the embedding's output waits for the collective that writes the output: torch 2.13 loses the gradient of
+    # a compiled block's input that a collective has not written yet.
+    model.tok_embeddings.register_forward_hook(lambda _module, _inputs, output: output.clone())
 
 
 class _VocabularyParallel(ParallelStyle):
@@ -72,11 +73,3 @@ def _block_plan(block: Block) -> dict[str, ParallelStyle]:
         "ffn_norm": SequenceParallel(),
         **{f"feed_forward{name}": style for name, style in block.feed_forward.tensor_plan().items()},
     }
-
-
-def _waited(_module: nn.Module, _inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the embedding's output, which waits for the collective that writes the output.
-
-    Torch 2.13 loses the gradient of a compiled block's input that a collective has not written yet.
-    """
-    return output.clone()

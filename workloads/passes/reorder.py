@@ -110,11 +110,8 @@ class _WithoutFormulas(torch_private.OverlapScheduler):
 
     def __init__(self, graph_module: fx.GraphModule, *args: Any, **options: Any) -> None:
         # Torch applies no formula to a node without a value. The values are restored before any other use.
-        self._values = {
-            node: node.meta.pop("val")
-            for node in graph_module.graph.nodes
-            if torch_private.is_compute_node(node) and "val" in node.meta
-        }
+        compute_nodes = filter(torch_private.is_compute_node, graph_module.graph.nodes)
+        self._values = {node: node.meta.pop("val") for node in compute_nodes if "val" in node.meta}
         try:
             super().__init__(graph_module, *args, **options)
         finally:
