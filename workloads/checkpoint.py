@@ -1,7 +1,5 @@
 """The state of training as a torch.distributed.checkpoint, which a world of any layout can load."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager

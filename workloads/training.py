@@ -1,7 +1,5 @@
 """The lifecycle and the training loop of the workloads that train a model; a subclass makes model and gradients."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
@@ -11,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_aorta.worker import (
+    OperatorCapture,
     RankEnv,
     RankResult,
     StepTimer,
@@ -23,7 +22,6 @@ from pytest_aorta.worker import (
 
 from . import checkpoint
 from .common.adamw import CompiledAdamW, make_adamw
-from .common.capturing import StepCapture
 from .common.collectives import all_gather
 from .common.determinism import use_deterministic_algorithms
 from .common.gradients import clip_factor, clip_gradients, total_norm, whole_norm
@@ -46,10 +44,6 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
     name: ClassVar[str]
     settings_type: type[_Settings]
     _num_parameters: int
-
-    def read_settings(self) -> _Settings:
-        """Return the config as typed values."""
-        return read_settings(self.settings_type, self.config)
 
     @abstractmethod
     def check(self) -> None:
@@ -89,7 +83,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
-        settings = self._settings = self.read_settings()
+        settings = self._settings = read_settings(self.settings_type, self.config)
         settings.prepare_environment()
         self._env, self._device = env, env.join(self.name, min_world_size=self.min_world_size)
         self.check()
@@ -106,9 +100,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         last = first + settings.warmup + settings.steps
         self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, first, last)
         self._hashes = self.make_hashes()
-        self._capture = StepCapture(
-            self._model, self._optimizer, settings.hash_operators_step, settings.fault, env.rank
-        )
+        self._capture = OperatorCapture(self._model)
         self._given = self.make_batches(first)
 
     def run(self) -> RankResult:
@@ -172,7 +164,8 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
     def _measure_step(self, step: int, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
         self._hashes.begin(step)
-        with self._capture.around(step), timer.step():
+        capture = self._capture if step == self._settings.hash_operators_step else None
+        with self._settings.fault.planted(step, self._env.rank, self._model, self._optimizer, capture), timer.step():
             loss, norm = self._train_step(step, next(self._given))
         # A step without clipping does not need the norm, so the norm is computed outside the timed step.
         norm = self._total_norm() if norm is None else norm

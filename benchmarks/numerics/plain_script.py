@@ -11,11 +11,10 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from aorta_workloads.common.capturing import StepCapture
 from aorta_workloads.common.faults import Fault
 from torch import nn
 
-from pytest_aorta.worker import RankEnv, hash_parameters, recorder
+from pytest_aorta.worker import OperatorCapture, RankEnv, hash_parameters, recorder
 
 CAPTURED = 2
 
@@ -48,12 +47,13 @@ def main() -> None:
     embedding, block, head = nn.Embedding(64, 32), Block(32, 4), nn.Linear(32, 64)
     model = nn.ModuleDict({"embedding": embedding, "block": block, "head": head}).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    capture = StepCapture(model, optimizer, CAPTURED, fault, env.rank)
+    capture = OperatorCapture(model)
     random = torch.Generator().manual_seed(env.rank)
     recorder.start(device)
     for step in range(1, int(sys.argv[1]) + 1):
         host = torch.randint(64, (4, 17), generator=random)
-        with capture.around(step), recorder.step():
+        captured = capture if step == CAPTURED else None
+        with fault.planted(step, env.rank, model, optimizer, captured), recorder.step():
             tokens = host.to(device, copy=True)
             mask = torch.zeros(16, 16, device=device).masked_fill_(
                 torch.ones(16, 16, dtype=torch.bool, device=device).triu(1), -torch.inf

@@ -1,7 +1,5 @@
 """AdamW, by torch's kernels or by one compiled kernel for each parameter, which applies the factor of clipping too."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,8 @@
 """Faults that tests plant to prove that checks find them; a default run has none."""
 
 import math
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.fx.node import map_aggregate
+
+from pytest_aorta.worker import OperatorCapture
 
 from .gradients import own_shard
 from .torch_private import FakeTensor, TorchDispatchMode, disable_current_modes
@@ -36,7 +38,27 @@ class Fault:
         if self.kind in (OPERATOR_OUTPUT, OPERATOR_INPUT, OPERATOR_NAN) and not self.operator:
             raise ValueError(f"fault {self.kind!r} names no operator; give its name, such as 'aten.mm.default'")
 
-    def flips(self, *kinds: str, step: int, rank: int) -> AbstractContextManager[object]:
+    @contextmanager
+    def planted(
+        self,
+        step: int,
+        rank: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        capture: OperatorCapture | None = None,
+    ) -> Iterator[None]:
+        """Plant the fault of a step in its operators, or after them; ``capture`` records them."""
+        # The capture is entered between the two, so that it records both faults.
+        with self._flips(OPERATOR_OUTPUT, OPERATOR_NAN, step=step, rank=rank):
+            if capture:
+                capture.begin(step)
+            with self._flips(OPERATOR_INPUT, step=step, rank=rank):
+                yield
+            self.after_step(step, rank, model, optimizer)
+            if capture:
+                capture.end()
+
+    def _flips(self, *kinds: str, step: int, rank: int) -> AbstractContextManager[object]:
         """Return the context of a step in which a bit flips, if the fault is of ``kinds`` in this step on this rank."""
         if self.kind not in kinds or step != self.step or self.rank not in (None, rank):
             return nullcontext()

@@ -1,7 +1,5 @@
 """Rules on combinations of config keys, as tables; and those of the folders of checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

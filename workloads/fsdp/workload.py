@@ -1,7 +1,5 @@
 """The lifecycle of the ``fsdp`` workload."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import count
 
@@ -68,11 +66,18 @@ class FsdpWorkload(SpansWorkload):
     def run(self) -> RankResult:
         """Warm up, check and measure; then read the checks, hash the weights and profile further steps."""
         settings = self._settings
-        timer = StepTimer(self._device)
-        for iteration in range(settings.warmup + settings.verify):
+        timer, first = StepTimer(self._device), settings.warmup + settings.verify
+        for iteration in range(first):
             with timer.step():
                 self._step.run(self._trained + iteration)
-        timer, elapsed_sec = self._measure()
+
+        def run_step(number: int, timer: StepTimer) -> None:
+            with timer.step(), self._spans.step(number):
+                self._step.run(self._trained + first + number)
+            if settings.hash_every and (number + 1) % settings.hash_every == 0:
+                self._hash_weights(first + number + 1)
+
+        timer, elapsed_sec = measure(run_step, settings.steps, self._device)
         result = timed_result(timer, elapsed_sec, settings.steps)
         metrics = self._metrics(sum(result.step_times_ms) / 1e3)
         self._hash_weights(settings.iterations)
@@ -100,18 +105,6 @@ class FsdpWorkload(SpansWorkload):
         mesh = init_device_mesh(self._device.type, (self._settings.world_size,))
         shards = {name: DTensor.from_local(shard, mesh, [Shard(0)]) for name, shard in self.named_parameters()}
         return {**shards, "optimizer.step": torch.tensor(trained)}
-
-    def _measure(self) -> tuple[StepTimer, float]:
-        settings = self._settings
-        first = settings.warmup + settings.verify
-
-        def run_step(number: int, timer: StepTimer) -> None:
-            with timer.step(), self._spans.step(number):
-                self._step.run(self._trained + first + number)
-            if settings.hash_every and (number + 1) % settings.hash_every == 0:
-                self._hash_weights(first + number + 1)
-
-        return measure(run_step, self._settings.steps, self._device)
 
     def _metrics(self, device_time_s: float) -> dict[str, float]:
         """Return this rank's metrics."""
