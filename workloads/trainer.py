@@ -100,10 +100,8 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         self._freqs_cis = settings.model.freqs_cis(positions.to(self._device))
         self._pipeline = None
         if self._mesh.pipeline is not None:
-            at_once = self.reduces_every_micro_batch
-            self._pipeline = Pipeline(
-                self._parts, self._mesh, settings, self._freqs_cis, self._global_loss, reduce_every_micro_batch=at_once
-            )
+            given = self._parts, self._mesh, settings, self._freqs_cis, self._global_loss
+            self._pipeline = Pipeline(*given, reduce_every_micro_batch=self.reduces_every_micro_batch)
         # Profiled steps train on the last batch again.
         return chain(self._batches, repeat(self._batches[-1]))
 
@@ -178,9 +176,8 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
         """Add one micro-batch's gradients and return its loss."""
         inputs, labels = tokens
-        loss: torch.Tensor
         if self._settings.returns_loss:
-            loss = self._hashes.forward(inputs, self._freqs_cis, labels, self._num_global_tokens)
+            loss: torch.Tensor = self._hashes.forward(inputs, self._freqs_cis, labels, self._num_global_tokens)
         else:
             # The logits are not bound to a name, which would keep them in memory through backward.
             loss = self._global_loss(self._hashes.forward(inputs, self._freqs_cis), labels)

@@ -18,7 +18,7 @@ from pytest_aorta.worker import (
     profiled,
 )
 
-from ..common.result import SpansWorkload, peak_memory_metrics
+from ..common.result import SpansWorkload, peak_memory_metrics, timed_result
 from ..common.seeding import generator
 from ..common.settings import read_settings
 from ..common.streams import DeviceStream, InlineStream, Stream, ThreadStream
@@ -69,14 +69,13 @@ class CopyComputeWorkload(SpansWorkload):
         Raises:
             ValueError: The device has no streams of the given ``priority``.
         """
-        env = RankEnv.read()
-        self._rank = env.rank
-        self._device = env.join("copy_compute", min_world_size=self.min_world_size)
+        self._env = RankEnv.read()
+        self._device = self._env.join("copy_compute", min_world_size=self.min_world_size)
         self._settings = read_settings(CopyComputeSettings, self.config)
         self._spans = StreamSpans(self._device, self._settings.span_every)
         self._streams = [self._make_stream() for _ in self._settings.copy_kinds]
         fault = self._settings.fault
-        kinds = [fault.kind if fault.rank == self._rank else "none", "none", "none"]
+        kinds = [fault.kind if fault.rank == self._env.rank else "none", "none", "none"]
         self._copies = [
             Copy(kind, self._settings.copy_mb, self._device, planted)
             for kind, planted in zip(self._settings.copy_kinds, kinds, strict=False)
@@ -101,17 +100,14 @@ class CopyComputeWorkload(SpansWorkload):
         failures = self._check(0)
         times_ms, timer, elapsed_sec = self._measure()
         failures += self._check(1)
-        result = RankResult(
+        result = timed_result(timer, elapsed_sec, settings.steps).replace(
             passed=not failures,
             failure_count=len(failures),
-            configured_iterations=settings.steps,
-            total_iterations=len(times_ms["overlapped"]),
+            total_iterations=settings.steps,
             step_times_ms=times_ms["overlapped"],
-            elapsed_sec=elapsed_sec,
             failures=failures,
             metrics=self._metrics({name: fmean(times) for name, times in times_ms.items()}),
             environment=environment_facts(self._device),
-            memory_bytes=timer.memory_bytes(),
         )
         found = profiled(result, self._overlapped, settings.profile_steps, self._device)
         # Overlap metrics are about communication, which this workload does not have, so none are added.
@@ -179,8 +175,7 @@ class CopyComputeWorkload(SpansWorkload):
         self._overlapped()
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
-        found = [copy.failure(check, self._rank) for copy in self._copies]
-        return [detail for detail in found if detail is not None]
+        return [detail for copy in self._copies if (detail := copy.failure(check, self._env.rank)) is not None]
 
     def _metrics(self, mean_ms: dict[str, float]) -> dict[str, float]:
         flops = 2 * self._settings.matrix_size**3 * self._settings.gemms

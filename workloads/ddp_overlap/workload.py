@@ -36,12 +36,11 @@ class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
 
     def distribute(self, model: RankingModel) -> Forward:
         """Wrap ``model`` in DDP."""
-        settings, stress = self._settings, None
+        settings, self._stress = self._settings, None
         if settings.overlap_reduce_scatter:
             clone = settings.clone_for_reduce_scatter
-            stress = ReduceScatterStress(self._device, clone=clone, beside=self.overlaps)
-        self._stress = stress
-        self._reduction = BucketReduction(self._device, overlap=self.overlaps, stress=stress)
+            self._stress = ReduceScatterStress(self._device, clone=clone, beside=self.overlaps)
+        self._reduction = BucketReduction(self._device, overlap=self.overlaps, stress=self._stress)
         self._wrapped = wrap(
             model,
             self._reduction,

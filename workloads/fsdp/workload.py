@@ -79,7 +79,11 @@ class FsdpWorkload(SpansWorkload):
 
         timer, elapsed_sec = measure(run_step, settings.steps, self._device)
         result = timed_result(timer, elapsed_sec, settings.steps)
-        metrics = self._metrics(sum(result.step_times_ms) / 1e3)
+        gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
+        metrics = {
+            "gemm_throughput_tflops": gemm_flops / sum(result.step_times_ms) / 1e9,
+            "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
+        } | peak_memory_metrics(self._device)
         self._hash_weights(settings.iterations)
         failure_count, failures = self._verification.failures()
         result = result.replace(
@@ -105,16 +109,6 @@ class FsdpWorkload(SpansWorkload):
         mesh = init_device_mesh(self._device.type, (self._settings.world_size,))
         shards = {name: DTensor.from_local(shard, mesh, [Shard(0)]) for name, shard in self.named_parameters()}
         return {**shards, "optimizer.step": torch.tensor(trained)}
-
-    def _metrics(self, device_time_s: float) -> dict[str, float]:
-        """Return this rank's metrics."""
-        settings = self._settings
-        gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
-        metrics = {
-            "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
-            "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
-        }
-        return metrics | peak_memory_metrics(self._device)
 
     def _hash_weights(self, step: int) -> None:
         """Hash the weights after ``step``, counted from the first one of the warm-up."""
