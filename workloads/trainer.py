@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pytest_aorta.worker import Delay, StepTimer, drop_data
+from pytest_aorta.worker import Delay, drop_data
 
 from .combinations import check_combinations
 from .config import LlamaSettings
@@ -157,14 +157,16 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
         if self._settings.fault.slows(step, self._env.rank):
             self._delay()
-        if self._pipeline is not None:
-            return self._pipeline.step(batch)
-        gradient_scale = self._settings.fault.gradient_scale(step, self._env.rank)
         loss = torch.zeros((), device=self._device)
-        for number, tokens in enumerate(batch, 1):
-            self.before_micro_batch(is_last=number == len(batch))
-            loss += self._backward(tokens, gradient_scale)
-        return loss
+        if self._pipeline is not None:
+            loss = self._pipeline.step(batch)
+        else:
+            gradient_scale = self._settings.fault.gradient_scale(step, self._env.rank)
+            for number, tokens in enumerate(batch, 1):
+                self.before_micro_batch(is_last=number == len(batch))
+                loss += self._backward(tokens, gradient_scale)
+        # Ranks with the same loss add it once.
+        return loss if self._mesh.counts_loss else torch.zeros_like(loss)
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step, and balance the loads of experts."""
@@ -187,11 +189,6 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
     def _global_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return one micro-batch's part of the step's loss: a sum over tokens divided by the global batch's count."""
         return self._loss(logits, labels) / self._num_global_tokens
-
-    def _measure_step(self, step: int, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one measured step; ranks with the same loss add it once."""
-        loss, norm = super()._measure_step(step, timer)
-        return loss if self._mesh.counts_loss else torch.zeros_like(loss), norm
 
     def _total_norm(self) -> torch.Tensor:
         return self._stages.norm(super()._total_norm())

@@ -45,6 +45,10 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
     settings_type: type[_Settings]
     _num_parameters: int
 
+    def read_settings(self) -> _Settings:
+        """Return the config as typed values."""
+        return read_settings(self.settings_type, self.config)
+
     @abstractmethod
     def check(self) -> None:
         """Raise ValueError for config keys that contradict each other; called in the process group."""
@@ -83,7 +87,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
-        settings = self._settings = read_settings(self.settings_type, self.config)
+        settings = self._settings = self.read_settings()
         settings.prepare_environment()
         self._env, self._device = env, env.join(self.name, min_world_size=self.min_world_size)
         self.check()

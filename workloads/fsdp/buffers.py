@@ -40,7 +40,7 @@ class Buffers:
         self.inputs = zeros(2, settings.h2d_tensor_size)
         self.shards = zeros(settings.layers, shard_size)
         self.gathered = zeros(2, world_size, shard_size)
-        self.gradients = zeros(2, settings.gradient_size)
+        self.gradients = zeros(2, world_size * shard_size)
         self.reduced = zeros(settings.layers, shard_size)
         self.weights = _initial_weights(settings, self.own_index)
         self.gemm = Gemm(settings.gemm_size, settings.dtype, device, settings.seed)

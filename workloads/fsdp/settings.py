@@ -68,11 +68,6 @@ class Settings:
         """Return the number of steps of all phases."""
         return self.warmup + self.verify + self.steps
 
-    @property
-    def gradient_size(self) -> int:
-        """Return the elements of one layer over all ranks."""
-        return self.world_size * self.fsdp_shard_size
-
     def check_steps(self, trained: int) -> None:
         """Raise ValueError if weights that ``trained`` steps made would not stay exact."""
         # Each step subtracts a code of at most 251 from a weight that starts as a code; float32 counts to 2**24.

@@ -50,8 +50,7 @@ class FsdpWorkload(SpansWorkload):
         self._device = env.join("fsdp", min_world_size=self.min_world_size)
         settings = self._settings = Settings.read(self.config, env.rank, env.world_size)
         buffers = self._buffers = Buffers(settings, self._device)
-        self._weight_hashes: dict[str, str] = {}
-        self._trained = 0
+        self._weight_hashes, self._trained = dict[str, str](), 0
         if settings.load_checkpoint is not None:
             self._trained = checkpoint.load(settings.load_checkpoint, self._state(0))
             settings.check_steps(self._trained)
@@ -79,11 +78,7 @@ class FsdpWorkload(SpansWorkload):
 
         timer, elapsed_sec = measure(run_step, settings.steps, self._device)
         result = timed_result(timer, elapsed_sec, settings.steps)
-        gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
-        metrics = {
-            "gemm_throughput_tflops": gemm_flops / sum(result.step_times_ms) / 1e9,
-            "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
-        } | peak_memory_metrics(self._device)
+        metrics = self._metrics(sum(result.step_times_ms) / 1e3)
         self._hash_weights(settings.iterations)
         failure_count, failures = self._verification.failures()
         result = result.replace(
@@ -110,6 +105,16 @@ class FsdpWorkload(SpansWorkload):
         shards = {name: DTensor.from_local(shard, mesh, [Shard(0)]) for name, shard in self.named_parameters()}
         return {**shards, "optimizer.step": torch.tensor(trained)}
 
+    def _metrics(self, device_time_s: float) -> dict[str, float]:
+        """Return this rank's metrics."""
+        settings = self._settings
+        gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
+        metrics = {
+            "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
+            "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
+        }
+        return metrics | peak_memory_metrics(self._device)
+
     def _hash_weights(self, step: int) -> None:
         """Hash the weights after ``step``, counted from the first one of the warm-up."""
         settings = self._settings
@@ -117,6 +122,6 @@ class FsdpWorkload(SpansWorkload):
             return
         if step == settings.iterations:
             self._fault.on_final_weights(self._buffers.weights[settings.fault.layer or 0])
-        shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
-        shards = [LocalShard(name, shape, weight, offset) for name, weight in self.named_parameters()]
+        ranks, rank = settings.world_size, settings.rank
+        shards = [LocalShard(name, (ranks * len(own),), own, rank * len(own)) for name, own in self.named_parameters()]
         self._weight_hashes[str(step)] = hash_shards(shards).hex
