@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from pytest_aorta.plan.accelerators import Sensors, SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
 from pytest_aorta.result.measurements import PlatformFacts, Sample, summarize
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 # Reading a GPU's sensors takes about a millisecond; two readings per second don't slow the ranks down.
 TICK_S = 0.5
@@ -162,31 +165,13 @@ def _total_steps(plan: LaunchPlan) -> int | None:
     return steps if isinstance(steps, int) else None
 
 
-class _HasFileno(Protocol):
-    """An open file."""
-
-    def fileno(self) -> int:
-        """Return the file descriptor."""
-
-
-Source = TypeVar("Source", bound=_HasFileno | int)
-
-
-def readable(sources: Sequence[Source], limit_s: float | None) -> list[Source]:
-    """Return the sources that can be read without blocking, in the given order; wait until there is one.
+def is_readable(source: FileDescriptorLike, limit_s: float | None) -> bool:
+    """Wait until a source can be read without blocking; return whether it can be read after ``limit_s`` seconds.
 
     Args:
-        sources: Open files or file descriptors, each of them once.
-        limit_s: Limit of the wait in seconds, after which the list is empty; None waits without a limit.
+        source: Open file or file descriptor.
+        limit_s: Limit of the wait in seconds; None waits without a limit.
     """
-    by_fd = {source if isinstance(source, int) else source.fileno(): source for source in sources}
     events = select.poll()
-    for fd in by_fd:
-        events.register(fd, select.POLLIN)
-    ready = {fd for fd, _ in events.poll(None if limit_s is None else math.ceil(max(limit_s, 0.0) * 1000))}
-    return [source for fd, source in by_fd.items() if fd in ready]
-
-
-def is_readable(source: _HasFileno | int, limit_s: float | None) -> bool:
-    """Wait until a source can be read without blocking; return whether it can be read after ``limit_s`` seconds."""
-    return bool(readable([source], limit_s))
+    events.register(source, select.POLLIN)
+    return bool(events.poll(None if limit_s is None else math.ceil(max(limit_s, 0.0) * 1000)))
