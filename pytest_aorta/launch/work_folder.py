@@ -16,7 +16,6 @@ MAX_FILES = 50_000
 # Folders that no script reads as its input: histories, caches, and packages that are installed elsewhere.
 _LEFT_OUT = {".git", ".hg", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", "__pycache__", "node_modules"}
 _ENVIRONMENT = "pyvenv.cfg"
-_CHUNK = 1 << 30
 
 
 def files_of(root: Path, without: Collection[str] = ()) -> dict[str, tuple[int, int]]:
@@ -43,8 +42,6 @@ def written(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]
 def copy_folder(root: Path, into: Path, without: Collection[str]) -> None:
     """Copy the files below ``root`` into the new folder ``into``, except ``without``; links stay links.
 
-    A file system that can share blocks between files does so.
-
     Raises:
         SpecError: There are more files, or more bytes, than a launch may copy.
         OSError: A file can't be read or written.
@@ -60,20 +57,7 @@ def copy_folder(root: Path, into: Path, without: Collection[str]) -> None:
             )
         copy = into / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            copy.symlink_to(path.readlink())
-        else:
-            _copy_file(path, copy)
-
-
-def _copy_file(path: Path, copy: Path) -> None:
-    with path.open("rb") as source, copy.open("xb") as target:
-        try:
-            while os.copy_file_range(source.fileno(), target.fileno(), _CHUNK):
-                pass
-        except OSError:  # the two file systems can't do this
-            shutil.copyfileobj(source, target)
-    shutil.copystat(path, copy)
+        shutil.copy2(path, copy, follow_symlinks=False)
 
 
 def _walk(root: Path, without: Collection[str]) -> Iterator[tuple[Path, os.stat_result]]:
