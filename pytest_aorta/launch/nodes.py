@@ -28,7 +28,7 @@ from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, files_below,
 from pytest_aorta.common.model import Model, read_model, to_builtins
 from pytest_aorta.launch.guarded import GuardedLaunch, start_watcher, with_own_code
 from pytest_aorta.launch.leases import LeasedWorld, lease
-from pytest_aorta.launch.process.guard import descendants, prepare_agent, write_verdict
+from pytest_aorta.launch.process.guard import descendants, prepare_agent, reap_children, write_verdict
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.accelerators import visible_devices
@@ -546,9 +546,7 @@ class Coordinator:
 
 def _alive() -> set[int]:
     """Return the process ids of all descendants."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    reap_children()
     return descendants()
 
 

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -27,7 +26,7 @@ from pytest_aorta.common.files import without_collection, write_json
 from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.channel import close_all, receive, send
-from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
+from pytest_aorta.launch.process.guard import die_with, fork, guard_launch, prepare_agent, reap_children
 from pytest_aorta.launch.sweep import mark_this_process
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids
@@ -87,7 +86,7 @@ class _WarmAgent:
         listener = socket.create_server((HOST, 0), backlog=2048)
         port = listener.getsockname()[1]
         for rank in range(self.world_size):
-            self.running[fork(partial(self.run_rank, rank, listener))] = rank
+            self.running[fork_apart(partial(self.run_rank, rank, listener))] = rank
         self.store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
     def run_rank(self, rank: int, listener: socket.socket) -> NoReturn:
@@ -163,26 +162,17 @@ def _rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dic
     }
 
 
-def fork(work: Callable[[], int], *, outlives_parent: bool = False) -> int:
-    """Run ``work`` in a child with a session of its own, which by default dies with this process; return its id.
-
-    The child exits with the code that ``work`` returns, and never returns into the parent's code.
-    """
+def fork_apart(work: Callable[[], int], *, outlives_parent: bool = False) -> int:
+    """Run ``work`` in a child with a session of its own, which by default dies with this process; return its id."""
     parent_pid = os.getpid()
-    if pid := os.fork():
-        return pid
-    exit_code = 1
-    try:
+
+    def child() -> int:
         if not outlives_parent:
             die_with(parent_pid)
         os.setsid()
-        exit_code = work()
-    except BaseException:  # noqa: BLE001 - every error has to be in the log
-        traceback.print_exc()
-    finally:
-        with suppress(OSError):
-            sys.stderr.flush()
-        os._exit(exit_code)
+        return work()
+
+    return fork(child)
 
 
 def _raise_stopped(*_: object) -> NoReturn:
@@ -204,21 +194,15 @@ class ForkServer:
         with suppress(EOFError, ConnectionError):
             while True:
                 message, fds = receive(self.channel)
-                reap()
+                # Guards that have ended.
+                reap_children()
                 try:
-                    self.answer(message, fds)
+                    if message["request"] == "launch":
+                        self.launch(message, fds)
+                    else:
+                        send(self.channel, {"problem": self.prepare(message["modules"], message["environ"])})
                 finally:
                     close_all(fds)
-
-    def answer(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Answer one request; an unknown request ends the server."""
-        match message["request"]:
-            case "prepare":
-                send(self.channel, {"problem": self.prepare(message["modules"], message["environ"])})
-            case "launch":
-                self.launch(message, fds)
-            case request:
-                raise ValueError(f"request {request!r} is unknown; allowed are prepare and launch")
 
     def prepare(self, modules: list[str], environ: dict[str, str] | None) -> str | None:
         """Import modules, and prove once that a child can use CUDA; return why the server can't be forked, or None.
@@ -266,7 +250,7 @@ class ForkServer:
 
     def launch(self, message: dict[str, Any], fds: list[int]) -> None:
         """Fork the guard of a launch and send its pidfd; ``fds`` are lifeline, verdict, log and leases."""
-        pid = fork(lambda: self.guard(message, fds), outlives_parent=True)
+        pid = fork_apart(lambda: self.guard(message, fds), outlives_parent=True)
         # The process id can't have been reused: only a later request reaps the guard.
         pidfd = os.pidfd_open(pid)
         try:
@@ -296,7 +280,7 @@ class ForkServer:
             close_all([lifeline_fd, verdict_fd])
             return _WarmAgent(Path(spec["run_dir"]), spec["num_ranks"]).main()
 
-        guard_launch(spec, lambda: fork(run_agent))
+        guard_launch(spec, lambda: fork_apart(run_agent))
         return 0
 
 
@@ -345,7 +329,7 @@ def _answer_of_child(task: Callable[[], str], limit_s: float) -> str:
         return 0
 
     read_fd, write_fd = os.pipe()
-    pid = fork(answer)
+    pid = fork_apart(answer)
     os.close(write_fd)
     text = f"no answer within {limit_s:g} s"
     if is_readable(read_fd, limit_s):
@@ -371,13 +355,6 @@ def _thread_names() -> dict[int, str]:
         if thread.native_id in names:
             names[thread.native_id] = thread.name
     return names
-
-
-def reap() -> None:
-    """Collect guards that have ended."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _allocate(environ: dict[str, str]) -> str:

@@ -290,18 +290,28 @@ def start_keeper(start_agent: Callable[[], int]) -> int:
     is then the parent of such orphans and ends them. It passes SIGTERM on to the agent, and ends in the way in which
     the agent ends. The keeper keeps the pipe of the verdict open, so pytest waits until the keeper has ended.
     """
-    guard_pid = os.getpid()
-    if keeper_pid := os.fork():
-        return keeper_pid
+    return fork(partial(_keep, os.getpid(), start_agent))
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Run ``work`` in a child and return the child's process id.
+
+    The child exits with the code that ``work`` returns, and never returns into the parent's code.
+    """
+    if pid := os.fork():
+        return pid
+    exit_code = 1
     try:
-        _keep(guard_pid, start_agent)
-    except BaseException:  # noqa: BLE001 - the child must not return into the guard's code
+        exit_code = work()
+    except BaseException:  # noqa: BLE001 - every error has to be in the log
         traceback.print_exc()
     finally:
-        os._exit(1)
+        with suppress(OSError):
+            sys.stderr.flush()
+        os._exit(exit_code)
 
 
-def _keep(guard_pid: int, start_agent: Callable[[], int]) -> None:
+def _keep(guard_pid: int, start_agent: Callable[[], int]) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guard = os.pidfd_open(guard_pid)
     agent_pid = start_agent()
@@ -315,18 +325,18 @@ def _keep(guard_pid: int, start_agent: Callable[[], int]) -> None:
         # An orphan that ends has no other parent to wait for it.
         ready = {fd for fd, _ in events.poll(1000)}
         if agent not in ready:
-            _reap_but(agent_pid)
+            reap_children(agent_pid)
     if agent not in ready:
-        kill_descendants(lambda: _reap_but(0))
-        return
+        kill_descendants(reap_children)
+        return 1
     code = os.waitstatus_to_exitcode(os.waitpid(agent_pid, 0)[1])
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)
-    os._exit(code)
+    return code
 
 
-def _reap_but(kept_pid: int) -> None:
+def reap_children(kept_pid: int = 0) -> None:
     """Wait for children that have ended, except one."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != kept_pid:

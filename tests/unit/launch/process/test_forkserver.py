@@ -99,9 +99,9 @@ def test_children_are_found_when_a_thread_has_ended_after_the_threads_were_liste
 STOPPED_BETWEEN_WAIT_AND_RECORD = """
 import os, signal
 from pathlib import Path
-from pytest_aorta.launch.process.forkserver import _WarmAgent, fork
+from pytest_aorta.launch.process.forkserver import _WarmAgent, fork_apart
 
-ended, running = fork(signal.pause), fork(signal.pause)
+ended, running = fork_apart(signal.pause), fork_apart(signal.pause)
 os.kill(ended, signal.SIGKILL)
 os.waitpid(ended, 0)
 agent = _WarmAgent(Path(), 2)
@@ -125,7 +125,7 @@ def hold(stacks, ready):
 
 warm_agent.TERM_S = 0.1
 stacks, ready = open("stacks.txt", "w"), Path("ready")
-rank = warm_agent.fork(lambda: hold(stacks, ready))
+rank = warm_agent.fork_apart(lambda: hold(stacks, ready))
 while not ready.exists():
     time.sleep(0.01)
 agent = warm_agent._WarmAgent(Path(), 1)
