@@ -12,9 +12,6 @@ from pytest_aorta.plan.workloads import CPU_KERNELS, cpu_field, is_allowed
 from pytest_aorta.worker import weight_hash
 from pytest_aorta.worker.accelerator import device_facts
 
-# The backends on which a second launch is known to compute the same bits: always, or if every algorithm is
-# deterministic. On HIP nobody has compared launches.
-_REPRODUCIBLE, _REPRODUCIBLE_IF_DETERMINISTIC = frozenset({"cpu"}), frozenset({"cuda"})
 # Tool ids of sys.monitoring, which exists from Python 3.12 on.
 _TOOLS = range(6)
 
@@ -50,14 +47,13 @@ def environment_facts(
             ATen, MKL and oneDNN compute the same bits, except square roots of whole tensors, as in unfused optimizers:
             MKL rounds these differently on Intel and AMD CPUs. The bits of compiled kernels depend on the CPU.
     """
-    deterministic = torch.are_deterministic_algorithms_enabled()
     if bitwise_reproducible is None:
         bitwise_reproducible = _is_reproducible(device)
     facts: dict[str, str | int | float | bool | None] = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "device": device.type,
-        "deterministic_algorithms": deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "bitwise_reproducible": bitwise_reproducible,
         "num_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -72,13 +68,11 @@ def environment_facts(
         facts |= device_facts(device)
     # The config or the caller has set these variables; inductor itself sets the folder of its cache.
     given = (name for name in sorted(os.environ) if is_allowed(name) and name != "TORCHINDUCTOR_CACHE_DIR")
-    facts |= {name: os.environ[name] for name in given}
-    return facts
+    return facts | {name: os.environ[name] for name in given}
 
 
 def _is_reproducible(device: torch.device) -> bool:
-    backend = "hip" if device.type == "cuda" and torch.version.hip else device.type
-    is_strict = (
-        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    )
-    return backend in _REPRODUCIBLE or (is_strict and backend in _REPRODUCIBLE_IF_DETERMINISTIC)
+    if device.type == "cuda":
+        # In mode 2, an algorithm that is not deterministic is an error. On HIP nobody has compared launches.
+        return torch.get_deterministic_debug_mode() == 2 and not torch.version.hip
+    return device.type == "cpu"
