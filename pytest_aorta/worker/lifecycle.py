@@ -51,12 +51,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     ``leave`` waits for the script's threads and runs its handlers of ``atexit``. Both may use process groups, so it is
     called before any collective of the harness.
     """
-    plan = read_plan(run_dir / PLAN_FILE)
-    if is_simulated():
-        simulate_world()
-    if planted := Planted.read(os.environ):
-        plant(planted)
-    _set_search_path(plan)
+    plan = _begin(run_dir)
     if program := plan.program():
         pid = os.getpid()
         recorder.watch_optimizers()
@@ -90,8 +85,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         if not recorder.is_observing:
             _leave_process_groups()
         return
-    if plan.spec is None:
-        raise ValueError(f"{run_dir / PLAN_FILE} names neither a script nor a workload")
+    assert plan.spec is not None  # since the plan has no program
     workload_class = _load_workload(plan.spec)
     leave_mark(folder, IMPORTED)
     workload = workload_class(plan.own_config)
@@ -119,10 +113,7 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
 
     Neither waits for other ranks: the command decides when each of them ends.
     """
-    plan = read_plan(run_dir / PLAN_FILE)
-    if planted := Planted.read(os.environ):
-        plant(planted)
-    _set_search_path(plan)
+    plan = _begin(run_dir)
     recorder.watch_optimizers()
     record_script(plan.record or StepRecording())
 
@@ -137,10 +128,17 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
     return write_result
 
 
-def _set_search_path(plan: LaunchPlan) -> None:
+def _begin(run_dir: Path) -> LaunchPlan:
+    """Return the plan, after everything that has to precede the rank's own code."""
+    plan = read_plan(run_dir / PLAN_FILE)
+    if is_simulated():
+        simulate_world()
+    if planted := Planted.read(os.environ):
+        plant(planted)
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     sys.path[:] = [str(plan.counterpart(Path(entry))) if entry else entry for entry in sys.path]
+    return plan
 
 
 def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when: str) -> RankResult:
