@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_aorta.common import variables
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.plan.launch_plan import StepRecording
+from pytest_aorta.result.evidence import log_tail
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series, digest
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
@@ -65,7 +66,7 @@ _LONGEST_NAME = 200
 # Processor time of child processes that is more than that of a tool which the script has called, in seconds.
 _CHILD_S = 2.0
 _ABOUT_DEVICES = re.compile(r"\b(cuda|gpus?|accelerators?)\b", re.IGNORECASE)
-_LAST_LINES, _LAST_BYTES = 5, 4096
+_LAST_LINES = 5
 _LOSS, _NORM = "loss", "gradient norm"
 
 
@@ -324,6 +325,7 @@ class Observer:
         optimizers: The optimizers that have stepped.
         has_optimizer: Whether the script has made an optimizer.
         has_loaded: Whether the script has called ``torch.load``.
+        device: The device of the steps; the CPU before the first step.
     """
 
     def __init__(self, record: StepRecording = StepRecording()) -> None:  # noqa: B008 - it is frozen
@@ -333,7 +335,7 @@ class Observer:
         self.began_s = time.perf_counter()
         self._children_before_s = _all_children_s()
         self._all: list[_Optimized] = []
-        self._device = torch.device("cpu")
+        self.device = torch.device("cpu")
         self._progress: Progress | None = None
         self._values: list[tuple[str, float | torch.Tensor]] = []
         # What a scaler has returned, for what it was given, until the next backward pass.
@@ -528,13 +530,13 @@ class Observer:
 
     def _new(self, optimizer: Optimizer) -> _Optimized:
         if not self._all:
-            self._device = own_device()
+            self.device = own_device()
             # Keep the group: gloo's destructor can deadlock, and would run when the script drops its last reference.
             self._group = dist.group.WORLD if dist.is_initialized() else None
         self.optimizers.add(optimizer)
         every = self.record.hash_every_step and not self._is_simulated
         named = self.optimizers.named
-        self._all.append(_Optimized(optimizer, named, self._device, self.record.warmup, hash_every_step=every))
+        self._all.append(_Optimized(optimizer, named, self.device, self.record.warmup, hash_every_step=every))
         return self._all[-1]
 
     def _look(self, found: _Optimized) -> None:
@@ -542,11 +544,6 @@ class Observer:
         self.optimizers.look(found.num_steps, f"step {found.num_steps}")
         self._looked_s = time.perf_counter()
         self._look_s = self._looked_s - began_s
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the steps; the CPU before the first step."""
-        return self._device
 
     @property
     def num_steps(self) -> int:
@@ -666,15 +663,11 @@ def _all_children_s() -> float:
 
 def _last_lines() -> str:
     """Return the last lines of this rank's output, each behind a bar; empty without any."""
-    folder = os.environ.get(variables.RANK_FOLDER)
-    path = Path(folder) / OUTPUT_LOG if folder else None
-    if path is None or not path.exists():
+    if (folder := os.environ.get(variables.RANK_FOLDER)) is None:
         return ""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    with path.open("rb") as log:
-        log.seek(max(0, path.stat().st_size - _LAST_BYTES))
-        lines = log.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+    lines = log_tail(Path(folder) / OUTPUT_LOG)[-_LAST_LINES:]
     return "".join(["; its last lines:" if lines else "", *(f"\n  | {brief(line)}" for line in lines)])
 
 
