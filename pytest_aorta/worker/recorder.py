@@ -272,17 +272,12 @@ class Recorder:
         parameters = list(named)
         found = hash_parameters(parameters)
         self.weight_hash(step, found.hex)
-        known = self._tensor_hashes.get("weights", TensorHashes([*found.per_tensor], [], {}))
-        if len(known.steps) < _STEPS_BY_TENSOR and known.names == [*found.per_tensor]:
-            shapes = {logical_name(name): list(parameter.shape) for name, parameter in parameters}
-            self.tensor_hashes(
-                "weights",
-                TensorHashes(
-                    known.names,
-                    [shapes[name] for name in known.names],
-                    known.steps | {str(step): [*found.per_tensor.values()]},
-                ),
-            )
+        names = [*found.per_tensor]
+        shapes = {logical_name(name): list(parameter.shape) for name, parameter in parameters}
+        known = self._tensor_hashes.get("weights", TensorHashes(names, [shapes[name] for name in names], {}))
+        if len(known.steps) < _STEPS_BY_TENSOR and known.names == names:
+            steps = known.steps | {str(step): [*found.per_tensor.values()]}
+            self.tensor_hashes("weights", known.replace(steps=steps))
 
     def metric(self, name: str, value: float) -> None:
         """Record a metric of this rank; the name includes the unit, e.g. ``tokens_per_s``."""
@@ -339,9 +334,9 @@ class Recorder:
                 "`with recorder.step():`"
             )
         costs = Costs(problem=_NOT_COUNTED) if self._counter is None else self._counter.costs()
-        throughput = {"tokens_per_s": 1000 * self._tokens / sum(times)} if self._tokens else {}
-        values = {"loss": self._loss, "grad_norm": self._grad_norm}
-        result = self._result_of(self._timer, self._began_s, throughput, costs, **values)
+        result = self._timed(self._timer, self._began_s, costs, self._loss, self._grad_norm)
+        if self._tokens:
+            result = result.replace(metrics={"tokens_per_s": 1000 * self._tokens / sum(times)} | result.metrics)
         return result if self._capture is None else result.with_profile(self._capture)
 
     def _observed(self, observer: Observer) -> RankResult:
@@ -357,60 +352,48 @@ class Recorder:
             [values[step - 1] for step in main.timed] if len(values) == main.num_steps else values
             for values in (self._loss, self._grad_norm)
         ]
-        costs = observer.costs() or Costs(problem=_NOT_COUNTED)
-        result = self._result_of(main.timer, observer.began_s, {}, costs, loss=own[0], grad_norm=own[1])
+        result = self._timed(main.timer, observer.began_s, observer.costs() or Costs(problem=_NOT_COUNTED), *own)
         return result.replace(series=observer.series()).with_profile(Profile() if is_simulated() else main.profile())
 
     def _whole(self, observer: Observer) -> RankResult:
         """Return the measurements of a script that trains nothing, as one step: its wall time and its memory."""
         device, wall_s = own_device(), time.perf_counter() - observer.began_s
-        return RankResult(
-            passed=not self._failures,
-            failure_count=len(self._failures),
-            failures=self._failures,
-            configured_iterations=1,
-            total_iterations=1,
-            step_times_ms=[1000 * wall_s],
-            elapsed_sec=wall_s,
-            metrics=self._with_memory(device),
-            environment=environment_facts(device),
-            memory_bytes=[memory_in_use(device)],
-            costs=Costs(problem="the script steps no optimizer, so it has no step whose costs could be counted"),
-        )
+        costs = Costs(problem="the script steps no optimizer, so it has no step whose costs could be counted")
+        return self._result_of([1000 * wall_s], wall_s, device, costs).replace(memory_bytes=[memory_in_use(device)])
 
-    def _with_memory(self, device: torch.device) -> dict[str, float]:
-        """Return the script's own metrics, and the peak of allocated memory where there is device memory."""
-        peak = peak_memory(device)
-        return self._metrics if peak is None else {"peak_memory_bytes": peak} | self._metrics
-
-    def _result_of(
+    def _timed(
         self,
         timer: StepTimer,
         began_s: float,
-        throughput: dict[str, float],
         costs: Costs,
-        *,
         loss: Sequence[float | torch.Tensor],
         grad_norm: Sequence[float | torch.Tensor],
     ) -> RankResult:
-        times = timer.step_times_ms()
-        return RankResult(
-            passed=not self._failures,
-            failure_count=len(self._failures),
-            failures=self._failures,
-            configured_iterations=len(times),
-            total_iterations=len(times),
-            step_times_ms=times,
-            elapsed_sec=time.perf_counter() - began_s,
-            metrics=throughput | self._with_memory(timer.device),
+        """Return the measurements of the steps of a timer, and what the script recorded beside them."""
+        times_ms = timer.step_times_ms()
+        return self._result_of(times_ms, time.perf_counter() - began_s, timer.device, costs).replace(
             weight_hashes=self._weight_hashes,
             loss=[float(value) for value in loss],
             grad_norm=[float(value) for value in grad_norm],
-            environment=environment_facts(timer.device),
             collective_ms=timer.collective_ms(),
             memory_bytes=timer.memory_bytes(),
             canary_before=self._canary_before,
             tensor_hashes=self._tensor_hashes,
+        )
+
+    def _result_of(self, times_ms: list[float], elapsed_s: float, device: torch.device, costs: Costs) -> RankResult:
+        peak = peak_memory(device)
+        return RankResult(
+            passed=not self._failures,
+            failure_count=len(self._failures),
+            failures=self._failures,
+            configured_iterations=len(times_ms),
+            total_iterations=len(times_ms),
+            step_times_ms=times_ms,
+            elapsed_sec=elapsed_s,
+            # There is a peak only where there is device memory.
+            metrics=self._metrics if peak is None else {"peak_memory_bytes": peak} | self._metrics,
+            environment=environment_facts(device),
             costs=costs,
         )
 
