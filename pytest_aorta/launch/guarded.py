@@ -129,11 +129,10 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept |= plan.config.get(ENVIRONMENT_KEY, {})
     show_devices(plan.world.devices, kept)
     kept[variables.DEVICE] = plan.world.device
-    kept.pop(variables.SIMULATED, None)
-    if plan.world.simulated:
-        kept[variables.SIMULATED] = f"{plan.world.size}:{','.join(map(str, plan.world.simulated))}"
     kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
+    simulated = f"{plan.world.size}:{','.join(map(str, plan.world.simulated))}"
     given = {
+        variables.SIMULATED: simulated if plan.world.simulated else None,
         variables.PROFILER: plan.profiler,
         variables.PROFILER_SCHEDULE: plan.profiler_schedule,
         variables.LOCATES_COSTS: "1" if plan.locates_costs else None,
