@@ -531,7 +531,7 @@ def overlap_of_cpu(trace: Mapping[str, Any]) -> Profile:
     gloo = [(kind, work) for kind, work in works if is_within(work, edges)]
     durations = [(name[:MAX_NAME], own_ns) for name, own_ns in _own_times(operators, edges)]
     durations += [(f"{GLOO}{kind}", duration_of(work)) for kind, work in gloo]
-    served = ((Call(kind), duration_of(work)) for kind, work in gloo)
+    served = ((Call(kind, "", None, None), duration_of(work)) for kind, work in gloo)
     return _capture_of(edges, _operator_lanes(operators) | _gloo_lanes(works), durations, served)
 
 

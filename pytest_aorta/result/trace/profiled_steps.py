@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 from typing import Annotated, TypeAlias
@@ -163,14 +163,21 @@ class FamilyTime(Model, frozen=True):
 Kernels: TypeAlias = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=96)], FamilyTime], Meta(max_length=64)]
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a collective in a process group. The attributes are those of :class:`CollectiveCalls`."""
+class Call(Model, frozen=True):
+    """A call of a collective in a process group.
+
+    Attributes:
+        kind: Kind of collective.
+        group: Name and ranks of the process group as torch reports them; empty if unknown.
+        group_size: Number of ranks in the group; None if unknown.
+        num_bytes: Size of the larger of input and output of a call in bytes, for all-to-all a mean over the calls; None
+            if unknown.
+    """
 
     kind: Collective
-    group: str = ""
-    group_size: int | None = None
-    num_bytes: int | None = None
+    group: Annotated[str, Meta(max_length=4096)]
+    group_size: Positive | None
+    num_bytes: Count | None
 
     @property
     def key(self) -> Call:
@@ -180,18 +187,19 @@ class Call:
         all-to-all, in which each rank may send and receive another number of bytes, e.g. if experts get unequal numbers
         of tokens.
         """
-        return replace(self, num_bytes=None) if self.kind is Collective.ALL_TO_ALL else self
+        num_bytes = None if self.kind == Collective.ALL_TO_ALL else self.num_bytes
+        return Call(self.kind, self.group, self.group_size, num_bytes)
 
     def lasting(self, duration_ms: float) -> CollectiveCalls:
         """Return this call alone with its duration."""
         return CollectiveCalls(self.kind, self.group, self.group_size, self.num_bytes, [duration_ms])
 
 
-class CollectiveCalls(Model, frozen=True):
+class CollectiveCalls(Call, frozen=True):
     """The calls of one rank that are of one kind, group and size, in the order of all ranks of the group.
 
     Attributes:
-        kind: Kind of :class:`Collective`.
+        kind: Kind of collective.
         group: Name and ranks of the process group as torch reports them; empty if unknown.
         group_size: Number of ranks in the group; None if unknown.
         num_bytes: Size of the larger of input and output of a call in bytes, for all-to-all a mean over the calls; None
@@ -199,16 +207,7 @@ class CollectiveCalls(Model, frozen=True):
         ms: Duration of each call in the profiled steps in milliseconds, in order.
     """
 
-    kind: CollectiveKind
-    group: Annotated[str, Meta(max_length=4096)]
-    group_size: Positive | None
-    num_bytes: Count | None
     ms: Annotated[list[NotNegative], Meta(max_length=4096)]
-
-    @property
-    def key(self) -> Call:
-        """Return the key of these calls, which the calls of the group's other ranks have too."""
-        return Call(Collective(self.kind), self.group, self.group_size, self.num_bytes).key
 
 
 # A lane of a timeline -> ``[begin_ms, end_ms]`` of each interval, from the beginning of the step.
@@ -413,7 +412,7 @@ def _bus_bytes(calls: CollectiveCalls) -> float | None:
     """Return the bytes of one of the calls on the bus, a mean; None if sizes are unknown."""
     if calls.num_bytes is None or calls.group_size is None:
         return None
-    factor = _BUS_FACTORS.get(calls.key.kind)
+    factor = _BUS_FACTORS.get(calls.kind)
     return calls.num_bytes * (1.0 if factor is None else factor * (calls.group_size - 1) / calls.group_size)
 
 
