@@ -487,7 +487,7 @@ def _hang(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence
         peers = _names(absent) if absent else _ended(done, ", which")
         headline = f"{_names(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for {peers}"
         if missed:
-            headline += f", which never entered {missed.collective} number {missed.sequence}"
+            headline += f", which never entered {missed.collective}"
     elif waiting and first.in_flight and len({str(rank.in_flight) for rank in waiting}) == 1:
         headline = (
             f"all have entered {first.in_flight}{_in_steps(waiting)}: the limit is too short, the loop makes no "

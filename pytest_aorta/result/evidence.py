@@ -284,8 +284,7 @@ def _read(path: Path, kind: type[T], damaged: list[str]) -> T | None:
 class MissedCollective:
     """The first collective that not all ranks joined, and the ranks that are missing from it."""
 
-    collective: str
-    sequence: int
+    collective: Collective
     missing_ranks: tuple[int, ...]
 
 
@@ -295,7 +294,7 @@ def first_missed(ranks: Iterable[RankEvidence]) -> MissedCollective | None:
     waiting = [collective for rank in recorded if (collective := rank.in_flight)]
     for awaited in sorted(waiting, key=lambda collective: collective.time_created_ns):
         if missing := tuple(rank.rank for rank in recorded if _has_missed(rank, awaited)):
-            return MissedCollective(awaited.profiling_name, awaited.collective_seq_id, missing)
+            return MissedCollective(awaited, missing)
     return None
 
 

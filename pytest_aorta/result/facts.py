@@ -32,7 +32,6 @@ from pytest_aorta.common.model import (
 )  # fmt: skip
 from pytest_aorta.plan.options import WRAPPERS, LauncherKind
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
-from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.series import SeriesFacts, described, diverged, series_facts
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
@@ -199,11 +198,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
             datetime.fromisoformat(self.recorded_at)
         except ValueError:
             raise ValueError(f"recorded_at: got {self.recorded_at!r}, allowed is a moment in UTC") from None
-
-    @property
-    def version(self) -> str:
-        """Return the version of the code, as :func:`~pytest_aorta.result.provenance.version_text` writes it."""
-        return version_text(self.commit, self.dirty)
 
     @property
     def device(self) -> str:

@@ -54,11 +54,6 @@ class Provenance(Model, frozen=True):
     dirty: bool | None = None
     command: CommandLine = field(default_factory=list)
 
-    @property
-    def version(self) -> str:
-        """Return the version of the code as text, as in :func:`version_text`."""
-        return version_text(self.commit, self.dirty)
-
 
 def provenance(folder: Path, command: Sequence[str] = (), reference: AnyReference | None = None) -> Provenance:
     """Return the provenance of a launch that has just ended on this host, whose ranks ran in ``folder``.

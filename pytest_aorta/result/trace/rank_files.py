@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, TypeAlias
@@ -161,8 +159,7 @@ class _Line(Model, frozen=True, forbid_unknown_fields=False):
     loss: Finite | None = None
 
 
-@dataclass(frozen=True)
-class Iteration:
+class Iteration(Model, frozen=True):
     """A measured step whose streams were timed on every rank.
 
     Attributes:
@@ -179,7 +176,7 @@ class Iteration:
     hidden_comm_ms: float
     exposed_comm_ms: float
     loss: float | None = None
-    collectives: Mapping[str, CollectiveTime] = dataclasses.field(default_factory=dict)
+    collectives: Mapping[str, CollectiveTime] = field(default_factory=dict)
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -210,19 +207,8 @@ def _timed_steps(path: Path) -> dict[int, _Line]:
     return {line.step: line for line in lines if line.hidden_comm_ms is not None}
 
 
-def _collectives(lines: Sequence[_Line]) -> dict[str, CollectiveTime]:
-    """Return the means of each collective, which takes no time on ranks that do not run it."""
-    kinds = [str(kind) for kind in Collective if any(kind in line.hidden_ms for line in lines)]
-    return {
-        kind: CollectiveTime(
-            total_ms=fmean(line.stream_ms.get(kind, 0.0) for line in lines),
-            hidden_ms=fmean(line.hidden_ms.get(kind, 0.0) for line in lines),
-        )
-        for kind in kinds
-    }
-
-
 def _iteration(lines: Sequence[_Line]) -> Iteration:
+    """Return the means over ranks; a collective takes no time on ranks that do not run it."""
     return Iteration(
         step=lines[0].step,
         step_time_ms=max(line.step_time_ms for line in lines),
@@ -230,5 +216,12 @@ def _iteration(lines: Sequence[_Line]) -> Iteration:
         hidden_comm_ms=fmean(line.hidden_comm_ms or 0.0 for line in lines),
         exposed_comm_ms=fmean(line.exposed_comm_ms for line in lines),
         loss=lines[0].loss,
-        collectives=_collectives(lines),
+        collectives={
+            str(kind): CollectiveTime(
+                total_ms=fmean(line.stream_ms.get(kind, 0.0) for line in lines),
+                hidden_ms=fmean(line.hidden_ms.get(kind, 0.0) for line in lines),
+            )
+            for kind in Collective
+            if any(kind in line.hidden_ms for line in lines)
+        },
     )

@@ -19,6 +19,7 @@ from pytest_aorta.result.facts import (
     slope_bounds,
 )
 from pytest_aorta.result.measurements import PlatformFacts, Reading, Sample, lowest_sm_clock_mhz, summarize, throttled
+from pytest_aorta.result.provenance import version_text
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from tests.unit.builders import make_provenance, make_result, replace
 
@@ -116,7 +117,8 @@ def test_facts_and_their_json_have_the_version_of_the_code(version):
     measured = make_provenance(commit=commit, branch=branch, dirty=dirty)
     facts = launch_facts(make_result(TWO_RANKS, provenance=measured))
     assert (facts.commit, facts.branch, facts.dirty) == version
-    assert facts.version == ("" if commit is None else "c0ffee00c0ff and changes" if dirty else "c0ffee00c0ff")
+    text = "" if commit is None else "c0ffee00c0ff and changes" if dirty else "c0ffee00c0ff"
+    assert version_text(facts.commit, facts.dirty) == text
     assert ("dirty" in to_builtins(facts)) is (dirty is not None)
 
 
