@@ -79,15 +79,15 @@ def processes_of(run_dirs: Iterable[Path]) -> list[int]:
     return sorted(found, key=lambda pid: len(_line(pid)), reverse=True)
 
 
-def end_processes(run_dirs: Iterable[Path], limit_s: float = KILL_S) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def end_processes(run_dirs: Iterable[Path]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Kill the processes of the launches that write into ``run_dirs``, and wait until they are gone.
 
     Returns:
-        The ids of processes that are gone, and of processes that could not be ended within ``limit_s`` seconds.
+        The ids of processes that are gone, and of processes that could not be ended within ``KILL_S`` seconds.
     """
     folders = list(run_dirs)
     pidfds: dict[int, int] = {}
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + KILL_S
     empty_passes = 0
     try:
         while True:

@@ -6,13 +6,11 @@ import math
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_aorta.plan.accelerators import Sensors, SensorsUnavailable, open_sensors, source_of
-from pytest_aorta.plan.device_kind import Device
+from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
 from pytest_aorta.result.measurements import PlatformFacts, Sample, summarize
@@ -70,17 +68,9 @@ class LaunchWatch:
     If there are neither devices to read nor a line to show, no thread is started.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        line: StateLine | None,
-        opener: Callable[[Sequence[Device]], Sensors] = open_sensors,
-        tick_s: float = TICK_S,
-    ) -> None:
+    def __init__(self, plan: LaunchPlan, line: StateLine | None) -> None:
         self._plan = plan
         self._line = line
-        self._opener = opener
-        self._tick_s = tick_s
         self._devices = plan.world.devices
         self._over = threading.Event()
         self._began_s = time.monotonic()
@@ -110,7 +100,7 @@ class LaunchWatch:
         try:
             if self._devices:
                 self._facts = self._read_devices()
-            while not self._over.wait(self._tick_s):
+            while not self._over.wait(TICK_S):
                 self._show()
         finally:
             if self._line is not None:
@@ -120,16 +110,15 @@ class LaunchWatch:
         """Sample until the launch is over, or the driver fails."""
         source, samples = source_of(self._devices), list[Sample]()
         try:
-            sensors = self._opener(self._devices)
+            sensors = open_sensors(self._devices)
         except SensorsUnavailable as error:
             return PlatformFacts(source, str(error))
         problem, is_last = None, False
         try:
             while not is_last:
                 # Take one more sample after the end.
-                is_last = self._over.wait(self._tick_s if samples else 0)
-                reading = sensors.read()
-                samples.append(Sample(reading, self._show().in_steps))
+                is_last = self._over.wait(TICK_S if samples else 0)
+                samples.append(Sample(sensors.read(), self._show().in_steps))
         except SensorsUnavailable as error:
             problem = str(error)
         finally:

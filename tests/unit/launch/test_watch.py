@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.launch import watch as watching
 from pytest_aorta.launch.watch import LaunchState, LaunchWatch, _launch_state
 from pytest_aorta.plan.accelerators import SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -21,6 +22,11 @@ HANG_S = 60.0
 SPEC = WorkloadSpec(
     name="toy", folder=Path("/own/toy"), class_name="Toy", description="a toy", properties={"steps": {"default": 40}}
 )
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    monkeypatch.setattr(watching, "TICK_S", 0.001)
 
 
 def on_gpus(tmp_path: Path) -> LaunchPlan:
@@ -95,10 +101,12 @@ def test_number_of_a_scripts_steps_is_unknown(tmp_path):
     assert _launch_state(make_plan(tmp_path, config={"args": []}), 0.0).total_steps is None
 
 
-def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(tmp_path):
+@pytest.mark.usefixtures("fast")
+def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(tmp_path, monkeypatch):
     plan, sensors = on_gpus(tmp_path), FakeSensors()
+    monkeypatch.setattr(watching, "open_sensors", sensors)
     count_steps(plan, 1, 1)
-    with LaunchWatch(plan, None, sensors, tick_s=0.001) as watch:
+    with LaunchWatch(plan, None) as watch:
         assert sensors.read_often.wait(HANG_S)
     facts = watch.platform_facts
     assert sensors.closed
@@ -107,15 +115,19 @@ def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(t
     assert (facts.source, facts.problem) == ("NVML", None)
 
 
-def test_launch_that_ends_at_once_has_a_sample(tmp_path):
-    with LaunchWatch(on_gpus(tmp_path), None, FakeSensors(), tick_s=100.0) as watch:
+def test_launch_that_ends_at_once_has_a_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr(watching, "TICK_S", 100.0)
+    monkeypatch.setattr(watching, "open_sensors", FakeSensors())
+    with LaunchWatch(on_gpus(tmp_path), None) as watch:
         pass
     assert [device.in_steps for device in watch.platform_facts.devices] == [False, False]
 
 
-def test_failing_driver_leaves_earlier_samples_and_the_reason(tmp_path):
+@pytest.mark.usefixtures("fast")
+def test_failing_driver_leaves_earlier_samples_and_the_reason(tmp_path, monkeypatch):
     sensors, line = FakeSensors(readings=2), FakeLine()
-    with LaunchWatch(on_gpus(tmp_path), line, sensors, tick_s=0.001) as watch:
+    monkeypatch.setattr(watching, "open_sensors", sensors)
+    with LaunchWatch(on_gpus(tmp_path), line) as watch:
         deadline_s = time.monotonic() + HANG_S
         while len(line.states) < 5 and time.monotonic() < deadline_s:
             time.sleep(0.001)
@@ -135,6 +147,7 @@ def test_cpu_ranks_have_no_facts_and_no_thread(tmp_path):
     assert watch.platform_facts is None
 
 
+@pytest.mark.usefixtures("fast")
 def test_line_is_cleared_at_the_end_also_of_a_launch_that_raises(tmp_path):
     line = FakeLine()
 
@@ -142,7 +155,7 @@ def test_line_is_cleared_at_the_end_also_of_a_launch_that_raises(tmp_path):
         assert line.shown.wait(HANG_S)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), LaunchWatch(make_plan(tmp_path), line, tick_s=0.001):
+    with pytest.raises(KeyboardInterrupt), LaunchWatch(make_plan(tmp_path), line):
         interrupted()
     assert line.cleared
     assert replace(line.states[0], elapsed_s=0.0) == LaunchState("toy", 2, 0, 0, 3, 0, 0.0)
