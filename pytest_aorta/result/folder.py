@@ -35,7 +35,6 @@ FLIGHT_FOLDER: Final = "flight"
 ELASTIC_FOLDER: Final = "torchelastic"
 # A script's copy of the working folder; deleted after the launch.
 COPY_FOLDER: Final = "copy"
-FLIGHT_PREFIX: Final = "rank_"
 # Files of a rank.
 PID_FILE: Final = "pid"
 MARKS_FILE: Final = "marks"
@@ -74,7 +73,7 @@ def node_folder(run_dir: Path, node: int) -> Path:
 
 def flight_prefix(run_dir: Path) -> Path:
     """Return the path to which NCCL appends the rank's number to name a dump of its flight recorder."""
-    return run_dir / FLIGHT_FOLDER / FLIGHT_PREFIX
+    return run_dir / FLIGHT_FOLDER / "rank_"
 
 
 def is_rank_file(path: Path) -> bool:

@@ -390,6 +390,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         first_failure_iteration: the iteration of the first of ``failure_details``; None without failures.
         configured_iterations: measured steps that were requested.
         total_iterations: measured steps that were done.
+        executed_iterations: ``total_iterations``, under the name that AORTA gives it.
         main_work_started: whether every rank entered the measured loop.
         elapsed_sec: the largest of the ranks' wall times of the measured loop, in seconds.
         weight_hashes: step -> hash of the logical weights, on which all ranks agree; for an unedited script, of the
@@ -437,6 +438,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     )
     configured_iterations = _OfRanks(lambda ranks: ranks[0].configured_iterations)
     total_iterations = _OfRanks(lambda ranks: ranks[0].total_iterations)
+    executed_iterations = total_iterations
     main_work_started = _OfRanks(lambda ranks: all(rank.main_work_started for rank in ranks))
     elapsed_sec = _OfRanks(lambda ranks: max(rank.elapsed_sec for rank in ranks))
     weight_hashes = _OfRanks(lambda ranks: ranks[0].weight_hashes or joined_hashes([rank.series for rank in ranks]))
@@ -457,11 +459,6 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     collectives = _OfRanks(lambda ranks: _unless_all_empty([rank.profile.collectives for rank in ranks]))
     overlap_problem = _OfRanks(lambda ranks: ranks[0].profile.problem)
     costs = _OfRanks(lambda ranks: [rank.costs for rank in ranks])
-
-    @property
-    def executed_iterations(self) -> int:
-        """Return ``total_iterations``, under the name that AORTA gives it."""
-        return self.total_iterations
 
     @cached_property
     def step_times_ms(self) -> list[float]:

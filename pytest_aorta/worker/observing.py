@@ -523,10 +523,7 @@ class Observer:
         return last.num_steps > num_steps or self._turn - turn > _MOST_WITHIN
 
     def _find(self, optimizer: Optimizer) -> _Optimized | None:
-        for one in self._all:
-            if one.optimizer() is optimizer:
-                return one
-        return None
+        return next((one for one in self._all if one.optimizer() is optimizer), None)
 
     def _new(self, optimizer: Optimizer) -> _Optimized:
         if not self._all:

@@ -77,7 +77,7 @@ def simulate_world() -> None:
     from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
     # The class is a string that every way to a group makes from the name that it is given.
-    dist.Backend.__new__ = _fake_backend  # type: ignore[assignment,method-assign]
+    dist.Backend.__new__ = lambda _class, _name: str(dist.Backend.FAKE)  # type: ignore[assignment,method-assign]
     original = dist.init_process_group
 
     @wraps(original)
@@ -177,10 +177,6 @@ def requested_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
     Calls by code in C++, such as DDP's, are missing.
     """
     return [call for moment_ns, call in _requested if began_ns <= moment_ns <= ended_ns]
-
-
-def _fake_backend(_class: type[dist.Backend], _name: str) -> str:
-    return str(dist.Backend.FAKE)
 
 
 def _lacking(what: str, reason: object) -> RuntimeError:
