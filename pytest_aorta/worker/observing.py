@@ -14,7 +14,6 @@ import functools
 import math
 import os
 import re
-import resource
 import sys
 import time
 import weakref
@@ -654,8 +653,8 @@ def _copy(value: torch.Tensor) -> float | torch.Tensor:
 
 def _all_children_s() -> float:
     """Return the processor time of all child processes that have ended, in seconds."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def _last_lines() -> str:

@@ -48,12 +48,8 @@ def plant(planted: Planted) -> None:
         _watch_steps(planted)
 
 
-def _note(planted: Planted) -> None:
-    planted.mark.touch()
-
-
 def _exit(planted: Planted) -> None:
-    _note(planted)
+    planted.mark.touch()
     os._exit(_EXIT_CODE)
 
 
@@ -61,7 +57,7 @@ def _hold(planted: Planted) -> None:
     device = own_device()
     if on_accelerator(device):
         _kept.append(torch.zeros(int(planted.size), dtype=torch.uint8, device=device))
-        _note(planted)
+        planted.mark.touch()
 
 
 def _watch_steps(planted: Planted) -> None:
@@ -72,14 +68,14 @@ def _watch_steps(planted: Planted) -> None:
         nonlocal steps
         steps += 1
         if planted.plant is SLOW_RANK:
-            _note(planted)
+            planted.mark.touch()
             time.sleep(planted.size / 1000)
         elif steps == _STEP and planted.plant is HANG:
-            _note(planted)
+            planted.mark.touch()
             while True:
                 time.sleep(60)
         elif steps == _STEP and planted.plant is BIT and _flip_bit(optimizer):
-            _note(planted)
+            planted.mark.touch()
 
     register_optimizer_step_pre_hook(untraced(before_step))
     if planted.plant not in (LOST_GRADIENT, NAN):
@@ -93,7 +89,7 @@ def _watch_steps(planted: Planted) -> None:
         if chosen is None and steps >= _STEP - 1:
             chosen = steps
         if steps == chosen:
-            _note(planted)
+            planted.mark.touch()
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or ())
             given += [None] * (len(roots) - len(given))
@@ -128,7 +124,7 @@ def _communicate_in_line(planted: Planted) -> None:
             if work is not None:
                 work.wait()
             synchronize(own_device())
-            _note(planted)
+            planted.mark.touch()
             return work
 
         return call

@@ -94,16 +94,12 @@ def simulate_world() -> None:
     # A checkpoint would need the other ranks' parts of the tensors.
     _replace(save, lambda *_args, **_given: None)
     _replace(load, lambda *_args, **_given: None)
-    _replace(async_save, _saved)
+    # Nobody writes the checkpoint.
+    saved = Future[None]()
+    saved.set_result(None)
+    _replace(async_save, lambda *_args, **_given: saved)
     for name in ("Reducer", "_broadcast_coalesced"):
         _replace(getattr(dist, name), partial(_with_requests, getattr(dist, name)))
-
-
-def _saved(*_args: Any, **_given: Any) -> Future[None]:
-    """Return the future of a checkpoint that nobody writes."""
-    done = Future[None]()
-    done.set_result(None)
-    return done
 
 
 class _Requesting(dist.ProcessGroup):
