@@ -33,7 +33,6 @@ KILL_S = 10.0
 TICK_S = 0.01
 # A process that is just starting a program shows no environment for a moment, so several passes have to find nothing.
 _EMPTY_PASSES = 2
-_SEPARATOR = ":"
 # Index of starttime, field 22 of /proc/PID/stat, in what _stat returns: proc_pid_stat(5).
 _START_TICKS = 22 - 3
 
@@ -47,7 +46,7 @@ def launch_ids(run_dir: Path, environ: Mapping[str, str]) -> str:
     """Return a launch's value of AORTA_LAUNCH_ID: the ids of the launches around it, then its own."""
     own, outer = launch_id(run_dir), environ.get(variables.LAUNCH_ID, "")
     # The coordinator starts the node agent of node 0, so the coordinator's launch is around the agent's own.
-    return f"{outer}{_SEPARATOR}{own}" if outer else own
+    return f"{outer}:{own}" if outer else own
 
 
 def unmarked(ids: str) -> str:

@@ -145,9 +145,8 @@ def throttled(facts: PlatformFacts | None) -> list[str]:
 
 def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
     """Return the lowest of the devices' median SM clocks in the measured steps; None if no clock is known."""
-    clocks = [device.sm_clock_mhz.get("median") for device in facts.devices if device.in_steps] if facts else []
-    known = [clock for clock in clocks if clock is not None]
-    return min(known) if known else None
+    devices = [device for device in facts.devices if device.in_steps and device.sm_clock_mhz] if facts else []
+    return min((device.sm_clock_mhz["median"] for device in devices), default=None)
 
 
 def _is_held_down(device: DeviceFacts) -> bool:

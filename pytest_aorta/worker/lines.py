@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -51,10 +52,7 @@ class Lines:
     def __enter__(self) -> Lines:
         """Trace the frames that run, and those that follow."""
         if is_locating() and sys.gettrace() is None:
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None:
-                self._frames.append(frame)
-                frame = frame.f_back
+            self._frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
             for frame in reversed(self._frames):
                 frame.f_trace = self._called(frame, "call", None)
             sys.settrace(self._called)
