@@ -89,19 +89,7 @@ def script_settings(where: str, given: Mapping[str, Any]) -> ScriptSettings:
     return settings
 
 
-class _Started(ScriptSettings, frozen=True, kw_only=True):
-    """Settings of a launch that no test sets.
-
-    Attributes:
-        starts_ranks: Whether the program of the request starts its ranks by itself.
-        locates_costs: Whether ranks name the lines and modules from which the costs of a step come.
-    """
-
-    starts_ranks: bool = False
-    locates_costs: bool = False
-
-
-class LaunchRequest(_Started, frozen=True):
+class LaunchRequest(ScriptSettings, frozen=True):
     """A request to run a workload with a config, or a script with arguments.
 
     Attributes:
@@ -111,6 +99,8 @@ class LaunchRequest(_Started, frozen=True):
             variables of the ranks and does not reach the workload.
         script: Path ending in ``.py`` or dotted module; the program of a command; None for a workload.
         args: Arguments of the script or of the program.
+        starts_ranks: Whether the program starts its ranks by itself.
+        locates_costs: Whether ranks name the lines and modules from which the costs of a step come.
     """
 
     name: str
@@ -118,9 +108,11 @@ class LaunchRequest(_Started, frozen=True):
     config: dict[str, Any]
     script: str | None
     args: tuple[str, ...]
+    starts_ranks: bool = False
+    locates_costs: bool = False
 
 
-class LaunchPlan(LaunchRequest, frozen=True):
+class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
     """The complete plan of one launch: a request, and everything that was decided about it.
 
     The plan is the content of ``plan.json``, which ranks read.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, LaunchError, SpecError, WorkloadFailed
-from pytest_aorta.common.text import brief, did_you_mean
+from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
@@ -46,7 +46,7 @@ from pytest_aorta.verdict.bitwise import (
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches
-from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of
+from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of, refuse_unknown
 from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -323,14 +323,9 @@ class WorkloadRunner:
                 as a verdict that ``--aorta-fail-on`` names. A metric that is still open, because the regression ended
                 the launches, is no reason.
         """
-        known = [*METRICS, *(name for name in STEP_METRICS if name not in METRICS)]
         if not metrics:
             raise SpecError("expect_regression: names no metric; name each metric whose regression the test expects")
-        if unknown := sorted(str(name) for name in metrics if name not in known):
-            raise SpecError(
-                f"expect_regression: metrics {unknown} are unknown{did_you_mean(unknown, known)}; "
-                f"allowed are {sorted(known)}"
-            )
+        refuse_unknown(list(map(str, metrics)), METRICS | STEP_METRICS, "expect_regression")
         return self._block(frozenset(metrics))
 
     @contextmanager

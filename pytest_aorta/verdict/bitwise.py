@@ -111,8 +111,7 @@ def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
     """
     if metrics is None:
         return list(STEP_METRICS), []
-    known = [*STEP_METRICS, *(name for name in METRICS if name not in STEP_METRICS)]
-    check_compared(metrics, known)
+    check_compared(metrics, STEP_METRICS | METRICS)
     by_step = [name for name in STEP_METRICS if name in metrics]
     return by_step, [name for name in METRICS if name in metrics and name not in by_step]
 

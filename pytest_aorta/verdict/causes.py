@@ -15,6 +15,7 @@ from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.result.trace.profiled_steps import CollectiveFacts, FamilyTime
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, metric_of
+from pytest_aorta.verdict.noise import median_step_ms
 from pytest_aorta.verdict.rows import changed_choice
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
@@ -92,13 +93,13 @@ def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
     now = np.median(lags, axis=0)
     before = np.median(usual, axis=0) if known else np.zeros_like(now)
     shifts = now - before
-    p50_ms, device = _p50_ms(launches), launches[0].device
+    p50_ms, device = median_step_ms(launches), launches[0].device
     needed = STRAGGLER_FRACTION[device] * p50_ms
     if known and len(usual) >= _MIN_REFERENCE:
         # The standard deviation of a rank's lag between launches, over all ranks, in ms.
         deviation = math.sqrt(((usual - before) ** 2).sum() / (usual.size - len(now)))
         noise = _NOISES * deviation * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
-        needed = max(_SHIFT_FRACTION[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
+        needed = max(_SHIFT_FRACTION[device] * p50_ms, noise, (p50_ms - median_step_ms(reference)) / 2)
     # The least lag of each rank in any launch, without the outliers that are allowed.
     least = np.sort(lags, axis=0)[len(lags) // _LAUNCHES_PER_OUTLIER]
     late = np.flatnonzero((now > needed) & (least > -needed))
@@ -212,10 +213,6 @@ def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
     return known if len({len(lags) for lags in known}) == 1 else []
 
 
-def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
-    return median(launch.step_time_ms["p50"] for launch in launches)
-
-
 # The metrics that exposed collectives explain.
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 # The metrics that slower kernels and collectives explain.
@@ -277,7 +274,7 @@ def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str
     changed by a thousandth of the step and by a twentieth of the step's own change: smaller changes do not explain the
     regression.
     """
-    now_ms, before_ms = (median(launch.step_time_ms["p50"] for launch in side) for side in (launches, others))
+    now_ms, before_ms = map(median_step_ms, (launches, others))
     least_ms = max(LEAST_OF_STEP * before_ms, _LEAST_OF_CHANGE * (now_ms - before_ms))
     parts = [_families(launches, others, least_ms), *_collectives(launches, others, least_ms)]
     return "; ".join(filter(None, parts))

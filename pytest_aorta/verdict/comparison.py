@@ -16,9 +16,9 @@ from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Val
 from pytest_aorta.verdict.noise import (
     RESET,
     Priors,
+    median_step_ms,
     metric_blocks,
     next_block,
-    reference_step_ms,
     transformed_by_block,
     transformed_by_revision,
     transformed_values,
@@ -200,7 +200,7 @@ class StoredComparison(_Comparison):
         block = metric_blocks(metric, [*row.others, *row.launches])[-1]
         allowed, most, worse, scale = tolerance.value or 0.0, self.max_launches, metric.worse, metric.scale
         decision = decide_stored(values, block, stored, allowed, max_launches=most, worse=worse, scale=scale)
-        center = metric.scale.from_transformed(stored.center, reference_step_ms(row.others))
+        center = metric.scale.from_transformed(stored.center, median_step_ms(row.others))
         return decision, center
 
     def _undecided(self, row: Row, num_launches: int) -> str:

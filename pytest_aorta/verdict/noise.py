@@ -127,13 +127,13 @@ def transformed_values(
 
     ``center_launches`` are the launches to compare with. Their step time is the unit of exposed times.
     """
-    step_ms = reference_step_ms(center_launches)
+    step_ms = median_step_ms(center_launches)
     return [metric.scale.transform(metric.measure(launch), step_ms) for launch in launches]
 
 
-def reference_step_ms(center_launches: Sequence[LaunchFacts]) -> float:
-    """Return the step time that exposed times are divided by: the median p50 of the center launches, in ms."""
-    return median(launch.step_time_ms["p50"] for launch in center_launches)
+def median_step_ms(launches: Sequence[LaunchFacts]) -> float:
+    """Return the median p50 of launches in ms; that of the center launches is what exposed times are divided by."""
+    return median(launch.step_time_ms["p50"] for launch in launches)
 
 
 def blocks(launches: Sequence[LaunchFacts]) -> list[Hashable]:
