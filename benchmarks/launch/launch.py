@@ -94,7 +94,8 @@ class Bench:
         run_dir = self.folder / f"{launcher}-{time.monotonic_ns()}"
         root = Path(__file__).parents[2]
         script, args = str(self.script), (str(workload_s),)
-        return LaunchPlan("program", None, {}, script, args, self.world, 300.0, run_dir, root, launcher=launcher)
+        given = {"timeout_s": 300.0, "run_dir": run_dir, "cwd": root, "launcher": launcher}
+        return LaunchPlan("program", None, {}, script, args, world=self.world, **given)
 
 
 @pytest.fixture

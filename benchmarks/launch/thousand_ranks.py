@@ -40,7 +40,8 @@ def make_plan(run_dir: Path, num_ranks: int) -> LaunchPlan:
     """Return a plan of ``num_ranks`` GPUs, eight per node."""
     devices = tuple(Device(str(number), "NVIDIA H200", f"GPU-{number}") for number in range(RANKS_PER_NODE))
     world = World(num_ranks, "cuda", devices, num_ranks // RANKS_PER_NODE)
-    return LaunchPlan("llama_fsdp2", None, {"size": "8b"}, "train.py", (), world, 600.0, run_dir, run_dir)
+    request = ("llama_fsdp2", None, {"size": "8b"}, "train.py", ())
+    return LaunchPlan(*request, world=world, timeout_s=600.0, run_dir=run_dir, cwd=run_dir)
 
 
 def rank_result(rank: int, num_steps: int) -> RankResult:

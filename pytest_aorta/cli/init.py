@@ -278,28 +278,24 @@ class _Trial:
 
     def findings(self) -> _Findings:
         """Launch until it is known whether launches repeat, and return what the test should say."""
-        plain: dict[str, Any] = {"record": {"hash_weights": True}}
+        settings: dict[str, Any] = {"record": {"hash_weights": True}}
         before = files_of(self._root, [str(_RESULTS)])
-        first = self._launch(plain)
-        fresh = {"fresh": written(before, files_of(self._root, [str(_RESULTS)]))}
-        second = self._tried(plain)
+        first = self._launch(settings)
+        fresh = written(before, files_of(self._root, [str(_RESULTS)]))
+        second = self._tried(settings)
         varies = _varies(first, second)
-        if not varies:
-            self._notes.append("weights are compared bit by bit: two launches computed the same")
-            return self._fitted(plain, first, second)
         if varies == _NO_WEIGHTS:
             self._notes.append(f"weights are not compared: {varies}")
             return self._fitted({"record": {}}, first, second)
-        resumed = varies if fresh["fresh"] else ""
-        if resumed:
-            first, second = self._launch(plain | fresh), self._tried(plain | fresh)
-            if not (varies := _varies(first, second)):
-                self._notes.append(f"each launch runs in a copy of this folder {_without(fresh)}; else {resumed}")
-                return self._fitted(plain | fresh, first, second)
-        if resumed:
-            plain |= fresh
-            self._notes.append(f"each launch runs in a copy of this folder {_without(fresh)}")
-        return self._made_deterministic(plain, varies)
+        if not varies:
+            self._notes.append("weights are compared bit by bit: two launches computed the same")
+        elif fresh:
+            resumed, settings = varies, settings | {"fresh": fresh}
+            first, second = self._launch(settings), self._tried(settings)
+            varies = _varies(first, second)
+            copied = f"each launch runs in a copy of this folder without {', '.join(fresh)}, which the script writes"
+            self._notes.append(copied if varies else f"{copied}; else {resumed}")
+        return self._made_deterministic(settings, varies) if varies else self._fitted(settings, first, second)
 
     def _made_deterministic(self, settings: dict[str, Any], varies: str) -> _Findings:
         """Return the findings with seeds and deterministic algorithms; without weights if launches still differ."""
@@ -349,10 +345,6 @@ class _Trial:
             markers += [marker] if marker else []
             notes.append(note)
         return _Findings(settings, markers, [note for note in notes if note])
-
-
-def _without(fresh: Mapping[str, Sequence[str]]) -> str:
-    return f"without {', '.join(fresh['fresh'])}, which the script writes"
 
 
 def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError) -> str:

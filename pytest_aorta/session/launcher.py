@@ -116,7 +116,7 @@ class Session:
         leased = LeasedWorld(world, self.devices[: self.options.gpus], take)
         test.record = test.record.replace(platform=world.platform)
         try:
-            yield Launcher(self, leased, world, spec, test, run_base)
+            yield Launcher(self, world, spec, test, leased, run_base)
         finally:
             leased.release()
 
@@ -148,26 +148,27 @@ class Launch:
         return default_config(self.request.spec, self.request.config) if self.request.spec else {}
 
 
+@dataclass
 class Launcher:
     """Launches requests on the devices that a test has leased.
 
     Attributes:
         session, world, spec, test: What the launches belong to.
-        timeout_s: Time limit of one launch, in seconds.
         launches: The launches that left a valid result, in order.
     """
 
-    def __init__(
-        self, session: Session, leased: LeasedWorld, world: World, spec: TestSpec, test: RunningTest, run_base: Path
-    ) -> None:
-        self.session = session
-        self.world = world
-        self.spec = spec
-        self.test = test
-        self.timeout_s = spec.timeout_s or session.options.timeout_s
-        self.launches: list[Launch] = []
-        self._leased = leased
-        self._run_base = run_base
+    session: Session
+    world: World
+    spec: TestSpec
+    test: RunningTest
+    _leased: LeasedWorld
+    _run_base: Path
+    launches: list[Launch] = field(default_factory=list)
+
+    @property
+    def timeout_s(self) -> float:
+        """Return the time limit of one launch, in seconds."""
+        return self.spec.timeout_s or self.session.options.timeout_s
 
     def first(self, size: int) -> Launcher:
         """Return a launcher of the first ranks of this world, whose launches are those of this test too."""

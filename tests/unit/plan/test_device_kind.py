@@ -45,7 +45,8 @@ devices = visible_devices({"TOY_VISIBLE": "2,1"})
 world = resolve_world(WorldSpec("all", "toy"), make_options(), devices)
 print(world.platform)
 cpu = resolve_world(WorldSpec(2, "cpu"), make_options(), devices)
-plans = [LaunchPlan("toy", None, {}, "train.py", (), each, 9.0, Path("/run"), Path("/")) for each in (world, cpu)]
+own = {"timeout_s": 9.0, "run_dir": Path("/run"), "cwd": Path("/")}
+plans = [LaunchPlan("toy", None, {}, "train.py", (), world=each, **own) for each in (world, cpu)]
 environs = [launch_environment(plan, {"TOY_VISIBLE": "0,1,2"}) for plan in plans]
 print(*(f"{environ['TOY_VISIBLE']} {environ['AORTA_DEVICE']};" for environ in environs))
 with LaunchWatch(plans[0], None) as watch:
