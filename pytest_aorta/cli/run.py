@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     trials = arguments.trials
     options = given_options(arguments)
-    check_profiler(options.profiler, "--profiler")
+    check_profiler(options.profiling.tool, "--profiler")
     launch = given_launch(arguments, options)
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
     test = RunningTest(OWNER)

@@ -151,14 +151,19 @@ class FailOn(StrEnum):
 
 
 class Profiling(NamedTuple):
-    """A profiler of ranks; ``schedule`` is the steps that torch's records, None for ``profile_steps``, once."""
+    """The profiler that ranks run under.
 
-    tool: str
+    Attributes:
+        tool: ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler.
+        schedule: The steps that torch's profiler records into kept traces; None: ``profile_steps``, once.
+    """
+
+    tool: str | None = None
     schedule: ProfilerSchedule | None = None
 
     def __str__(self) -> str:
         """Return the text that the option takes."""
-        return f"{self.tool}:{self.schedule}" if self.schedule else self.tool
+        return f"{self.tool}:{self.schedule}" if self.schedule else str(self.tool)
 
 
 class Recording(NamedTuple):
@@ -392,9 +397,9 @@ class Options:
     ab: str | None = _option(
         "ab", "A/B reference to launch: a git ref, or python:PATH of an interpreter", None, _version,
         metavar="REF", shown="none")
-    profiling: Profiling | None = _option(
+    profiling: Profiling = _option(
         "profiler", f"keep traces of this profiler with the results of each launch: {', '.join(PROFILERS)}; "
-        "torch:SCHEDULE also sets the steps of each trace", None, _profiling, metavar="NAME", shown="none")
+        "torch:SCHEDULE also sets the steps of each trace", Profiling(), _profiling, metavar="NAME", shown="none")
     report: Path | None = _option(
         "report", "write an HTML report of the run here; needs pytest-aorta[report]", None, _file(".html"),
         metavar="FILE.html", shown="none", writes=True)
@@ -416,16 +421,6 @@ class Options:
     rootdir: Path = Path()
     command: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
-
-    @property
-    def profiler(self) -> str | None:
-        """The profiler that ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler."""
-        return self.profiling.tool if self.profiling else None
-
-    @property
-    def profiler_schedule(self) -> ProfilerSchedule | None:
-        """The steps that torch's profiler records into kept traces; None: ``profile_steps``, once."""
-        return self.profiling.schedule if self.profiling else None
 
 
 _DECLARED: dict[str, Option] = {part.name: part.metadata["option"] for part in fields(Options) if part.metadata}
@@ -471,7 +466,7 @@ def _nearest(folder: Path) -> Path:
 def _refuse_contradictions(options: Options) -> None:
     if options.without_gpus == WithoutGpus.FAIL and options.gpus == 0:
         raise SpecError("--aorta-without-gpus=fail and --aorta-gpus=0 contradict each other; drop one of them")
-    if options.update_baselines and options.profiling is not None:
+    if options.update_baselines and options.profiling.tool:
         raise SpecError(
             f"--update-baselines and --aorta-profiler={options.profiling} contradict each other: "
             f"a launch under a profiler can't be a baseline; drop one of them"

@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if not _is_given(config, _SHOWING):
             if options.gpus is not None:
                 check_budget(options, config.stash[RUN].devices)
-            check_profiler(options.profiler, "--aorta-profiler")
+            check_profiler(options.profiling.tool, "--aorta-profiler")
             if options.ab is not None:
                 from pytest_aorta.plan.reference import check_reference  # only for a run with a reference
 

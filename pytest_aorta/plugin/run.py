@@ -166,7 +166,7 @@ class Controller:
 
             self.run.passed.pop(report.nodeid, None)
             ended = self.run.records[index]
-            self.run.records[index] = ended.ending(RETRIED, ended.failure or report.longreprtext)
+            self.run.records[index] = ended.replace(outcome=RETRIED, failure=ended.failure or report.longreprtext)
 
     def _keep(self, report: pytest.TestReport, record: TestRecord) -> None:
         """Add the record of a test; the record of its teardown replaces that of its call."""
@@ -174,7 +174,7 @@ class Controller:
         former = self.run.records[self.latest[key]] if key in self.latest else None
         if report.when == "teardown" and former is not None:
             if not record.outcome:
-                record = record.ending(former.outcome, former.failure)
+                record = record.replace(outcome=former.outcome, failure=former.failure)
             self.run.records[self.latest[key]] = record
             return
         if former is not None and former.is_retried and former.attempt == record.attempt:
@@ -190,7 +190,7 @@ class Controller:
             return
         ended = self.run.records[known[-1]]
         failure = "\n".join(filter(None, [ended.failure, report.longreprtext]))
-        self.run.records[known[-1]] = ended.ending("error", failure)
+        self.run.records[known[-1]] = ended.replace(outcome="error", failure=failure)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:

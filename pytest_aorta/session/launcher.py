@@ -258,7 +258,7 @@ class Launcher:
             raise LaunchError(f"{plan.cwd} can't be copied: {error.filename}: {error.strerror or error}") from None
 
     def _refuse_several_nodes(self, version: AnyReference | None, fresh: Sequence[str] | None) -> None:
-        profiler = self.session.options.profiler
+        profiler = self.session.options.profiling.tool
         if fresh is not None and self.world.nodes > 1:
             raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
@@ -283,9 +283,9 @@ class Launcher:
             launcher=preferred if is_local and not request.starts_ranks else LauncherKind.TORCHRUN,
             lease_fds=self._leased.fds,
             reference=version,
-            profiler=options.profiler,
-            profiler_schedule=options.profiler_schedule,
-            limits=limits_under(options.profiler),
+            profiler=options.profiling.tool,
+            profiler_schedule=options.profiling.schedule,
+            limits=limits_under(options.profiling.tool),
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )

@@ -219,10 +219,6 @@ class TestRecord(Model, frozen=True):
         """Return True if a verdict of the test is inconclusive."""
         return any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in self.verdicts)
 
-    def ending(self, outcome: str, failure: str) -> TestRecord:
-        """Return the record with another outcome and text of the failure."""
-        return self.replace(outcome=outcome, failure=failure)
-
     def to_text(self) -> str:
         """Return the record as JSON that keeps infinite changes, for :meth:`from_text`."""
         return json.dumps(msgspec.to_builtins(self))
@@ -268,7 +264,7 @@ class RunningTest:
         """Note the end of a subtest, or of the setup, call or teardown. What ends later does not undo a failure."""
         before = self.record
         outcome = outcome_of(report) if report.failed or not before.has_failed else before.outcome
-        self.record = before.ending(outcome, "\n".join(filter(None, [before.failure, failure])))
+        self.record = before.replace(outcome=outcome, failure="\n".join(filter(None, [before.failure, failure])))
 
 
 def outcome_of(report: pytest.TestReport) -> str:

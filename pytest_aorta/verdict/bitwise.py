@@ -517,19 +517,16 @@ def locate_non_finite(calls: Mapping[int, Calls]) -> tuple[str, bool]:
     The second value is True if the operator read no such value, so that an earlier step needs no search.
     """
     origins = [(position, rank) for rank, own in calls.items() if (position := _first_non_finite(own)) is not None]
-    if origins:
-        position, rank = min(origins)
-        call = calls[rank][position]
-        what = "NaN" if call.wrote == _NAN else "infinity"
-        names = "".join(f" in {name}" for _, name in call.parameters[:1])
-        return f"first {what}{names}: {_placed(call)} on rank {rank}, from finite inputs", True
-    readers = [
-        (position, rank) for rank, own in calls.items() for position, call in enumerate(own) if call.read == _NAN
-    ]
-    if readers:
-        position, rank = min(readers)
-        return f"first NaN: {_placed(calls[rank][position])} on rank {rank} read one that no operator wrote", False
-    return "no captured operator wrote a NaN", False
+    readers = [(place, rank) for rank, own in calls.items() for place, call in enumerate(own) if call.read == _NAN]
+    if not (origins or readers):
+        return "no captured operator wrote a NaN", False
+    position, rank = min(origins or readers)
+    call = calls[rank][position]
+    if not origins:
+        return f"first NaN: {_placed(call)} on rank {rank} read one that no operator wrote", False
+    what = "NaN" if call.wrote == _NAN else "infinity"
+    names = "".join(f" in {name}" for _, name in call.parameters[:1])
+    return f"first {what}{names}: {_placed(call)} on rank {rank}, from finite inputs", True
 
 
 _NAN = 2

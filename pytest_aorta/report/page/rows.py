@@ -21,7 +21,7 @@ from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
-from pytest_aorta.session.record import finding_groups, finding_text
+from pytest_aorta.session.record import Side, finding_groups, finding_text
 from pytest_aorta.verdict.metrics import middle_of
 from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -34,7 +34,6 @@ UNKNOWN = "not stored"
 MAX_VALUES = 3
 # Characters of a finding at the top of the page.
 MAX_FINDING = 300
-_SIDES = ("candidate", "reference")
 
 
 @dataclass(frozen=True)
@@ -165,14 +164,14 @@ def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:
     cases = report.cases
     names = {case.reference_name for case in cases if case.reference}
     name = names.pop() if len(names) == 1 else AB_REFERENCE
-    candidates, references = ([launch.facts for case in cases for launch in getattr(case, side)] for side in _SIDES)
+    candidates, references = ([launch.facts for case in cases for launch in getattr(case, side)] for side in Side)
     return _provenance({report.candidate: candidates, name: references})
 
 
 def provenance_of_case(case: Case, candidate: str) -> dict[str, dict[str, str]]:
     """Return the time, host and version of the launches of each side of a case."""
     stored = case.baseline.center_launches if case.baseline else ()
-    candidates, references = ([launch.facts for launch in getattr(case, side)] for side in _SIDES)
+    candidates, references = ([launch.facts for launch in getattr(case, side)] for side in Side)
     return _provenance({candidate: candidates, case.reference_name: references, case.baseline_name: stored})
 
 
@@ -344,8 +343,6 @@ def _scaled(tolerances: float) -> float:
     return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
 
 
-# Names of the sides that have launches of their own.
-CANDIDATE, REFERENCE = "candidate", "reference"
 # Numbers in the whole page: 16 characters encode three numbers, so this limit is 2.7 MB.
 MAX_NUMBERS = 500_000
 _LEAST_NUMBERS = 4_000
@@ -362,7 +359,7 @@ def numbers_a_launch(report: Report) -> int:
 
 def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
     """Return the step times of each launch, their quantiles, the ranges of the other sides, and a step's timeline."""
-    sides = ((CANDIDATE, case.candidate), (REFERENCE, case.reference))
+    sides = ((Side.CANDIDATE, case.candidate), (Side.REFERENCE, case.reference))
     return {
         "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
         "fractions": FRACTIONS,
@@ -401,7 +398,7 @@ def _bands(case: Case) -> Iterator[dict[str, Any]]:
     """Yield the ranges of the A/B reference and of the stored baseline, as far as the case has them."""
     if case.reference:
         facts = [launch.facts for launch in case.reference]
-        yield _band(REFERENCE, case.reference_name, _step_quantiles(case.reference), facts)
+        yield _band(Side.REFERENCE, case.reference_name, _step_quantiles(case.reference), facts)
     if case.baseline:
         center = case.baseline.center_launches
         curves = [_stored_quantiles(facts) for facts in center]

@@ -25,7 +25,7 @@ from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
-from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance, quantile
+from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance, own_variance, quantile
 
 # Probability that a change of twice the tolerance passes.
 MISS_RATE = 0.05
@@ -186,15 +186,6 @@ class Rule:
         below = quantile_t(side, alarm.df) * math.sqrt(alarm.value)
         above = quantile_t(side, miss.df) * math.sqrt(miss.value)
         return Decision(outcome, effect, effect - below, effect + above, count)
-
-
-def own_variance(values: Sequence[float]) -> Variance:
-    """Return the sample variance of launches or of pair differences, with 0 degrees of freedom for a single value."""
-    count = len(values)
-    if count < 2:
-        return Variance(0, 0)
-    mean = sum(values) / count
-    return Variance(sum((value - mean) ** 2 for value in values) / (count - 1), count - 1)
 
 
 @lru_cache(maxsize=4096)

@@ -205,13 +205,18 @@ def _sides(blocks: Sequence[Sequence[float]]) -> tuple[Variance, Variance]:
 
 
 def _between(blocks: Sequence[Sequence[float]], within: float) -> Variance:
-    if len(blocks) < 2:
+    medians = own_variance([median(values) for values in blocks])
+    expected = within * sum(median_variance(len(values)) for values in blocks) / max(1, len(blocks))
+    return Variance(max(0.0, medians.value - expected), medians.df)
+
+
+def own_variance(values: Sequence[float]) -> Variance:
+    """Return the sample variance of values, such as those of launches; fewer than two give no degrees of freedom."""
+    count = len(values)
+    if count < 2:
         return Variance(0, 0)
-    medians = [median(values) for values in blocks]
-    mean = sum(medians) / len(medians)
-    variance = sum((value - mean) ** 2 for value in medians) / (len(medians) - 1)
-    expected = within * sum(median_variance(len(values)) for values in blocks) / len(blocks)
-    return Variance(max(0.0, variance - expected), len(medians) - 1)
+    mean = sum(values) / count
+    return Variance(sum((value - mean) ** 2 for value in values) / (count - 1), count - 1)
 
 
 def typical(variances: Sequence[Variance], df: float) -> Variance:
