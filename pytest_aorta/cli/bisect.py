@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -34,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bad", metavar="BAD", help="commit with the change")
     parser.add_argument("pytest", nargs="+", metavar="NODE_ID", help="after --: one test, and options of pytest")
     parser.add_argument(
-        "--setup", metavar="COMMAND", action="append", default=[],
+        "--setup", metavar="COMMAND", type=_command, action="append", default=[],
         help="program with arguments that prepares the worktree of each commit, in its root folder; may be repeated; "
         "{packages} is a folder that comes first on the search path of the commit's launches",
     )  # fmt: skip
     parser.add_argument("--metric", metavar="NAME", help="search this metric (default: the clearest change)")
     parser.add_argument(
-        "--tolerance", metavar="METRIC=VALUE", action="append", default=[],
+        "--tolerance", metavar="METRIC=VALUE", type=_tolerance, action="append", default=[],
         help="tolerance instead of the test's, e.g. step_time_p50=1%% to search for a smaller change",
     )  # fmt: skip
     parser.set_defaults(run=run)
@@ -57,12 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     good, bad = (_commit(here, name, side) for name, side in ((arguments.good, "GOOD"), (arguments.bad, "BAD")))
     with raised_as(UsageError, f"GOOD ({arguments.good}): ", SpecError):
         commits = first_parents(here, good, bad)
-    tolerances = _tolerance_texts(arguments.tolerance)
+    tolerances = dict(arguments.tolerance)
     parse_tolerances(tolerances, "--tolerance")
     if arguments.metric is not None and arguments.metric not in METRICS:
         raise UsageError(f"--metric: got {arguments.metric!r}, allowed is one of {', '.join(METRICS)}")
-    setup = tuple(_command(text) for text in arguments.setup)
-    request = SearchRequest((good, bad), setup, tolerances, arguments.metric)
+    request = SearchRequest((good, bad), tuple(arguments.setup), tolerances, arguments.metric)
     emit([f"{counted(len(commits), 'commit')} after {good[:12]}, up to {bad[:12]}"])
     sys.stdout.flush()
     with running_pytest(["-p", PLUGIN, f"--aorta-bisect={to_json(request)}", *arguments.pytest]) as process:
@@ -79,27 +79,21 @@ def _commit(folder: Path, name: str, side: str) -> str:
         return commit_of(folder, name)
 
 
-def _tolerance_texts(given: Sequence[str]) -> dict[str, str]:
-    """Return metric -> text from values of ``--tolerance``.
-
-    Raises:
-        UsageError: A value is not METRIC=VALUE.
-    """
-    pairs = [text.partition("=") for text in given]
-    if wrong := [text for text, (key, equals, _) in zip(given, pairs, strict=True) if not (key and equals)]:
-        raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
-    return {key: value for key, _, value in pairs}
+def _tolerance(text: str) -> tuple[str, str]:
+    metric, equals, value = text.partition("=")
+    if not (metric and equals):
+        raise ArgumentTypeError(f"got {text!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
+    return metric, value
 
 
 def _command(text: str) -> tuple[str, ...]:
-    with raised_as(
-        UsageError, f"--setup: got {text!r}, allowed is a command, quoted as for a shell (", ValueError, ")"
-    ):
+    allowed = f"got {text!r}, allowed is a command, quoted as for a shell ("
+    with raised_as(ArgumentTypeError, allowed, ValueError, ")"):
         words = tuple(shlex.split(text))
     if not words:
-        raise UsageError("--setup: got an empty text, allowed is a program with its arguments")
+        raise ArgumentTypeError("got an empty text, allowed is a program with its arguments")
     if setup_program(words) is None:
-        raise UsageError(f"--setup: {words[0]!r} is not a program on the path; no shell runs the command")
+        raise ArgumentTypeError(f"{words[0]!r} is not a program on the path; no shell runs the command")
     return words
 
 

@@ -10,6 +10,7 @@ from pytest_aorta.cli import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import emit
+from pytest_aorta.plan.options import file_ending_in
 from pytest_aorta.report.data import dataset_report
 from pytest_aorta.report.write import require_packages, write_report
 
@@ -27,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reference", metavar="LABEL", help="label to compare with (default: the first of two)")
     parser.add_argument("--candidate", metavar="LABEL", help="label to compare (default: the second of two)")
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="file (default: report.html)")
+    parser.add_argument(
+        "-o", "--output", type=file_ending_in(".html"), default=Path("report.html"), help="file (default: report.html)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -35,8 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the page and its files; return 1 if results were left out."""
     paths = labelled(arguments.results)
     reference, candidate = sides(list(paths), arguments.reference, arguments.candidate)
-    if arguments.output.suffix != ".html":
-        raise UsageError(f"--output: got {str(arguments.output)!r}, allowed is a file whose name ends in .html")
     require_packages()
     report = dataset_report(paths, candidate, reference)
     with raised_as(AortaError, f"{arguments.output}: not written: "):

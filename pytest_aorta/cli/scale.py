@@ -20,6 +20,7 @@ from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.plan.options import file_ending_in
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.report.write import require_packages
 from pytest_aorta.result.folder import RANKS_FOLDER, RESULT_FILE
@@ -54,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of ranks (default: 2,8,64,1024)",
     )  # fmt: skip
     parser.add_argument("--rank", metavar="N", type=int, default=0, help="the rank to simulate (default: 0)")
-    parser.add_argument("--plot", metavar="FILE", type=_picture, help="picture to draw, .png or .svg")
+    parser.add_argument(
+        "--plot", metavar="FILE", type=file_ending_in(".png", ".svg"), help="picture to draw, .png or .svg"
+    )
     add_config(parser)
     add_shared(parser, SHARED)
     parser.set_defaults(run=run)
@@ -68,12 +71,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not 1 <= sizes[0] <= sizes[-1] <= MAX_WORLD_SIZE:
         raise ArgumentTypeError(f"got {text!r}, allowed are integers from 1 to {MAX_WORLD_SIZE}")
     return sizes
-
-
-def _picture(text: str) -> Path:
-    if not text.endswith((".png", ".svg")):
-        raise ArgumentTypeError(f"got {text!r}, allowed is a file ending in .png or .svg")
-    return Path(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.bisect import end_of_output, running_pytest
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import read_json
+from pytest_aorta.common.files import create_numbered_folder, read_json
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit, table
 from pytest_aorta.plan.plants import MEMORY, PLANTS, SLOW_RANK, Plant, Planted
@@ -96,12 +96,10 @@ class _Runs:
     Attributes:
         folder: The folder of these runs.
         words: Words of the command lines of all runs that follow.
-        number: The number of runs so far.
     """
 
     folder: Path
     words: tuple[str, ...]
-    number: int = 0
 
     def run(self, *words: str, planted: Planted | None = None) -> dict[str, TestRecord]:
         """Run pytest, and return the record of each test's last attempt by node id.
@@ -109,9 +107,7 @@ class _Runs:
         Raises:
             AortaError: pytest has ended without records.
         """
-        self.number += 1
-        folder = self.folder / str(self.number)
-        folder.mkdir()
+        folder = create_numbered_folder(self.folder, "run")
         path = folder / RECORDS_FILE
         own = ("-p", PLUGIN, f"--aorta-selftest={path}", f"--aorta-results={folder / 'results'}")
         environ = os.environ | (planted.environ() if planted else {})

@@ -89,18 +89,13 @@ def read_bytes(path: Path, *, max_bytes: int, follow_links: bool = False) -> byt
     return content
 
 
-def read_json(path: Path, *, max_bytes: int, follow_links: bool = True) -> Any:
+def read_json(path: Path, *, max_bytes: int) -> Any:
     """Parse one strict JSON document: UTF-8, no repeated key, every number finite, at most ``max_bytes``.
-
-    Args:
-        path: The file.
-        max_bytes: Limit of the file's size in bytes.
-        follow_links: Whether the path may be a symbolic link; pass False for files that a rank has left.
 
     Raises:
         UnreadableFile: The file is absent, not a regular file, too large, truncated or not strict JSON.
     """
-    return parse_json(read_text(path, max_bytes=max_bytes, follow_links=follow_links), str(path))
+    return parse_json(read_text(path, max_bytes=max_bytes), str(path))
 
 
 def parse_json(text: str, name: str) -> Any:
@@ -119,13 +114,13 @@ def parse_json(text: str, name: str) -> Any:
         raise UnreadableFile(f"{name}: not valid JSON: {conflict(text) or error}") from None
 
 
-def read_text(path: Path, *, max_bytes: int, follow_links: bool = True) -> str:
-    """Return the text of a regular file of at most ``max_bytes`` bytes.
+def read_text(path: Path, *, max_bytes: int) -> str:
+    """Return the text of a regular file of at most ``max_bytes`` bytes; the path may be a symbolic link to one.
 
     Raises:
         UnreadableFile: As in :func:`read_bytes`, or the file is empty or not UTF-8.
     """
-    return decoded(read_bytes(path, max_bytes=max_bytes, follow_links=follow_links), str(path))
+    return decoded(read_bytes(path, max_bytes=max_bytes, follow_links=True), str(path))
 
 
 def decoded(content: bytes | str, name: str) -> str:

@@ -216,10 +216,12 @@ def _folders(given: str | Sequence[str]) -> tuple[Path, ...]:
     return tuple(map(_folder, [given] if isinstance(given, str) else given))
 
 
-def _file(suffix: str) -> Callable[[str], Path]:
+def file_ending_in(*suffixes: str) -> Callable[[str], Path]:
+    """Return an argparse ``type`` for files whose names end in one of the suffixes."""
+
     def parse(text: str) -> Path:
-        if not text.endswith(suffix) or text.endswith(f"/{suffix}"):
-            raise _not_allowed(text, f"a file whose name ends in {suffix}")
+        if Path(text).suffix not in suffixes:
+            raise _not_allowed(text, f"a file whose name ends in {' or '.join(suffixes)}")
         return Path(text)
 
     return parse
@@ -401,10 +403,10 @@ class Options:
         "profiler", f"keep traces of this profiler with the results of each launch: {', '.join(PROFILERS)}; "
         "torch:SCHEDULE also sets the steps of each trace", Profiling(), _profiling, metavar="NAME", shown="none")
     report: Path | None = _option(
-        "report", "write an HTML report of the run here; needs pytest-aorta[report]", None, _file(".html"),
+        "report", "write an HTML report of the run here; needs pytest-aorta[report]", None, file_ending_in(".html"),
         metavar="FILE.html", shown="none", writes=True)
     markdown: Path | None = _option(
-        "markdown", "write the findings of the run here, for a comment on a pull request", None, _file(".md"),
+        "markdown", "write the findings of the run here, for a comment on a pull request", None, file_ending_in(".md"),
         metavar="FILE.md", shown="none", writes=True)
     history: Path | None = _option(
         "history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder,

@@ -311,14 +311,7 @@ def _judge_steps(
     """Return the verdict on curves whose bits do not repeat: each step within the tolerance, but for a few."""
     tolerance = row.tolerance.value or 0.0
     center = {point: median(points[point] for points in there) for point in there[-1]}
-    spread = max(
-        (
-            max(abs(points[point] - middle) for points in there) / abs(middle)
-            for point, middle in center.items()
-            if middle
-        ),
-        default=0.0,
-    )
+    spreads = [abs(points[at] - middle) / abs(middle) for at, middle in center.items() if middle for points in there]
     curves = {(point.series, point.rank) for point in center}
     worst: list[_Point] = []
     allowed = 0
@@ -329,7 +322,7 @@ def _judge_steps(
             may_be = min(max(len(of_curve) // _STEPS_PER_OUTLIER, 1), _MOST_OUTLIERS)
             if len(outside) > may_be and len(outside) > len(worst):
                 worst, allowed = outside, may_be
-    beside = f"the recorded launches differ by up to {spread:.2g} of the value"
+    beside = f"the recorded launches differ by up to {max(spreads, default=0.0):.2g} of the value"
     if not worst:
         return row.verdict(Outcome.PASS, detail=beside, **known)
     first = _first(set(worst), row)

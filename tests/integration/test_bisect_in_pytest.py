@@ -213,7 +213,9 @@ def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(r
 def test_wrong_command_line_launches_nothing(repository, capfd, arguments, message):
     repository.commit()
     repository.commit()
-    assert main(["bisect", *arguments, "--", NODE]) == 2
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["bisect", *arguments, "--", NODE]))
+    assert ended.value.code == 2
     assert message in "".join(capfd.readouterr())
     assert not (repository.project.path / "results").exists()
 

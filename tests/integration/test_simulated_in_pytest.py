@@ -110,7 +110,7 @@ def test_scale_runs_a_test_at_each_size_whatever_its_verdict_and_draws_the_costs
         (["test_toy.py::test_steps"], 1, "a launch on 2 simulated ranks had a result"),
         (["test_toy.py::test_eight", "--", "test_toy.py"], 1, "one test has to be selected"),
         (["--set", "steps=1", "test_toy.py::test_eight"], 2, "a test gives its own config"),
-        (["--plot", "costs.jpg", "test_toy.py::test_eight"], 2, "ending in .png or .svg"),
+        (["--plot", "costs.jpg", "test_toy.py::test_eight"], 2, "ends in .png or .svg"),
     ],
 )
 def test_scale_says_why_a_test_left_no_costs(project, monkeypatch, capsys, arguments, code, shows):

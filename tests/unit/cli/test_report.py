@@ -178,7 +178,9 @@ def test_command_says_what_it_left_out_and_exits_with_1(two, tmp_path, capsys):
 )
 def test_wrong_usage_says_what_is_allowed(arguments, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["report", *arguments]) == 2
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["report", *arguments]))
+    assert ended.value.code == 2
     assert text in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.files import UnreadableFile, parse_json, read_json, read_regular, write_json_rows
+from pytest_aorta.common.files import UnreadableFile, parse_json, read_bytes, read_json, read_regular, write_json_rows
 from pytest_aorta.common.strict_yaml import read_yaml
 
 MAX_BYTES = 10_000
@@ -136,7 +136,7 @@ def test_only_regular_files_of_a_rank_are_read(tmp_path, monkeypatch, make):
     with pytest.raises(OSError, match=r"regular file|No such device|Is a directory"):
         read_regular(Path("file"), 10)
     with pytest.raises(UnreadableFile, match="file: can't be read: "):
-        read_json(Path("file"), max_bytes=10, follow_links=False)
+        read_bytes(Path("file"), max_bytes=10)
 
 
 def test_link_is_followed_where_the_user_has_made_the_file(tmp_path):
