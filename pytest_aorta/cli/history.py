@@ -441,14 +441,8 @@ def render(histories: Sequence[_CaseHistory]) -> str:
 
     found = [(history, find_changes(history)[::-1]) for history in histories]
     found.sort(key=lambda case: case[1][0].first_after.measured_at if case[1] else "", reverse=True)
-    return rendered(
-        "history",
-        ["history.js"],
-        cases=found,
-        max_rows=MAX_ROWS,
-        metrics=METRICS,
-        data=list(starmap(_chart_data, found)),
-    )
+    data = list(starmap(_chart_data, found))
+    return rendered("history", ["history.js"], cases=found, max_rows=MAX_ROWS, metrics=METRICS, data=data)
 
 
 def _chart_data(history: _CaseHistory, changes: Sequence[Change]) -> dict[str, Any]:

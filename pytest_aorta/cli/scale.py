@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.bisect import ended_early, running_pytest
@@ -176,15 +175,9 @@ def point_of(result: WorkloadResult) -> Point:
     if costs is None or costs.problem:
         problem = costs.problem if costs else "no step was recorded"
         raise ResultError(f"{result.workload}: no costs were counted: {problem}")
-    counts: dict[Cost, Mapping[str, Any]] = {cost: costs.counts(cost) or {} for cost in (Cost.OPERATORS, Cost.FLOPS)}
-    return Point(
-        size=result.world_size,
-        collectives=costs.collectives,
-        operators=sum(counts[Cost.OPERATORS].values()),
-        flops=sum(counts[Cost.FLOPS].values()),
-        memory_bytes=result.metrics.get("peak_memory_bytes"),
-        padded=str(result.environment.get(PADDED, "")),
-    )
+    operators, flops = (sum((costs.counts(cost) or {}).values()) for cost in (Cost.OPERATORS, Cost.FLOPS))
+    memory_bytes, padded = result.metrics.get("peak_memory_bytes"), str(result.environment.get(PADDED, ""))
+    return Point(result.world_size, costs.collectives, operators, flops, memory_bytes, padded)
 
 
 def table(points: Sequence[Point]) -> list[str]:

@@ -244,12 +244,11 @@ class _NvidiaSensors:
     def _read(self, handle: Any) -> Reading:
         nvml = self._nvml
         bits = int(self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0)
+        milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
         return Reading(
             sm_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             memory_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            power_w=None
-            if (milliwatts := self._ask(nvml.nvmlDeviceGetPowerUsage, handle)) is None
-            else milliwatts / 1000,
+            power_w=None if milliwatts is None else milliwatts / 1000,
             temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             throttle_reasons=tuple(name for name, bit in self._reasons.items() if bits & bit),
         )

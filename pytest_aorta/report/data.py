@@ -184,15 +184,9 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
         Test(record, tuple(_case(record, comparison, warnings) for comparison in record.comparisons))
         for record in (*(record for record in records if record.is_reported), *lost)
     )
-    return Report(
-        title,
-        "candidate",
-        "baseline",
-        tests,
-        tuple(warnings),
-        num_launches=sum(len(record.launches) for record in records),
-        num_failed_launches=sum(record.num_failed_launches for record in records),
-    )
+    launched = sum(len(record.launches) for record in records)
+    failed = sum(record.num_failed_launches for record in records)
+    return Report(title, "candidate", "baseline", tests, tuple(warnings), launched, failed)
 
 
 def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Case:
@@ -292,16 +286,9 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
         sides = {candidate: here.get(key, []), reference: there.get(key, [])}
         tests.append(_test(name, f"{key.workload}{number}", sides))
     failed = sum(map(_failed_launches, (*paths[candidate], *paths[reference])))
-    compared = sum(map(len, (*here.values(), *there.values())))
-    return Report(
-        f"{candidate} against {reference}",
-        candidate,
-        reference,
-        tuple(tests),
-        tuple(warnings),
-        num_launches=compared + failed,
-        num_failed_launches=failed,
-    )
+    launched = failed + sum(map(len, (*here.values(), *there.values())))
+    title = f"{candidate} against {reference}"
+    return Report(title, candidate, reference, tuple(tests), tuple(warnings), launched, failed)
 
 
 def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> _Launches:
@@ -347,35 +334,27 @@ def _test(name: str, case: str, sides: Mapping[str, Sequence[Launch]]) -> Test:
     (candidate, here), (reference, there) = sides.items()
     if here and there:
         verdicts = _verdicts(name, sides)
+        verdicts = verdicts.replace(notes=(*_differences(sides), *verdicts.notes))
     else:
         verdicts = Verdicts(name, (), (f"only in {candidate if here else reference}: no result to compare with",))
     wrong = [launch.result for launch in here if not launch.result.passed]
     has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
-    difference = _difference(sides) if here and there else ""
+    outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"
     comparison = Comparison(
-        case,
-        ReferenceKind.RESULTS,
-        rows=verdicts.rows,
-        notes=(*filter(None, [difference]), *verdicts.notes),
-        suspect=verdicts.suspect,
+        case, ReferenceKind.RESULTS, rows=verdicts.rows, notes=verdicts.notes, suspect=verdicts.suspect
     )
-    record = TestRecord(
-        name,
-        outcome="failed" if has_failed else "compared" if verdicts.rows else "measured",
-        failure="\n".join(map(failed_checks_text, wrong)),
-        comparisons=(comparison,),
-    )
+    failure = "\n".join(map(failed_checks_text, wrong))
+    record = TestRecord(name, outcome=outcome, failure=failure, comparisons=(comparison,))
     return Test(record, (Case(case, verdicts.rows, tuple(here), tuple(there), reference_name=reference),))
 
 
-def _difference(sides: Mapping[str, Sequence[Launch]]) -> str:
-    """Return a note on the workloads and configs of two launches that were named on their own, if they differ."""
+def _differences(sides: Mapping[str, Sequence[Launch]]) -> Iterator[str]:
+    """Yield a note on the workloads and configs of two launches that were named on their own, if they differ."""
     (here, after), (there, before) = ((label, launches[0].result) for label, launches in sides.items())
     old, new = changed_settings(identity(before.config), identity(after.config))
-    if not old and before.workload == after.workload:
-        return ""
-    parts = ((there, before.workload, old), (here, after.workload, new))
-    return "; ".join(" with ".join(filter(None, [f"{label} ran {name}", keys])) for label, name, keys in parts)
+    if old or before.workload != after.workload:
+        parts = ((there, before.workload, old), (here, after.workload, new))
+        yield "; ".join(" with ".join(filter(None, [f"{label} ran {name}", keys])) for label, name, keys in parts)
 
 
 def _verdicts(name: str, sides: Mapping[str, Sequence[Launch]]) -> Verdicts:

@@ -138,11 +138,6 @@ class Launch:
     result: WorkloadResult
 
     @property
-    def keys(self) -> set[str]:
-        """The config keys that another launch can change; none for a script."""
-        return set(self.request.spec.properties) if self.request.spec else set()
-
-    @property
     def defaults(self) -> dict[str, Any]:
         """The default of every config key, given the config of this launch; empty for a script."""
         return default_config(self.request.spec, self.request.config) if self.request.spec else {}

@@ -603,7 +603,7 @@ class WorkloadRunner:
         different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
         if difference := first_difference(here, there, steps, different):
             launches = [launch for launch in map(self._launcher.find, (here, there)) if launch]
-            shared = launches[0].keys & launches[1].keys if len(launches) == 2 else set()
+            shared = launches[0].defaults.keys() & launches[1].defaults.keys() if len(launches) == 2 else ()
             again = (lambda result, config: self._world.again(result, **config)) if with_launches else None
             found += locate_first(here, there, difference, shared, again, self._folder)
         names = dict.fromkeys([here.workload, there.workload])

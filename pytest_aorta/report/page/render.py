@@ -54,16 +54,10 @@ def rendered(name: str, scripts: Sequence[str], **values: Any) -> str:
 
     The template escapes values and fails where a value is missing.
     """
-    return (
-        _environment()
-        .get_template(f"{name}.html.jinja")
-        .render(
-            values,
-            style=_asset("vendor/uPlot.min.css") + _asset("page.css"),
-            library=_asset("vendor/uPlot.iife.min.js"),
-            script="".join(map(_asset, ["shared.js", *scripts])),
-        )
-    )
+    style, library = _asset("vendor/uPlot.min.css") + _asset("page.css"), _asset("vendor/uPlot.iife.min.js")
+    script = "".join(map(_asset, ["shared.js", *scripts]))
+    template = _environment().get_template(f"{name}.html.jinja")
+    return template.render(values, style=style, library=library, script=script)
 
 
 @functools.cache

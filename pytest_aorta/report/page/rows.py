@@ -278,14 +278,10 @@ def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -
         times = [step.collectives[name] for step in steps if name in step.collectives]
         total, hidden = sum(time.total_ms for time in times), sum(time.hidden_ms for time in times)
         by_rank[rank] = (total / len(steps), hidden / len(steps))
-    worst = max(by_rank, key=lambda rank: by_rank[rank][0] - by_rank[rank][1])
-    return _CollectiveOverlap(
-        name,
-        fmean(total for total, _ in by_rank.values()),
-        fmean(hidden for _, hidden in by_rank.values()),
-        worst,
-        by_rank[worst][0] - by_rank[worst][1],
-    )
+    total_ms, hidden_ms = map(fmean, zip(*by_rank.values(), strict=True))
+    exposed_ms = {rank: total - hidden for rank, (total, hidden) in by_rank.items()}
+    worst = max(exposed_ms, key=lambda rank: exposed_ms[rank])
+    return _CollectiveOverlap(name, total_ms, hidden_ms, worst, exposed_ms[worst])
 
 
 # Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
