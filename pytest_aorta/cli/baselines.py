@@ -81,16 +81,12 @@ def _list_lines(baselines: Sequence[Baseline], width: int) -> list[str]:
 
 
 def _list_row(baseline: Baseline) -> tuple[str, ...]:
-    days = sorted(stored.facts.recorded_at[:10] for stored in baseline.launches)
-    return (
-        baseline.platform,
-        baseline.case,
-        str(baseline.revision),
-        f"{len(baseline.center_launches)}/{len(baseline.launches)}",
-        str(len(set(blocks([stored.facts for stored in baseline.launches])))),
-        f"{days[0]} to {days[-1]}" if days[0] != days[-1] else days[0],
-        format_value(middle(_HEADLINE, baseline.center_launches), _HEADLINE.unit),
-    )
+    center, launches = baseline.center_launches, [stored.facts for stored in baseline.launches]
+    days = sorted({facts.recorded_at[:10] for facts in launches})
+    recorded = f"{days[0]} to {days[-1]}" if len(days) > 1 else days[0]
+    used, sessions = f"{len(center)}/{len(launches)}", str(len(set(blocks(launches))))
+    value = format_value(middle(_HEADLINE, center), _HEADLINE.unit)
+    return baseline.platform, baseline.case, str(baseline.revision), used, sessions, recorded, value
 
 
 _SEPARATOR = "::"

@@ -230,13 +230,9 @@ def new_changes(histories: Sequence[_CaseHistory], since: str | None) -> list[Ch
 
 
 def _moment_of(histories: Sequence[_CaseHistory], commit: str) -> str:
-    moments = [
-        row.measured_at
-        for history in histories
-        for row in history.versions
-        if len(commit) >= _MIN_COMMIT and row.commit is not None and row.commit.startswith(commit.lower())
-    ]
-    if not moments:
+    rows = [row for history in histories for row in history.versions]
+    moments = [row.measured_at for row in rows if row.commit and row.commit.startswith(commit.lower())]
+    if not moments or len(commit) < _MIN_COMMIT:
         raise UsageError(
             f"--since: got {commit!r}, allowed are {_MIN_COMMIT} or more digits of a commit of the history"
         )
@@ -245,17 +241,7 @@ def _moment_of(histories: Sequence[_CaseHistory], commit: str) -> str:
 
 def _change_lines(changes: Sequence[Change], histories: Sequence[_CaseHistory], width: int) -> list[str]:
     """Return a table of change points, and the total."""
-    rows = [
-        (
-            change.history.case,
-            change.metric,
-            change.last_before.name,
-            change.first_after.name,
-            *change.values,
-            ", ".join([change.verdict, *_other_reasons(change)]),
-        )
-        for change in changes
-    ]
+    rows = list(map(_cells, changes))
     num_series = sum(len(history.metrics) for history in histories)
     total = f"{counted(len(changes), 'new change')} in {num_series} metrics of {counted(len(histories), 'case')}"
     needed = 2 * CONFIRMING_VERSIONS  # fewer versions show no change, however large it is
@@ -265,10 +251,13 @@ def _change_lines(changes: Sequence[Change], histories: Sequence[_CaseHistory], 
     return [*(table([_COLUMNS, *rows], width) if rows else []), total]
 
 
-def _other_reasons(change: Change) -> list[str]:
-    """Return the differences between both versions besides the code."""
-    pairs = ((name, getattr(change.last_before, name), getattr(change.first_after, name)) for name in _SURROUNDINGS)
-    return [f"{name} {old or 'unknown'} -> {new or 'unknown'}" for name, old, new in pairs if old != new]
+def _cells(change: Change) -> tuple[str, ...]:
+    """Return a row of the table, which ends with what else differs between both versions besides the code."""
+    before, after = change.last_before, change.first_after
+    pairs = ((name, getattr(before, name), getattr(after, name)) for name in _SURROUNDINGS)
+    others = [f"{name} {old or 'unknown'} -> {new or 'unknown'}" for name, old, new in pairs if old != new]
+    verdict = ", ".join([change.verdict, *others])
+    return change.history.case, change.metric, before.name, after.name, *change.values, verdict
 
 
 # Git's name for a head that is not on a branch.

@@ -94,23 +94,15 @@ def _simulated(records: Sequence[TestRecord]) -> list[str]:
 
 def _warnings(records: Sequence[TestRecord]) -> list[str]:
     """Return a warning about the verdicts that passed without a decision."""
+    rows = [row for record in records if not record.is_retried for row in record.verdicts]
     # A verdict that is still open is left out: another verdict of its test ended the launches.
-    undecided = [
-        row
-        for record in records
-        if not record.is_retried
-        for row in record.verdicts
-        if row.outcome is Outcome.INCONCLUSIVE and not row.is_open
-    ]
+    undecided = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE and not row.is_open]
     if not undecided:
         return []
     what = "speed" if any(metric_of(row.metric).kind is MetricKind.TIMING for row in undecided) else "a metric"
-    strict = (
-        "; --aorta-fail-on=marked-inconclusive,missing fails such a test"
-        if any(row.is_marked for row in undecided)
-        else ""
-    )
-    return [f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{strict}"]
+    strict = "; --aorta-fail-on=marked-inconclusive,missing fails such a test"
+    more = strict if any(row.is_marked for row in undecided) else ""
+    return [f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
 
 
 def durations_lines(records: Sequence[TestRecord], most: int = 0, at_least_s: float = 0.0) -> list[str]:

@@ -230,14 +230,8 @@ def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[t
     """
     commit, branch, words = run_pairs(launch, launch.command or command)
     device = "CPU ranks" if launch.device == "cpu" else str(launch.environment.get("device_name") or _NOT_KNOWN)
-    return [
-        commit,
-        branch,
-        ("measured", launch.recorded_at),
-        ("device", device),
-        ("torch", str(launch.environment.get("torch") or _NOT_KNOWN)),
-        words,
-    ]
+    torch = str(launch.environment.get("torch") or _NOT_KNOWN)
+    return [commit, branch, ("measured", launch.recorded_at), ("device", device), ("torch", torch), words]
 
 
 def provenance_values(launches: Sequence[LaunchFacts], command: Sequence[str] = ()) -> dict[str, list[str]]:

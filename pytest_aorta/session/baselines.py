@@ -105,13 +105,11 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
     """
     notes: list[str] = []
     good = True
-    new = [
-        (record, comparison, comparison.new)
-        for record in records
-        for comparison in record.comparisons
-        if comparison.new is not None and not record.is_retried
-    ]
-    for record, comparison, launches in new:
+    final = [record for record in records if not record.is_retried]
+    compared = [(record, comparison, comparison.new) for record in final for comparison in record.comparisons]
+    for record, comparison, launches in compared:
+        if launches is None:
+            continue
         platform, case = comparison.platform, comparison.case
         if record.nodeid not in passed:
             notes.append(f"not recorded, because the test {_ENDS.get(record.outcome, 'failed')}: {case}")
@@ -136,11 +134,9 @@ def unused_baselines(
     A test that can't launch has no record.
     """
     used: dict[str, set[str]] = {nodeid: set() for nodeid in passed}
-    used |= {
-        record.nodeid: {one.case for one in record.comparisons if one.kind is ReferenceKind.BASELINE}
-        for record in records
-        if record.nodeid in passed
-    }
+    for record in records:
+        if record.nodeid in passed:
+            used[record.nodeid] = {one.case for one in record.comparisons if one.kind is ReferenceKind.BASELINE}
     platforms = {record.nodeid: record.platform for record in records}
     found = orphans(options.baselines_dir, collected, used, platforms, options.rootdir)
     return [line.removeprefix(f"{options.rootdir}/") for line in found]

@@ -215,11 +215,8 @@ class CommitSearch:
 
 def _aim_of(ends: Verdicts, sides: Sequence[LaunchFacts]) -> Verdict | None:
     """Return the clearest change of the ends for the worse, or else for the better; None if there is none."""
-    worse = [
-        row
-        for row in ends.failing({Outcome.MISSING})
-        if any(metric_of(row.metric, row.tolerance.direction).measure(side) is not None for side in sides)
-    ]
+    failing = [(row, metric_of(row.metric, row.tolerance.direction)) for row in ends.failing({Outcome.MISSING})]
+    worse = [row for row, metric in failing if any(metric.measure(side) is not None for side in sides)]
     return max(worse or [row for row in ends.rows if row.outcome is Outcome.IMPROVED], key=_clearness, default=None)
 
 

@@ -103,13 +103,8 @@ def _varying(launches: Sequence[LaunchFacts], cost: Cost) -> set[str]:
     """Return the parts that differ between launches of unchanged code on any rank."""
     known = [by_rank(launch.costs, cost) or {} for launch in launches]
     first = known[0]
-    return {
-        name
-        for other in known[1:]
-        for rank in first.keys() & other.keys()
-        for name in first[rank].keys() | other[rank].keys()
-        if first[rank].get(name) != other[rank].get(name)
-    }
+    pairs = [(first[rank], other[rank]) for other in known[1:] for rank in first.keys() & other.keys()]
+    return {name for one, other in pairs for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
 
 
 def _changes(launch: LaunchFacts, other: LaunchFacts, cost: Cost, varying: set[str]) -> list[_Change]:
@@ -221,17 +216,15 @@ class _Point:
 def judge_curves(row: Row, curve: Curve) -> Verdict:
     """Return the verdict on the values of all optimizers, by step and rank."""
     here, there = ([_points(launch, curve) for launch in side] for side in (row.launches, row.others))
+    baseline = row.metric.measure(row.others[-1])
     if lost := there[-1].keys() - here[-1].keys():
-        return row.missing(
-            Missing.CANDIDATE_VALUE,
-            f"the launch has no {row.metric.name} of {_first(lost, row)}; {_optimizers(row)}",
-            baseline=row.metric.measure(row.others[-1]),
-        )
+        detail = f"the launch has no {row.metric.name} of {_first(lost, row)}; {_optimizers(row)}"
+        return row.missing(Missing.CANDIDATE_VALUE, detail, baseline=baseline)
     if added := here[-1].keys() - there[-1].keys():
         detail = f"the {row.reference} has no {row.metric.name} of {_first(added, row)}; {_optimizers(row)}"
-        return row.missing(Missing.BASELINE_VALUE, detail, baseline=row.metric.measure(row.others[-1]))
+        return row.missing(Missing.BASELINE_VALUE, detail, baseline=baseline)
     num_steps = len({(point.series, point.step) for point in there[-1]})
-    known: dict[str, Any] = {"value": row.value, "baseline": row.metric.measure(row.others[-1])}
+    known: dict[str, Any] = {"value": row.value, "baseline": baseline}
     is_exact = row.tolerance.is_exact or (row.tolerance.origin is Origin.DEFAULT and _are_bits_known(row, there))
     if is_exact:
         known["tolerance"] = row.tolerance.replace(value=None)
@@ -292,12 +285,8 @@ def _first_other(
     first = _first(different, row)
     ranks = sorted(point.rank for point in different if (point.series, point.step) == (first.series, first.step))
     value, recorded = next(points[first] for points in here if points[first] != there[-1][first]), there[-1][first]
-    who = _ranks(ranks, there[-1])
-    return (
-        f"differs first in step {first.step} of {first.name} on {who}: {value!r}, recorded {recorded!r}",
-        value,
-        recorded,
-    )
+    where = f"step {first.step} of {first.name} on {_ranks(ranks, there[-1])}"
+    return f"differs first in {where}: {value!r}, recorded {recorded!r}", value, recorded
 
 
 def _ranks(ranks: Sequence[int], points: Mapping[_Point, float]) -> str:

@@ -93,13 +93,11 @@ def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> 
     measured = [variance for variance in variances if variance.slower.df > 0]
     if len(measured) < MIN_CASES:
         return default
-    between = [variance.between for variance in variances if variance.between.df > 0]
-    return VarianceComponents(
-        typical([variance.slower for variance in measured], CASES_DF),
-        typical([variance.faster for variance in measured], CASES_DF),
-        typical(between, 2 * CASES_DF) if len(between) >= MIN_CASES else default.between,
-        otherwise=default,
-    )
+    slower = typical([variance.slower for variance in measured], CASES_DF)
+    faster = typical([variance.faster for variance in measured], CASES_DF)
+    known = [variance.between for variance in variances if variance.between.df > 0]
+    between = typical(known, 2 * CASES_DF) if len(known) >= MIN_CASES else default.between
+    return VarianceComponents(slower, faster, between, otherwise=default)
 
 
 def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision]:

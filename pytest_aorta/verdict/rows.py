@@ -129,12 +129,9 @@ def not_profiled(metric: Metric, facts: LaunchFacts) -> str | None:
     as_run = facts.metrics.get(metric.name + AS_RUN)
     if as_run is None:
         return None
-    call = facts.blocked_by
-    reason = (
-        f"a step waits for the device in {call}, so the host cannot run ahead"
-        if call
-        else "the host was late in the profiled steps in spite of every head start"
-    )
+    reason = "the host was late in the profiled steps in spite of every head start"
+    if facts.blocked_by:
+        reason = f"a step waits for the device in {facts.blocked_by}, so the host cannot run ahead"
     return f"{reason}; as run {format_value(as_run, metric.unit)}"
 
 

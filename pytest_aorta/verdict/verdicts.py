@@ -269,14 +269,13 @@ class Verdicts(Model, frozen=True):
         The outcomes in ``of_marked`` fail the test for metrics that a marker names. A metric that is not applicable
         because nothing asks for its comparison does not fail the test.
         """
-        # A metric that the launch itself lost fails the test even if missing baselines do not.
-        return [
-            row
-            for row in self.rows
-            if row.is_one_of({Outcome.REGRESSION, *fail_on, *(of_marked if row.is_marked else ())})
-            or row.is_lost
-            or row.is_refused
-        ]
+
+        def fails(row: Verdict) -> bool:
+            # A metric that the launch itself lost fails the test even if missing baselines do not.
+            outcomes = {Outcome.REGRESSION, *fail_on, *(of_marked if row.is_marked else ())}
+            return row.is_one_of(outcomes) or row.is_lost or row.is_refused
+
+        return list(filter(fails, self.rows))
 
 
 def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:

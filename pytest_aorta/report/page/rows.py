@@ -289,6 +289,16 @@ REACH = 30.0
 WIDTH = 100.0
 
 
+def _position(tolerances: float) -> float:
+    """Return the position of a change; the scale has no kink where it becomes logarithmic."""
+    return round((_scaled(tolerances) / _scaled(REACH) + 1) / 2 * WIDTH, 1)
+
+
+def _scaled(tolerances: float) -> float:
+    size = min(abs(tolerances), REACH)
+    return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
+
+
 @dataclass(frozen=True)
 class _IntervalMarks:
     """Positions from 0 to :data:`WIDTH`; ``left`` and ``right`` say whether an end lies beyond the drawing.
@@ -299,12 +309,12 @@ class _IntervalMarks:
     low: float
     middle: float
     high: float
-    lower_limit: float
-    zero: float
-    upper_limit: float
     left: bool
     right: bool
     times_allowed: str
+    lower_limit: float = _position(-1.0)
+    zero: float = _position(0.0)
+    upper_limit: float = _position(1.0)
 
 
 def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
@@ -316,27 +326,9 @@ def interval_marks(verdict: Verdict) -> _IntervalMarks | None:
     high = verdict.delta if verdict.high is None else verdict.high
     times = abs(verdict.delta) / tolerance
     low_at, middle, high_at = (_position(end / tolerance) for end in (low, verdict.delta, high))
-    return _IntervalMarks(
-        low_at,
-        middle,
-        high_at,
-        lower_limit=_position(-1.0),
-        zero=_position(0.0),
-        upper_limit=_position(1.0),
-        left=low < -REACH * tolerance,
-        right=high > REACH * tolerance,
-        times_allowed=f"{times:,.{0 if times >= 9.95 else 1}f}\N{MULTIPLICATION SIGN}",
-    )
-
-
-def _position(tolerances: float) -> float:
-    """Return the position of a change; the scale has no kink where it becomes logarithmic."""
-    return round((_scaled(tolerances) / _scaled(REACH) + 1) / 2 * WIDTH, 1)
-
-
-def _scaled(tolerances: float) -> float:
-    size = min(abs(tolerances), REACH)
-    return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
+    left, right = low < -REACH * tolerance, high > REACH * tolerance
+    times_allowed = f"{times:,.{0 if times >= 9.95 else 1}f}\N{MULTIPLICATION SIGN}"
+    return _IntervalMarks(low_at, middle, high_at, left, right, times_allowed)
 
 
 # Numbers in the whole page: 16 characters encode three numbers, so this limit is 2.7 MB.
