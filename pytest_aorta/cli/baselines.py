@@ -13,14 +13,7 @@ from pytest_aorta.cli import report_problems
 from pytest_aorta.common.errors import BaselineError, UsageError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import counted, did_you_mean, emit, output_width, table
-from pytest_aorta.verdict.baseline import (
-    Baseline,
-    baseline_path,
-    locked_baselines,
-    outside,
-    read_baseline_file,
-    write_baseline,
-)
+from pytest_aorta.verdict.baseline import Baseline, locked_baselines, outside, read_baseline_file, write_baseline
 from pytest_aorta.verdict.metrics import METRICS, format_value, middle
 from pytest_aorta.verdict.noise import blocks
 
@@ -149,7 +142,7 @@ def _planned_moves(files: Mapping[Path, Baseline], old: str, new: str, folder: P
         raise UsageError(f"OLD {old!r} matches none of {counted(len(files), 'case')} in {folder}{hint}")
     found = {path: _moved(path, baseline, old, new, folder) for path, baseline in matches.items()}
     for moved in found.values():
-        path = baseline_path(folder, moved.platform, moved.case)
+        path = moved.path(folder)
         if os.path.lexists(path):
             raise BaselineError(f"{path}: exists already, so nothing was moved; delete the file or choose another NEW")
     return found
@@ -170,7 +163,7 @@ def _move_files(found: _Moves, folder: Path) -> None:
 
 
 def _moved(path: Path, baseline: Baseline, old: str, new: str, folder: Path) -> Baseline:
-    if path != baseline_path(folder, baseline.platform, baseline.case):
+    if path != baseline.path(folder):
         raise BaselineError(
             f"{path}: the file name is not that of its case {baseline.case!r}, so nothing was moved; "
             f"delete or rename the file"

@@ -15,14 +15,7 @@ from pytest_aorta.common.model import Count, Model, convert
 from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.options import WRAPPED_STRAGGLER_S, WRAPPERS, LauncherKind, ProfilerSchedule
 from pytest_aorta.plan.reference import AnyReference
-from pytest_aorta.plan.workloads import (
-    ENVIRONMENT_KEY,
-    CommandLine,
-    WorkloadSpec,
-    command_line,
-    filled_adapter,
-    resolve_config,
-)
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, CommandLine, WorkloadSpec, filled_adapter, resolve_config
 from pytest_aorta.plan.world import World
 
 
@@ -190,7 +183,7 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
             return CommandLine(str(self.counterpart(Path(self.script))), self.args, {})
         if self.spec is None or self.spec.command is None:
             return None
-        return command_line(self.spec.command, self.config, folder=self.spec.folder, run_dir=self.run_dir)
+        return self.spec.command.line(self.config, folder=self.spec.folder, run_dir=self.run_dir)
 
     def adapter(self, rank: int) -> Adapter | None:
         """Return the adapter for the log of one rank; None if ranks record their steps themselves.

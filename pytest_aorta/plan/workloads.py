@@ -76,6 +76,21 @@ class _WhenTrue(Model, frozen=True):
     args: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class CommandLine:
+    """The command of a rank.
+
+    Attributes:
+        target: Path ending in ``.py``, or dotted module.
+        args: Arguments.
+        environment: Variables that are added to the environment.
+    """
+
+    target: str
+    args: tuple[str, ...]
+    environment: dict[str, str]
+
+
 class Command(Model, frozen=True):
     """The block ``command:`` of a workload's yaml; names of config keys in braces are replaced by their values.
 
@@ -96,42 +111,26 @@ class Command(Model, frozen=True):
         if bool(self.script) == bool(self.module):
             raise ValueError("give one of the keys 'script' and 'module', not both")
 
+    def line(self, config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
+        """Return the command with the config's values filled in; a script is relative to the yaml's ``folder``.
 
-@dataclass(frozen=True)
-class CommandLine:
-    """The command of a rank.
-
-    Attributes:
-        target: Path ending in ``.py``, or dotted module.
-        args: Arguments.
-        environment: Variables that are added to the environment.
-    """
-
-    target: str
-    args: tuple[str, ...]
-    environment: dict[str, str]
-
-
-def command_line(command: Command, config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
-    """Return the command with the config's values filled in; a script is relative to the yaml's ``folder``.
-
-    Raises:
-        SpecError: An argument or a variable contains a character that can't be passed to a process.
-    """
-    values = {**config, "run_dir": str(run_dir), "folder": str(folder)}
-    texts: list[str] = []
-    for entry in command.args:
-        if isinstance(entry, str):
-            texts.append(entry)
-        elif config[entry.when]:
-            texts += entry.args
-    args = [filled(text, values) for text in texts]
-    environment = {name: filled(text, values) for name, text in command.environment.items()}
-    for text in args:
-        _refuse_unpassable(f"{folder / YAML_NAME}: command.args", text)
-    for name, text in environment.items():
-        _refuse_unpassable(f"{folder / YAML_NAME}: command.environment.{name}", text)
-    return CommandLine(str(folder / command.script) if command.script else command.module, tuple(args), environment)
+        Raises:
+            SpecError: An argument or a variable contains a character that can't be passed to a process.
+        """
+        values = {**config, "run_dir": str(run_dir), "folder": str(folder)}
+        texts: list[str] = []
+        for entry in self.args:
+            if isinstance(entry, str):
+                texts.append(entry)
+            elif config[entry.when]:
+                texts += entry.args
+        args = [filled(text, values) for text in texts]
+        environment = {name: filled(text, values) for name, text in self.environment.items()}
+        for text in args:
+            _refuse_unpassable(f"{folder / YAML_NAME}: command.args", text)
+        for name, text in environment.items():
+            _refuse_unpassable(f"{folder / YAML_NAME}: command.environment.{name}", text)
+        return CommandLine(str(folder / self.script) if self.script else self.module, tuple(args), environment)
 
 
 def _check_command(command: Command, yaml: Path, properties: Collection[str]) -> None:
@@ -309,6 +308,13 @@ class WorkloadSpec(Declaration, frozen=True, kw_only=True):
         is_shared = self.properties[key] is self.shared.properties.get(key)
         return self.folder.parent / self.extends if is_shared else self.yaml
 
+    def default_config(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the default of every key, under the presets that ``given`` selects."""
+        config = {key: schema["default"] for key, schema in self.properties.items()}
+        for key, by_value in self.presets.items():
+            config |= by_value.get(str(given.get(key, config[key])), {})
+        return config
+
 
 @dataclass(frozen=True)
 class Place:
@@ -386,7 +392,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         texts = _texts_of(spec.adapter | {"pattern": ""})
         _refuse_unknown_names(f"{yaml}: adapter", texts, {*spec.properties, "rank"})
     _check_defaults(spec)
-    filled_adapter(spec, default_config(spec, {}), Path("run_dir"), 0)
+    filled_adapter(spec, spec.default_config({}), Path("run_dir"), 0)
     return spec
 
 
@@ -402,17 +408,9 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
             f"{spec.yaml}: workload {spec.name!r} has no config keys {unknown}{hint}; "
             f"there are {sorted(spec.properties)}"
         )
-    config = _plain(spec, {**default_config(spec, given), **given})
+    config = _plain(spec, {**spec.default_config(given), **given})
     _check_values(spec, config)
     check_environment(f"{spec.yaml}: config of workload {spec.name!r}", config[ENVIRONMENT_KEY])
-    return config
-
-
-def default_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default of every key, under the presets that ``given`` selects."""
-    config = {key: schema["default"] for key, schema in spec.properties.items()}
-    for key, by_value in spec.presets.items():
-        config |= by_value.get(str(given.get(key, config[key])), {})
     return config
 
 

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.world import (
-    ALL_DEVICES,
-    ANY_DEVICE,
-    DEVICES,
-    MAX_NODES,
-    MAX_SIMULATED_RANKS,
-    MAX_WORLD_SIZE,
-    WorldSpec,
-)
+from pytest_aorta.plan.world import ALL_DEVICES, DEVICES, MAX_NODES, MAX_SIMULATED_RANKS, MAX_WORLD_SIZE, WorldSpec
 
 if TYPE_CHECKING:
     from pytest_aorta.session.launcher import TestSpec
@@ -80,7 +72,7 @@ def _is_count(given: object, most: int) -> bool:
 
 
 def _world(
-    size: Any = 2, device: Any = ANY_DEVICE, nodes: Any = 1, warm: Any = None, simulated: Any = False
+    size: Any = 2, device: Any = WorldSpec.device, nodes: Any = 1, warm: Any = None, simulated: Any = False
 ) -> WorldSpec:
     if not _is_count(size, MAX_WORLD_SIZE) and size != ALL_DEVICES:
         raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")

@@ -12,14 +12,7 @@ from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord
 from pytest_aorta.session.rounds import comparison_text
-from pytest_aorta.verdict.baseline import (
-    Baseline,
-    StoredLaunch,
-    locked_baselines,
-    orphans,
-    read_baseline,
-    write_baseline,
-)
+from pytest_aorta.verdict.baseline import Baseline, locked_baselines, orphans, read_baseline, write_baseline
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, left_out
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
@@ -76,7 +69,7 @@ def learn(
     while len(launches) < launches_to_learn(marked, facts, options.launches):
         launches.append((yield Side.CANDIDATE))
     priors = platform_priors(options.baselines_dir, first.platform, facts.device, case)
-    baseline, noisy = first.replace(launches=tuple(map(StoredLaunch, launches))), left_out(launches, marked)
+    baseline, noisy = first.of_launches(launches), left_out(launches, marked)
     if options.recording.reason is None:
         baseline = baseline.replace(left_out=noisy)
     elif noisy:

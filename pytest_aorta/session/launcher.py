@@ -31,13 +31,7 @@ from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under, script_settings
 from pytest_aorta.plan.options import TORCH, WRAPPERS, LauncherKind, Options
 from pytest_aorta.plan.reference import AnyReference, References
-from pytest_aorta.plan.workloads import (
-    ENVIRONMENT_KEY,
-    check_environment,
-    default_config,
-    find_workload,
-    resolve_config,
-)
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, check_environment, find_workload, resolve_config
 from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
 from pytest_aorta.result.diagnosis import NOT_FINITE, launch_failure
 from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER
@@ -140,7 +134,7 @@ class Launch:
     @property
     def defaults(self) -> dict[str, Any]:
         """The default of every config key, given the config of this launch; empty for a script."""
-        return default_config(self.request.spec, self.request.config) if self.request.spec else {}
+        return self.request.spec.default_config(self.request.config) if self.request.spec else {}
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.errors import AortaError, WorkloadFailed
 from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
@@ -121,6 +121,17 @@ def failed_checks_text(result: WorkloadResult) -> str:
     if result.failure_count > len(first):
         lines.append(f"  ... and {result.failure_count - len(first)} more")
     return "\n".join(lines)
+
+
+def passed(result: WorkloadResult) -> WorkloadResult:
+    """Return the result of a workload whose own checks have passed.
+
+    Raises:
+        WorkloadFailed: The checks found wrong values.
+    """
+    if not result.passed:
+        raise WorkloadFailed(failed_checks_text(result))
+    return result
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_aorta.common.errors import BaselineError, ComparisonFailed, LaunchError, SpecError, WorkloadFailed
+from pytest_aorta.common.errors import BaselineError, ComparisonFailed, LaunchError, SpecError
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
@@ -22,15 +22,7 @@ from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
-from pytest_aorta.session.rounds import (
-    Repeated,
-    comparison_text,
-    failed_checks_text,
-    in_pairs,
-    settle,
-    with_baseline,
-    with_both,
-)
+from pytest_aorta.session.rounds import Repeated, comparison_text, in_pairs, passed, settle, with_baseline, with_both
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import (
@@ -676,14 +668,3 @@ def _check_variant(side: str, given: object, method: str = "compare") -> None:
         )
     if isinstance(given, WorkloadResult):
         passed(given)
-
-
-def passed(result: WorkloadResult) -> WorkloadResult:
-    """Return the result of a workload whose own checks have passed.
-
-    Raises:
-        WorkloadFailed: The checks found wrong values.
-    """
-    if not result.passed:
-        raise WorkloadFailed(failed_checks_text(result))
-    return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -69,6 +69,14 @@ class Baseline(Model, frozen=True):
     forced: dict[RevisionText, Text] = field(default_factory=dict)
     left_out: dict[Text, Text] = field(default_factory=dict)
     schema_version: Literal[5] = 5
+
+    def of_launches(self, launches: Iterable[LaunchFacts]) -> Baseline:
+        """Return the baseline with these launches alone, which all count for its center."""
+        return self.replace(launches=tuple(map(StoredLaunch, launches)))
+
+    def path(self, folder: Path) -> Path:
+        """Return the file of the baseline in a folder of baselines."""
+        return baseline_path(folder, self.platform, self.case)
 
     @property
     def revision(self) -> int:
@@ -183,7 +191,7 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
         BaselineError: The existing file is unreadable, the new file is too large, or the platform's folder can't be
             written or is a link out of ``folder``.
     """
-    path = baseline_path(folder, baseline.platform, baseline.case)
+    path = baseline.path(folder)
     read_baseline(folder, baseline.platform, baseline.case)
     document = to_builtins(baseline)
     _checked(document, f"{path}: not written")
@@ -259,6 +267,6 @@ def orphans(
             test, {baseline.case}
         ):
             found.append(f"{path}: unused: the test {test} does not compare this case; delete the file")
-        elif path != baseline_path(folder, baseline.platform, baseline.case):
+        elif path != baseline.path(folder):
             found.append(f"{path}: the file name is not that of its case {baseline.case!r}; delete or rename the file")
     return found

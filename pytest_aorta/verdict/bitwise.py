@@ -425,9 +425,7 @@ def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Call
     ranks = sorted(candidate.keys() & reference.keys())
     if not ranks:
         return None
-    found = (first_operator(rank, candidate[rank], reference[rank]) for rank in ranks)
-    # The strongest evidence comes first.
-    if firsts := sorted(filter(None, found), key=lambda first: (first.evidence, first.rank)):
+    if firsts := first_operators(candidate, reference):
         shared = f"some operators differ on {len(firsts)} of {counted(len(ranks), 'rank')}"
         return f"first {_placed(firsts[0].call)} on rank {firsts[0].rank}: {firsts[0].explanation} ({shared})"
     sides = candidate[ranks[0]], reference[ranks[0]]
@@ -447,6 +445,13 @@ def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Call
         f"all {count:,} outputs of operators are the same on all {counted(len(ranks), 'rank')}{partly}; the capture "
         f"zeroes new memory and waits at each collective, which can hide a race"
     )
+
+
+def first_operators(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[FirstOperator]:
+    """Return the first differing operator of each rank that both sides captured, the strongest evidence first."""
+    ranks = candidate.keys() & reference.keys()
+    firsts = [found for rank in ranks if (found := first_operator(rank, candidate[rank], reference[rank]))]
+    return sorted(firsts, key=lambda found: (found.evidence, found.rank))
 
 
 def _is_one_program(candidate: Calls, reference: Calls) -> bool:

@@ -24,16 +24,7 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import (
-    Row,
-    choose_tolerances,
-    has_costs,
-    other_setup,
-    other_steps,
-    profiled,
-    under_profiler,
-    without_costs,
-)
+from pytest_aorta.verdict.rows import Row, choose_tolerances, has_costs, other_setup, profiled, without_costs
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
@@ -172,8 +163,8 @@ class StoredComparison(_Comparison):
 
     def _judge(self, row: Row) -> Verdict:
         metric, launches, center = row.metric, row.launches, row.others
-        if detail := under_profiler(metric, launches):
-            return row.not_applicable(NotApplicable.PROFILER, detail)
+        if found := row.under_profiler(launches):
+            return found
         if self.baseline is None:
             if found := row.unprofiled(launches, ()):
                 return found
@@ -259,11 +250,8 @@ class PairedComparison(_Comparison):
     def _judge(self, row: Row) -> Verdict:
         metric, candidates, references = row.metric, row.launches, row.others
         both = [*candidates, *references]
-        if detail := under_profiler(metric, both):
-            return row.not_applicable(NotApplicable.PROFILER, detail)
-        if (num_steps := other_steps(candidates, references[-1])) is not None:
-            expected = counted(references[-1].num_steps, "measured step")
-            return row.missing(Missing.BASELINE, f"the reference ran {expected}, the launch {num_steps}")
+        if found := row.under_profiler(both) or row.of_other_steps():
+            return found
         if found := row.unprofiled(candidates, references) or row.unprofiled(references, candidates):
             return found
         if len(both) >= 2 * self.max_pairs:

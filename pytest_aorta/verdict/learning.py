@@ -18,22 +18,8 @@ from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
-from pytest_aorta.verdict.rows import (
-    applicable,
-    is_not_profiled_again,
-    not_profiled,
-    other_machine,
-    other_settings,
-    other_setup,
-)
-from pytest_aorta.verdict.statistics.decision import (
-    LOOKS,
-    MIN_LAUNCHES_TO_FAIL,
-    RESOLVED_BY,
-    Outcome,
-    Scale,
-    detectable,
-)
+from pytest_aorta.verdict.rows import applicable, is_not_profiled_again, not_profiled, other_setting, other_setup
+from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.variance import Estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
@@ -123,16 +109,6 @@ def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
     return "\n".join(lines)
 
 
-def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
-    """Return the first difference in launcher or environment; both change times and numbers without a code change."""
-    for launch in launches:
-        if launch.launcher != recorded.launcher:
-            return [f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"]
-        if difference := other_machine(launch, recorded) or other_settings(launch, recorded):
-            return [difference]
-    return []
-
-
 def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[Verdict]:
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
@@ -191,7 +167,7 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
     ]
     values = [value for value in transformed_values(metric, launches, launches) if value is not None]
     if len(values) >= MIN_LAUNCHES:
-        found += _noise_problems(values, tolerance, metric.scale)
+        found += _noise_problems(metric, values, tolerance)
     if metric.kind is MetricKind.TIMING:
         steps = median(launch.step_time_growth for launch in launches)
         if abs(steps) > STEP_GROWTH[launches[0].device]:
@@ -203,9 +179,10 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
     return found
 
 
-def _noise_problems(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:
+def _noise_problems(metric: Metric, values: Sequence[float], tolerance: float) -> list[str]:
     """Return why values are too noisy for ``tolerance``."""
-    allowed, center = scale.difference(tolerance), median(values)
+    scale, center = metric.scale, median(values)
+    allowed = scale.difference(tolerance)
     deviation = math.sqrt(observed([[list(values)]]).within.value)
     found = []
     if deviation * RESOLVED_BY > allowed:

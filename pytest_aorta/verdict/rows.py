@@ -112,12 +112,6 @@ def has_costs(facts: LaunchFacts) -> bool:
     return bool(facts.costs) and not any(group.costs.problem for group in facts.costs)
 
 
-def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | None:
-    """Return why ``metric`` can't be compared if it is a time and a profiler slowed the ranks, or None."""
-    found = next((launch.profiler for launch in launches if launch.profiler), None)
-    return f"ranks ran under {found}, which slows them" if found and metric.kind is MetricKind.TIMING else None
-
-
 def not_profiled(metric: Metric, facts: LaunchFacts) -> str | None:
     """Return why profiled steps gave no value of a metric that can be compared, or None.
 
@@ -192,6 +186,16 @@ def other_settings(facts: LaunchFacts, recorded: LaunchFacts) -> str:
     """Return text on the numeric settings that the code changed, with both values; empty if it changed none."""
     changed = _changes(facts, recorded, of_machine=False)
     return f"changed settings: {', '.join(changed)}" if changed else ""
+
+
+def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
+    """Return the first difference in launcher or environment; both change times and numbers without a code change."""
+    for launch in launches:
+        if launch.launcher != recorded.launcher:
+            return [f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"]
+        if difference := other_machine(launch, recorded) or other_settings(launch, recorded):
+            return [difference]
+    return []
 
 
 def _changes(facts: LaunchFacts, recorded: LaunchFacts, *, of_machine: bool) -> list[str]:
@@ -388,6 +392,20 @@ class Row:
         low, high = sorted(change(worse * end) for end in (decision.low, decision.high))
         known = {"baseline": center, "delta": delta, "low": low, "high": high, "launches": decision.launches}
         return self.decided(outcome, STALE if outcome is Outcome.IMPROVED else detail, **known)
+
+    def under_profiler(self, launches: Sequence[LaunchFacts]) -> Verdict | None:
+        """Return the verdict for a time if a profiler slowed the ranks of one of the launches, or None."""
+        found = next((launch.profiler for launch in launches if launch.profiler), None)
+        if found is None or self.metric.kind is not MetricKind.TIMING:
+            return None
+        return self.not_applicable(NotApplicable.PROFILER, f"ranks ran under {found}, which slows them")
+
+    def of_other_steps(self) -> Verdict | None:
+        """Return the verdict for a launch with another number of measured steps than the A/B reference, or None."""
+        if (num_steps := other_steps(self.launches, self.others[-1])) is None:
+            return None
+        expected = counted(self.others[-1].num_steps, "measured step")
+        return self.missing(Missing.BASELINE, f"the reference ran {expected}, the launch {num_steps}")
 
     def late_hosts(self, launches: Sequence[LaunchFacts]) -> str:
         """Return text on the launches that have no value because their host was late; empty without any."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_aorta.common.errors import AortaError, BaselineError, SpecError
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, log_records
-from pytest_aorta.plan.workloads import Command, check_environment, command_line
+from pytest_aorta.plan.workloads import Command, check_environment
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.trace.kineto import TraceError, read_trace
@@ -45,9 +45,9 @@ def test_variable_that_no_process_can_be_given_is_named(value, tmp_path):
         check_environment("here", {"NCCL_X": value})
     command = Command(script="train.py", args=("{x}",), environment={"MODE": "{x}"})
     with pytest.raises(SpecError, match=r"default.yaml: command.args: got '.*', allowed is text without NUL"):
-        command_line(command, {"x": value}, folder=tmp_path, run_dir=tmp_path)
+        command.line({"x": value}, folder=tmp_path, run_dir=tmp_path)
     with pytest.raises(SpecError, match=r"default.yaml: command.environment.MODE: got '.*', allowed is text"):
-        command_line(replace(command, args=()), {"x": value}, folder=tmp_path, run_dir=tmp_path)
+        replace(command, args=()).line({"x": value}, folder=tmp_path, run_dir=tmp_path)
 
 
 # --- stored files -----------------------------------------------------------------------------------------------------

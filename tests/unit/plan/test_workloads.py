@@ -10,7 +10,6 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.workloads import (
     WorkloadSpec,
-    command_line,
     filled_adapter,
     find_workload,
     read_workload,
@@ -381,7 +380,7 @@ def command_spec(tmp_path, text=COMMAND):
 )
 def test_command_is_filled_in_with_the_config_and_arguments_whose_condition_holds(tmp_path, config, args):
     spec = command_spec(tmp_path)
-    line = command_line(spec.command, resolve_config(spec, config), folder=spec.folder, run_dir=Path("/run"))
+    line = spec.command.line(resolve_config(spec, config), folder=spec.folder, run_dir=Path("/run"))
     assert (line.target, line.args) == (str(tmp_path / "titan" / "train.py"), args)
     assert line.environment == {"SLEEP_S": "0.5"}
     adapter = filled_adapter(spec, {"warmup": 4}, Path("/run"), 1)
@@ -419,7 +418,7 @@ def test_example_of_torchtitan_can_be_read():
     folder = Path(__file__).parents[3] / "docs" / "examples" / "torchtitan" / "workloads" / "titan"
     spec = read_workload("titan", folder, None)
     config = resolve_config(spec, {"deterministic": False, "steps": 7})
-    line = command_line(spec.command, config, folder=folder, run_dir=Path("/run"))
+    line = spec.command.line(config, folder=folder, run_dir=Path("/run"))
     assert line.target == "torchtitan.train"
     assert "--training.steps=7" in line.args
     assert "--debug.deterministic" not in line.args
