@@ -40,12 +40,7 @@ def require_packages() -> None:
 
 
 def write_session_reports(
-    records: Sequence[TestRecord],
-    options: Options,
-    environ: Mapping[str, str] = os.environ,
-    *,
-    lost: Sequence[TestRecord] = (),
-    is_cut_short: bool = False,
+    records: Sequence[TestRecord], options: Options, *, lost: Sequence[TestRecord] = (), is_cut_short: bool = False
 ) -> tuple[list[str], bool]:
     """Write the reports that the options and the environment ask for.
 
@@ -56,7 +51,6 @@ def write_session_reports(
     Args:
         records: The records of all tests.
         options: The options of the run.
-        environ: The environment, which names the summary of a CI step.
         lost: The records of tests without a result, and of files that could not be collected. They are part of every
             report, but do not make a run one with launches, to whose CI step a summary is appended.
         is_cut_short: Whether pytest ended before all tests had run.
@@ -65,8 +59,8 @@ def write_session_reports(
     text = partial(markdown, shown, command=options.command, repeated=options.repeated, is_cut_short=is_cut_short)
     lines: list[str] = []
     errors: list[str] = []
-    if launched and environ.get(STEP_SUMMARY):
-        lines += _append_step_summary(text(), Path(environ[STEP_SUMMARY]))
+    if launched and (step_summary := os.environ.get(STEP_SUMMARY)):
+        lines += _append_step_summary(text(), Path(step_summary))
     if options.markdown is not None:
         try:
             options.markdown.parent.mkdir(parents=True, exist_ok=True)

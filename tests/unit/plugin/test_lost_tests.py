@@ -61,10 +61,12 @@ def test_file_that_can_not_be_collected_is_kept_with_its_error(controller):
 
 
 @pytest.mark.parametrize(("records", "is_in_summary"), [([PASSED], True), ([], False)])
-def test_lost_tests_are_in_the_markdown_but_alone_not_in_the_summary_of_the_job(tmp_path, records, is_in_summary):
+def test_lost_tests_are_in_the_markdown_but_alone_not_in_the_summary_of_the_job(
+    tmp_path, monkeypatch, records, is_in_summary
+):
     options = make_options(markdown=tmp_path / "aorta.md")
-    environ = {"GITHUB_STEP_SUMMARY": str(tmp_path / "step.md")}
-    write_session_reports(records, options, environ, lost=[CRASHED])
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
+    write_session_reports(records, options, lost=[CRASHED])
     text = (tmp_path / "aorta.md").read_text()
     assert text.startswith(f"## {headline([*records, CRASHED])}\n")
     assert "1 of " in headline([*records, CRASHED])

@@ -121,14 +121,16 @@ def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(
 GOOD = make_record("a.py::good", [make_verdict(Outcome.PASS)])
 
 
-def test_summary_is_appended_to_what_is_there(tmp_path):
+def test_summary_is_appended_to_what_is_there(tmp_path, monkeypatch):
     file = tmp_path / "summary.md"
     file.write_text("before\n")
-    assert write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == ([], True)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(file))
+    assert write_session_reports([GOOD], make_options()) == ([], True)
     assert file.read_text().startswith("before\n## ")
     os.mkfifo(fifo := tmp_path / "fifo")  # which nobody reads
     for unfit in (tmp_path, fifo):
-        (line,), good = write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(unfit)})
+        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(unfit))
+        (line,), good = write_session_reports([GOOD], make_options())
         assert line.startswith("WARNING: GITHUB_STEP_SUMMARY")
         assert good  # no option asks for this file
 
@@ -137,7 +139,8 @@ def test_page_of_a_run_without_a_result_names_version_and_command(tmp_path, monk
     monkeypatch.setattr(write, "provenance", lambda folder: make_provenance(dirty=True))
     failed = make_record("a.py::failed", outcome="failed", failure="no", launches=ran(1, failed=1))
     options = make_options(report=tmp_path / "page.html", command=("pytest", "-k", "a b"))
-    write_session_reports([failed], options, {})
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    write_session_reports([failed], options)
     text = Reader((tmp_path / "page.html").read_text()).text
     assert re.search(r"c0ffee00c0ff and changes\s*main\s*pytest -k 'a b'", text)
 
