@@ -152,7 +152,8 @@ def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
     if world.size < launch.min_world_size:
         raise UsageError(
             f"workload {launch.name!r} needs at least {launch.min_world_size} ranks, and this run has {world.size}: "
-            f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc, or --gpus=0"
+            f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc"
+            + (", or for CPU ranks with --gpus=0" if world.devices else "")
         )
     return world
 

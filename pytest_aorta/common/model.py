@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import fields
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import UnreadableFile, decoded, parse_json, raised_as, read_bytes
@@ -136,15 +138,18 @@ def _worded(message: str, document: Any, kind: Any) -> str:
     """Return msgspec's message with the place first, the given value, and for an unknown key those that are known."""
     allowed = _PLACE.sub("", message)
     place = _PLACE.search(message)
-    path, given = "$", document
+    path, given, kinds = "$", document, [kind]
     for name, index in _STEP.findall(place["path"] if place else ""):
         key = name or (_wrong_key(given, document, kind, message) if index == "..." else int(index))
         if key is None:
             return f"{path}[...]: {allowed}"
+        if name:
+            kinds = [one.type for struct in _structs(kinds) for one in fields(struct) if one.encode_name == name]
         path += f".{name}" if name else f"[{json.dumps(key)}]"
         given = given[key]
     if unknown := _UNKNOWN.fullmatch(allowed):
-        known = _fields_of(kind, given)
+        every = [sorted(one.encode_name for one in fields(struct)) for struct in _structs(kinds)]
+        known = max(every, key=lambda names: len(set(names) & set(given)), default=[])
         return f"{path}: unknown key {unknown[1]!r}{did_you_mean(unknown.groups(), known)}; there are {known}"
     if place and place["is_key"]:
         given = _wrong_key(given, document, kind, message) or given
@@ -169,13 +174,9 @@ def _wrong_key(entries: Any, document: Any, kind: Any, message: str) -> Any:
     return None
 
 
-def _fields_of(kind: Any, given: Any) -> list[str]:
-    """Return the keys of the struct within ``kind`` that shares most keys with ``given``."""
-    pending, structs = [kind], dict[Any, list[str]]()
-    while pending:
-        found = pending.pop()
-        if isinstance(found, type) and issubclass(found, msgspec.Struct) and found not in structs:
-            structs[found] = sorted(field.encode_name for field in msgspec.structs.fields(found))
-            pending += [field.type for field in msgspec.structs.fields(found)]
-        pending += get_args(found)
-    return max(structs.values(), key=lambda known: len(set(known) & set(given)), default=[])
+def _structs(kinds: Iterable[Any]) -> Iterator[type[msgspec.Struct]]:
+    """Yield the structs that values of these types are, or that their items are."""
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            yield kind
+        yield from _structs(get_args(kind))

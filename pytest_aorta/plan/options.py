@@ -444,6 +444,9 @@ def make_options(values: Mapping[str, Any], rootdir: Path, **others: Any) -> Opt
             found[name] = rootdir / path
             with suppress(OSError):  # a path that can't be read is reported where it is used
                 _check_place(f"{option.flag}={path}", found[name], is_file=name in ("report", "markdown"))
+    for path in found["workload_dirs"]:
+        if path not in Options.workload_dirs and not (rootdir / path).is_dir():
+            raise SpecError(f"{_DECLARED['workload_dirs'].key}: there is no folder {rootdir / path}")
     found["workload_dirs"] = tuple(rootdir / path for path in found["workload_dirs"])
     found["launcher"] = LauncherKind(found["launcher"])
     found["without_gpus"] = WithoutGpus(found["without_gpus"])

@@ -109,7 +109,9 @@ class Command(Model, frozen=True):
     def __post_init__(self) -> None:
         """Refuse a command that is both a script and a module, or neither."""
         if bool(self.script) == bool(self.module):
-            raise ValueError("give one of the keys 'script' and 'module', not both")
+            raise ValueError(
+                f"give one of the keys 'script' and 'module'; {'both' if self.script else 'neither'} given"
+            )
 
     def line(self, config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
         """Return the command with the config's values filled in; a script is relative to the yaml's ``folder``.
@@ -278,7 +280,9 @@ class Declaration(Model, frozen=True):
     def __post_init__(self) -> None:
         """Refuse contradictions between keys."""
         if bool(self.class_name) == (self.command is not None):
-            raise ValueError("give one of the keys 'class' and 'command', not both")
+            raise ValueError(
+                f"give one of the keys 'class' and 'command'; {'both' if self.command else 'neither'} given"
+            )
         if self.adapter is not None and self.command is None:
             raise ValueError("adapter belongs to a command; a class returns its result itself")
 

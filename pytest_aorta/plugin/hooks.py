@@ -94,6 +94,10 @@ def _read_options(config: pytest.Config) -> Options:
     return make_options(given, config.rootpath, command=command, repeated=_repeated(config))
 
 
+# What pytest's types of ini keys allow, in words.
+_INI_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
 def _value(config: pytest.Config, option: Option) -> Any:
     """Return the value that the command line or the ini file gives; None if neither gives one."""
     if not option.ini_only and (given := config.getoption(option.key)) is not None:
@@ -104,7 +108,8 @@ def _value(config: pytest.Config, option: Option) -> Any:
         given = config.getini(option.key)
     # pytest's words for a value that is not of the key's type, the last from pytest 9.2 on.
     except (TypeError, ValueError, pytest.UsageError) as error:
-        raise SpecError(f"ini key {option.key}: {error}") from None
+        allowed = f", allowed is {_INI_TYPES[option.ini]}" if option.ini in _INI_TYPES else ""
+        raise SpecError(f"ini key {option.key}: {error}{allowed}") from None
     return given if given is None else option.read(given)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum, auto
+from pathlib import Path
 
 from pytest_aorta.common.text import counted, is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -165,10 +167,22 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     ranks_named = counted(world.size, f"{SIMULATED if world.simulated else world.device} rank")
     damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:_RANKS_SHOWN]
     lines = [*found.details, *damaged]
+    if has_folder and (problem := _cannot_write(plan.run_dir)):
+        lines.insert(0, f"{plan.run_dir} can't be written: {problem}")
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices stay leased")
     lines.append(f"plan, logs and stacks: {plan.run_dir}" if has_folder else _OTHER_FOLDER)
     return replace(found, headline=f"{plan.title} on {ranks_named}{nodes}: {headline}", details=lines)
+
+
+def _cannot_write(folder: Path) -> str:
+    """Return why 64 KiB can't be written into a folder, such as that its disk is full; empty if they can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 16))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _deleted(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure:

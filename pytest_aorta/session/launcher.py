@@ -366,6 +366,8 @@ class DistributedWorld:
             path = self._options.rootdir / target
             if not path.is_file():
                 raise SpecError(f"script {target!r}: there is no file {path}")
+            if absent := [name for name in settings.get("fresh") or () if Path(target).is_relative_to(str(name))]:
+                raise SpecError(f"script {target!r}: fresh: {absent} hold the script, which a launch can't do without")
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")

@@ -141,7 +141,8 @@ class Repeated:
     Attributes:
         test: Its node id.
         options: Words that repeat the options of this run.
-        commit: The commit that last changed the baseline, shortened, and how long ago; empty without one.
+        commit: The commit that last changed the baseline, shortened, how long ago, and whether the file has been
+            deleted since; empty without one.
         has_later: Whether other commits followed.
     """
 

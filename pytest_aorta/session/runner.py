@@ -531,8 +531,9 @@ class WorkloadRunner:
             with suppress(SpecError, OSError):
                 found = git(file.parent, "log", "-1", "--format=%h%n%cr%n%D", "--", file.name).splitlines()
         has_later = bool(found) and not found[-1].startswith("HEAD")
+        commit = [*found[:2], *(["deleted since"] if found and not file.exists() else [])]
         options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
-        return Repeated(self._test.record.nodeid, options, tuple(found[:2]), has_later)
+        return Repeated(self._test.record.nodeid, options, tuple(commit), has_later)
 
     def _costs_located(
         self, again: Callable[[], Verdicts], is_asked: bool, comparison: Comparison, failing: Sequence[Verdict]

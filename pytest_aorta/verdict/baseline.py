@@ -137,7 +137,7 @@ def read_baseline_file(path: Path) -> Baseline:
     Raises:
         BaselineError: The file is invalid. The message names the file, the JSON path, the value and the allowed values.
     """
-    with raised_as(BaselineError):
+    with raised_as(BaselineError, after="; restore the file, or delete it and record the baseline again"):
         document = read_json(path, max_bytes=MAX_BYTES)
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:

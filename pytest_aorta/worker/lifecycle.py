@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as, write_json, write_json_rows
+from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
 from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
@@ -38,7 +38,7 @@ from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.steps import Progress, run_canary
-from pytest_aorta.worker.workload import Telemetry, Workload
+from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
 
 # Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo holds the GIL while it
 # joins threads. A thread that frees the last collective needs the GIL, so destroying the group can deadlock.
@@ -86,6 +86,8 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             _leave_process_groups()
         return
     assert plan.spec is not None  # since the plan has no program
+    if plan.spec.min_world_size > 1:
+        RankEnv.read().require(plan.spec.name, plan.spec.min_world_size)
     workload_class = _load_workload(plan.spec)
     leave_mark(folder, IMPORTED)
     workload = workload_class(plan.own_config)
@@ -98,6 +100,10 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     restore_data()
     if not isinstance(result, RankResult):
         raise TypeError(f"{workload_class.__name__}.run() returned {result!r}; it has to return a RankResult")
+    # A number that is not finite is named below, with its rank and step.
+    if not _non_finite(document := to_builtins(result)):
+        with raised_as(TypeError):
+            convert(document, RankResult, f"the result of {workload_class.__name__}.run()")
     leave_mark(folder, RAN)
     _refuse_leaks(plan.reference)
     result = _checked(result, workload.named_parameters(), "at the end of the run")
@@ -145,12 +151,15 @@ def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when
     """Return a result whose numbers and parameters are finite; without its numbers if nothing was exchanged.
 
     Raises:
-        NotFinite: A number is NaN or infinite.
+        NotFinite: A loss, gradient norm, metric or parameter is NaN or infinite.
+        ValueError: Another number is.
     """
     if is_simulated():
         return without_values(result, named)
     refuse_non_finite(result)
     refuse_parameters(named, int(os.environ["RANK"]), when)
+    if field := _non_finite(to_builtins(result)):
+        raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
     return result
 
 
@@ -289,10 +298,7 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device, trace
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
-    document = to_builtins(result)
-    if field := _non_finite(document):
-        raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
-    write_json_rows(folder / RESULT_FILE, document, durable=False)
+    write_json_rows(folder / RESULT_FILE, to_builtins(result), durable=False)
 
 
 def _load_folder(name: str, folder: str) -> ModuleType:

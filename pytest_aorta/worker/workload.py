@@ -112,6 +112,15 @@ class RankEnv:
         timeout_s = float(environ.get(variables.COLLECTIVE_TIMEOUT_S, "600"))
         return cls(rank, size, local_rank, device_kind(environ), timeout_s)
 
+    def require(self, workload: str, min_world_size: int) -> None:
+        """Raise RuntimeError if the world has fewer ranks than ``workload`` needs."""
+        if self.world_size < min_world_size:
+            raise RuntimeError(
+                f"workload {workload!r} needs at least {min_world_size} ranks and was started with "
+                f"WORLD_SIZE={self.world_size}: there is nothing to shard or to communicate on fewer. Ask for more "
+                f"with @pytest.mark.world(size={min_world_size}) or torchrun --nproc-per-node={min_world_size}."
+            )
+
     def join(self, workload: str, *, min_world_size: int = 1) -> torch.device:
         """Join the default process group (NCCL on ``cuda``, gloo on ``cpu``) and return this rank's device.
 
@@ -124,12 +133,7 @@ class RankEnv:
         Raises:
             RuntimeError: The world has fewer ranks than ``min_world_size``; no process group is initialized.
         """
-        if self.world_size < min_world_size:
-            raise RuntimeError(
-                f"workload {workload!r} needs at least {min_world_size} ranks and was started with "
-                f"WORLD_SIZE={self.world_size}: there is nothing to shard or to communicate on fewer. Ask for more "
-                f"with @pytest.mark.world(size={min_world_size}) or torchrun --nproc-per-node={min_world_size}."
-            )
+        self.require(workload, min_world_size)
         device = torch.device("cpu")
         if self.device_kind is not DeviceKind.CPU:
             device = torch.device(self.device_kind, self.local_rank)

@@ -22,6 +22,11 @@ AFTER_A_LAUNCH = [
         "workload.run_script('train.py', rec0rd={})",
         "script 'train.py': $: unknown key 'rec0rd' (did you mean 'record'?)",
     ),
+    (
+        "workload.run_script('train.py', record={'hash_weigths': True})",
+        "$.record: unknown key 'hash_weigths' (did you mean 'hash_weights'?); there are ['deterministic', ",
+    ),
+    ("workload.run_script('train.py', fresh=['train.py'])", "script 'train.py': fresh: ['train.py'] hold the script"),
     ("workload.run_script('train.py', record={'warmup': -1})", "script 'train.py': $.record.warmup: got -1"),
     (
         "workload.run_script('train.py', fresh=['../x'])",

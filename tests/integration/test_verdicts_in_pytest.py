@@ -139,13 +139,17 @@ def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
     recorded.run().assert_outcomes(passed=2)
 
 
-def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded):
+@pytest.mark.parametrize("is_committed", [False, True], ids=["never committed", "committed"])
+def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded, is_committed):
+    if is_committed:
+        for words in (["init", "-q"], ["add", "baselines"], ["commit", "-qm", "old"]):
+            recorded.git(*words)
     recorded.baseline_files()[0].unlink()
     result = recorded.run(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
             "E  *Missing: no baseline",
-            "E  *baseline  */baselines/cpu-x2-gloo/*.json",
+            f"E  *baseline  {'*ago, deleted since, ' if is_committed else ''}/*/baselines/cpu-x2-gloo/*.json",
             "E  *accept    pytest test_toy.py::test_* --update-baselines",
             "FAILED test_toy.py::test_* - Missing: no baseline",
         ]

@@ -18,32 +18,64 @@ from tests.rank.ranks import own_group
 from tests.unit.builders import make_plan
 
 FORGETFUL = """
-from pytest_aorta.worker import Workload
+import math
+
+import torch
+
+from pytest_aorta.worker import RankResult, Workload
 
 class Forgetful(Workload):
     def setup(self):
         pass
 
     def run(self):
-        pass
+        return RETURNED
 
     def cleanup(self):
         pass
 """
 
 
-def test_run_without_a_result_names_the_class_and_what_it_has_to_return(tmp_path, monkeypatch):
+RESULT = (
+    "RankResult(passed=True, failure_count=0, configured_iterations=1, total_iterations=1, elapsed_sec=1.0, "
+    "step_times_ms={})"
+)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        ("None", TypeError, r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"),
+        (RESULT.format("torch.ones(1)"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got "),
+        (RESULT.format("None"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got null"),
+        (RESULT.format("[math.nan]"), ValueError, r"a number that is not finite: step_times_ms\.0 = nan$"),
+    ],
+    ids=["nothing", "a tensor", "no times", "NaN"],
+)
+def test_wrong_result_names_the_class_or_the_field(tmp_path, monkeypatch, returned, error, message):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
     own, folder = tmp_path / "forgetful", tmp_path / "ranks" / "0"
     own.mkdir()
     folder.mkdir(parents=True)
-    (own / "__init__.py").write_text(FORGETFUL)
+    (own / "__init__.py").write_text(FORGETFUL.replace("RETURNED", returned))
     spec = WorkloadSpec(name="forgetful", folder=own, class_name="Forgetful", description="A workload.")
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
-    with pytest.raises(TypeError, match=r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"):
+    with pytest.raises(error, match=message):
         run_rank(tmp_path, folder)
     assert not (folder / "result.json").exists()
+
+
+def test_world_with_fewer_ranks_than_the_declaration_asks_for_is_refused(tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    folder = tmp_path / "ranks" / "0"
+    folder.mkdir(parents=True)
+    spec = WorkloadSpec(name="toy", folder=tmp_path, class_name="Toy", description="A workload.", min_world_size=3)
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
+    with pytest.raises(RuntimeError, match="workload 'toy' needs at least 3 ranks and was started with WORLD_SIZE=2"):
+        run_rank(tmp_path, folder)
 
 
 FORKING = """

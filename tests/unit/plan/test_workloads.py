@@ -137,6 +137,8 @@ def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_p
         ("description: a toy", "description: 5", "$.description: got 5; Expected `str`"),
         ("description: a toy", "description: ''", '$.description: got ""; Expected `str` of length >= 1'),
         ("class: Toy", "class: Toy\nadapter: {kind: log}", "adapter belongs to a command"),
+        ("class: Toy", "", "give one of the keys 'class' and 'command'; neither given"),
+        ("class: Toy", "class: Toy\ncommand: {script: a.py}", "give one of the keys 'class' and 'command'; both given"),
         ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
         ("min_world_size: 2", "min_world_size: 0", "$.min_world_size: got 0; Expected `int` >= 1"),
         ("min_world_size: 2", "min_world_size: '2'", '$.min_world_size: got "2"; Expected `int`'),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -612,6 +615,15 @@ def test_agent_that_failed_before_any_rank_is_named_with_its_log(tmp_path, ranks
     (tmp_path / "agent.log").write_text("rendezvous failed\n")
     text = diagnose(tmp_path, Left(ranks, replace(ended(status=1), launcher=launcher))).text
     check_parts(text, (headline.format(program), "  | rendezvous failed"))
+
+
+def test_full_disk_of_the_run_folder_is_named(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    text = diagnose(tmp_path, Left({}, ended(status=1))).text
+    check_parts(text, ("rendezvous: no rank started", f"{tmp_path} can't be written: No space left on device"))
 
 
 @pytest.mark.parametrize("reason", [EndReason.EXIT, EndReason.TIME_LIMIT, EndReason.RANK_GONE, EndReason.GUARD_LOST])

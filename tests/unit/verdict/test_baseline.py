@@ -124,6 +124,13 @@ def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, path,
     assert message in error_of_edited(tmp_path, change)
 
 
+@pytest.mark.parametrize("text", ["", '{"case": "a'], ids=["empty", "truncated"])
+def test_file_that_was_cut_off_says_what_to_do(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    assert read_error(path).endswith("; restore the file, or delete it and record the baseline again")
+
+
 @pytest.mark.parametrize("key", ["case", "test", "platform", "workload", "config", "launches"])
 def test_absent_key_is_named(tmp_path, key):
     assert f"missing required field `{key}`" in error_of_edited(tmp_path, lambda document: document.pop(key))
