@@ -321,6 +321,8 @@ def totals(records: Sequence[TestRecord]) -> str:
     is_ok = not found and not any(record.hides_failure or record.compared_nothing for record in launched)
     tests = counted(len(launched), "test")
     parts = [f"{failed} of {tests} failed" if failed else f"{tests} OK" if is_ok else tests]
+    if found[Outcome.REGRESSION]:
+        parts.append(counted(found.pop(Outcome.REGRESSION), "regression"))
     parts += [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
     if rows:
         parts.append(f"{counted(sum(row.outcome is Outcome.PASS for row in rows), 'metric')} unchanged")

@@ -337,7 +337,7 @@ def _locate_module(
         return None
     what = "inputs and outputs of modules" if kind == "forward" else "gradients of modules' outputs"
     if not (different := [rank for rank, found in enumerate(ranks) if found.different]):
-        return f"all {len(ranks[0].names)} {what} are the same on all {len(ranks)} ranks"
+        return f"all {len(ranks[0].names)} {what} are the same on all {counted(len(ranks), 'rank')}"
     # Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
     position, rank = min((ranks[rank].names.index(ranks[rank].different[0]), rank) for rank in different)
     found = ranks[rank]

@@ -85,7 +85,7 @@ def test_regressions_in_subtests_fail_their_test_once(project, workers, source):
     project.plant(weight_hash="1" * 16)
     result = project.run(REPORT, "--aorta-markdown=aorta.md", "--junitxml=junit.xml", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["aorta: 1 * 2 regression, *"])
+    result.stdout.fnmatch_lines(["aorta: 1 * 2 regressions, *"])
     found = project.summary()
     assert found["tests"] == {"failed": 1}
     assert found["verdicts"]["regression"] == 2

@@ -48,7 +48,7 @@ def test_last_line_fits_a_terminal_whatever_happened():
     found = [record(*FINDINGS, *map(not_applicable, NotApplicable), notes=["slow"]) for _ in range(12)]
     for verbosity in (-1, 0, 1):
         line = summary_lines(found, verbosity)[-1]
-        assert line.startswith("aorta: 12 tests, 12 regression, 12 missing, 12 inconclusive, 12 improved")
+        assert line.startswith("aorta: 12 tests, 12 regressions, 12 missing, 12 inconclusive, 12 improved")
         assert len(line) < 120
 
 
