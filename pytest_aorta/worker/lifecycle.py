@@ -107,6 +107,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     leave_mark(folder, RAN)
     _refuse_leaks(plan.reference)
     result = _checked(result, workload.named_parameters(), "at the end of the run")
+    _plain(result)  # the telemetry's error would name no field
     workload.telemetry().write(folder, result)
     _finish(folder, result.replace(canary_before=before), device, python_tracer())
     # The workload may drop models and other objects here that hold process groups.
@@ -151,15 +152,12 @@ def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when
     """Return a result whose numbers and parameters are finite; without its numbers if nothing was exchanged.
 
     Raises:
-        NotFinite: A loss, gradient norm, metric or parameter is NaN or infinite.
-        ValueError: Another number is.
+        NotFinite: A number is NaN or infinite.
     """
     if is_simulated():
         return without_values(result, named)
     refuse_non_finite(result)
     refuse_parameters(named, int(os.environ["RANK"]), when)
-    if field := _non_finite(to_builtins(result)):
-        raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
     return result
 
 
@@ -298,7 +296,15 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device, trace
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
-    write_json_rows(folder / RESULT_FILE, to_builtins(result), durable=False)
+    write_json_rows(folder / RESULT_FILE, _plain(result), durable=False)
+
+
+def _plain(result: RankResult) -> dict[str, Any]:
+    """Return a result as the values of its file; raise ValueError for a number that is not finite."""
+    document: dict[str, Any] = to_builtins(result)
+    if field := _non_finite(document):
+        raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
+    return document
 
 
 def _load_folder(name: str, folder: str) -> ModuleType:

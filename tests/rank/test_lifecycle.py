@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import pytest
@@ -12,8 +13,8 @@ import torch.distributed as dist
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.workloads import WorkloadSpec
-from pytest_aorta.worker import lifecycle
-from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
+from pytest_aorta.worker import RankResult, lifecycle
+from pytest_aorta.worker.lifecycle import _leave_process_groups, _write_result, run_rank
 from tests.rank.ranks import own_group
 from tests.unit.builders import make_plan
 
@@ -76,6 +77,17 @@ def test_world_with_fewer_ranks_than_the_declaration_asks_for_is_refused(tmp_pat
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
     with pytest.raises(RuntimeError, match="workload 'toy' needs at least 3 ranks and was started with WORLD_SIZE=2"):
         run_rank(tmp_path, folder)
+
+
+def test_speed_check_that_is_not_finite_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    result = RankResult(
+        passed=True, failure_count=0, configured_iterations=1, total_iterations=1, elapsed_sec=1.0,
+        step_times_ms=[1.0], canary_after={"gemm_ms": math.inf},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"the result of rank 1 contains .* not finite: canary_after\.gemm_ms = inf$"):
+        _write_result(tmp_path, result)
+    assert not (tmp_path / "result.json").exists()
 
 
 FORKING = """
