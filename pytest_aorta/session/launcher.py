@@ -366,8 +366,6 @@ class DistributedWorld:
             path = self._options.rootdir / target
             if not path.is_file():
                 raise SpecError(f"script {target!r}: there is no file {path}")
-            if absent := [name for name in settings.get("fresh") or () if Path(target).is_relative_to(str(name))]:
-                raise SpecError(f"script {target!r}: fresh: {absent} hold the script, which a launch can't do without")
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
@@ -410,6 +408,8 @@ class DistributedWorld:
     ) -> WorkloadResult:
         where = f"{'command' if starts_ranks else 'script'} {name!r}"
         given = script_settings(where, settings)
+        if absent := [path for path in given.fresh or () if Path(script).is_relative_to(self._options.rootdir / path)]:
+            raise SpecError(f"{where}: fresh: {absent} hold the script, which a launch can't do without")
         # Settings are part of the config, since a launch with other settings can't be compared.
         config: dict[str, Any] = {"args": [*([script] if starts_ranks else []), *args], **json.loads(to_json(given))}
         if environment:
