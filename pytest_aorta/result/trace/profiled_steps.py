@@ -164,15 +164,7 @@ Kernels: TypeAlias = Annotated[dict[Annotated[str, Meta(min_length=1, max_length
 
 
 class Call(Model, frozen=True):
-    """A call of a collective in a process group.
-
-    Attributes:
-        kind: Kind of collective.
-        group: Name and ranks of the process group as torch reports them; empty if unknown.
-        group_size: Number of ranks in the group; None if unknown.
-        num_bytes: Size of the larger of input and output of a call in bytes, for all-to-all a mean over the calls; None
-            if unknown.
-    """
+    """A call of a collective in a process group. The attributes are those of :class:`CollectiveCalls`."""
 
     kind: Collective
     group: Annotated[str, Meta(max_length=4096)]
