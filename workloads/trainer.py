@@ -64,7 +64,7 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         """Return this rank's part of the model."""
         self._delay = Delay(self._device, self._settings.fault.delay_ms)
         self._mesh = ParallelMesh(self._degrees, self._device.type)
-        self._stages = Stages(self._mesh)
+        self._stages, self._counts_loss = Stages(self._mesh), self._mesh.counts_loss
         settings = self._settings = self._settings.with_kernels(self._choose_attention())
         self._decision = self._decide() if settings.activation_checkpointing == AUTO else None
         self._num_global_tokens = settings.tokens_per_step * self._degrees.data_parallel
@@ -157,16 +157,14 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
         if self._settings.fault.slows(step, self._env.rank):
             self._delay()
-        loss = torch.zeros((), device=self._device)
         if self._pipeline is not None:
-            loss = self._pipeline.step(batch)
-        else:
-            gradient_scale = self._settings.fault.gradient_scale(step, self._env.rank)
-            for number, tokens in enumerate(batch, 1):
-                self.before_micro_batch(is_last=number == len(batch))
-                loss += self._backward(tokens, gradient_scale)
-        # Ranks with the same loss add it once.
-        return loss if self._mesh.counts_loss else torch.zeros_like(loss)
+            return self._pipeline.step(batch)
+        gradient_scale = self._settings.fault.gradient_scale(step, self._env.rank)
+        loss = torch.zeros((), device=self._device)
+        for number, tokens in enumerate(batch, 1):
+            self.before_micro_batch(is_last=number == len(batch))
+            loss += self._backward(tokens, gradient_scale)
+        return loss
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run one optimizer step, and balance the loads of experts."""

@@ -44,6 +44,8 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
     name: ClassVar[str]
     settings_type: type[_Settings]
     _num_parameters: int
+    # Ranks with the same loss add it once.
+    _counts_loss = True
 
     def read_settings(self) -> _Settings:
         """Return the config as typed values."""
@@ -82,14 +84,14 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         """Join the process group; build model, optimizer and batches.
 
         Raises:
-            RuntimeError: There are too few ranks, cuBLAS is not configured for ``deterministic``, or a device or a
-                package lacks what the config asks for.
+            RuntimeError: cuBLAS is not configured for ``deterministic``, or a device or a package lacks what the config
+                asks for.
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
         settings = self._settings = self.read_settings()
         settings.prepare_environment()
-        self._env, self._device = env, env.join(self.name, min_world_size=self.min_world_size)
+        self._env, self._device = env, env.join(self.name)
         self.check()
         settings.lr_schedule.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
@@ -118,7 +120,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         result = timed_result(timer, elapsed_sec, settings.steps)
         losses, norms = ([], []) if is_simulated() else map(list, zip(*found, strict=True))
         result = result.replace(
-            loss=_sum_over_ranks(losses),
+            loss=_sum_over_ranks(losses if self._counts_loss else list(map(torch.zeros_like, losses))),
             grad_norm=[float(whole_norm(norm)) for norm in norms],
             environment=environment_facts(self._device, any_cpu=self.is_same_on_any_cpu) | self.facts(),
             weight_hashes=self._hashes.weight_hashes,

@@ -70,7 +70,7 @@ class CopyComputeWorkload(SpansWorkload):
             ValueError: The device has no streams of the given ``priority``.
         """
         self._env = RankEnv.read()
-        self._device = self._env.join("copy_compute", min_world_size=self.min_world_size)
+        self._device = self._env.join("copy_compute")
         self._settings = read_settings(CopyComputeSettings, self.config)
         self._spans = StreamSpans(self._device, self._settings.span_every)
         self._streams = [self._make_stream() for _ in self._settings.copy_kinds]

@@ -37,17 +37,14 @@ class FsdpWorkload(SpansWorkload):
     Steps run in three phases that differ only in their checks and timing: warm-up, checked, measured.
     """
 
-    min_world_size = 2
-
     def setup(self) -> None:
         """Join the process group, check the config and allocate every buffer.
 
         Raises:
-            RuntimeError: The world has fewer than two ranks.
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
-        self._device = env.join("fsdp", min_world_size=self.min_world_size)
+        self._device = env.join("fsdp")
         settings = self._settings = Settings.read(self.config, env.rank, env.world_size)
         buffers = self._buffers = Buffers(settings, self._device)
         self._weight_hashes, self._trained = dict[str, str](), 0

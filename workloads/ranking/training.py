@@ -23,8 +23,6 @@ _Settings = TypeVar("_Settings", bound=ClickSettings)
 class RankingTraining(TrainingWorkload[_Settings]):
     """Trains the ranking model on synthetic clicks."""
 
-    min_world_size = 2
-
     @abstractmethod
     def distribute(self, model: RankingModel) -> Forward:
         """Distribute ``model``, a whole and equal copy on each rank, and return the callable that runs forward."""
