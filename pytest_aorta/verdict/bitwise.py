@@ -212,15 +212,31 @@ def locate_first(
         except LaunchError as error:
             lines += locate(candidate, reference, step, folder_of)
             return [*lines, f"not located further, because a launch failed: {error}"]
-        repeated = first_difference(here, there, step, [difference.metric])
+        repeated = first_difference(here, there, max(step, here.total_iterations), [difference.metric])
         if repeated != difference:
-            now = f"in step {repeated.step}" if repeated else f"in no step up to {step}"
-            lines.append(f"launched once more, they first differ {now}: results vary between launches of the same code")
+            is_captured = can_capture and at == step
+            lines.append(f"launched once more, they {_now(repeated, step, is_captured=is_captured)}")
         found = locate(here, there, at, folder_of)
         # The operators of an earlier step whose tensors differ are captured by launches of their own.
         if (at := _first_earlier(here, there, at)) is not None:
             lines.append(f"tensors differ in step {at} already")
     return lines + found
+
+
+def _now(repeated: Difference | None, step: int, *, is_captured: bool) -> str:
+    """Return where launches that first differed in ``step`` differ now, and why; the capture may be of that step."""
+    vary = "results vary between launches of the same code"
+    if repeated is not None and repeated.step < step:
+        return f"first differ in step {repeated.step}: {vary}"
+    if not is_captured:
+        return f"differ in no step up to {step}: {vary}"
+    why = "because it waits at each collective and zeroes new memory"
+    if repeated is None:
+        return f"differ in no step up to {step}: the capture may hide a race, {why}; else {vary}"
+    return (
+        f"differ first in step {repeated.step}, not in the captured step {step}: the likely cause is a race, which the "
+        f"capture hides, {why}"
+    )
 
 
 def _has_hashes(result: WorkloadResult, step: int) -> bool:

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from tests.distributed.test_faults import WORKLOADS
+
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
 
 STEPS = 3
@@ -187,3 +189,23 @@ def test_nan(workload):
 """
     text = inner(source, "--aorta-locate", "--aorta-launcher=forkserver").stdout.str()
     assert [part for part in ("NotFinite", expected, " on rank 1, from finite inputs") if part not in text] == [], text
+
+
+def test_race_that_the_capture_hides_is_said_to_be_the_likely_cause(inner, on_cpu):
+    source = """
+import pytest
+
+@pytest.mark.numerics
+@pytest.mark.world(size=2, device="cpu")
+def test_race(workload):
+    pair = {"workload": "unwaited", "unwaited_from": 2}, {"workload": "unwaited"}
+    workload.compare(*pair, steps=3, metrics=["weight_hash"])
+"""
+    options = ("--aorta-locate", "--aorta-launcher=forkserver", "-o", f"aorta_workloads={WORKLOADS}")
+    text = inner(source, *options).stdout.str()
+    expected = [
+        "first difference: step 2, weight_hash",
+        "launched once more, they differ first in step 3, not in the captured step 2: the likely cause is a race",
+        "step 2, operators: all ",
+    ]
+    assert [part for part in expected if part not in text] == [], text

@@ -71,7 +71,7 @@ LOCATIONS = {
         "--aorta-locate",
         "",
         LOCATING["3"],
-        ["E  *launched once more, they first differ in no step up to 2: results vary between launches *"],
+        ["E  *launched once more, they differ in no step up to 2: results vary between launches *"],
     ),
     "failed launch": (
         "--aorta-locate",

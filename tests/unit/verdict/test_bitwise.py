@@ -197,6 +197,25 @@ def test_an_earlier_step_whose_tensors_differ_is_located_by_launches_of_its_own(
     assert "step 1, weights: 1 of 3 parameters differ, first tok.weight [0, 4]" in lines
 
 
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        # The captured launches agree in the captured step alone.
+        ([1.0, 2.0, 9.0], "they differ first in step 3, not in the captured step 2: the likely cause is a race"),
+        ([1.0, 2.0, 1.0], "they differ in no step up to 2: the capture may hide a race, because it waits at each"),
+        ([9.0, 2.0, 1.0], "they first differ in step 1: results vary between launches of the same code"),
+    ],
+)
+def test_difference_that_a_capture_makes_disappear_is_explained_by_a_race(losses, expected):
+    here, there = (make_result([[1.0] * 3], loss=[1.0, last, 1.0]) for last in (3.0, 2.0))
+
+    def again(side, _):
+        return make_result([[1.0] * 3], loss=losses if side is here else [1.0, 2.0, 1.0])
+
+    lines = bitwise.locate_first(here, there, Difference(2, "loss"), {"hash_operators_step"}, again, lambda _: None)
+    assert expected in lines[1]
+
+
 def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():
     lines = bitwise.locate_first(
         make_result([[1.0]], loss=[1.0]),
