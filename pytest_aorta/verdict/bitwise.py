@@ -18,7 +18,13 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
-from pytest_aorta.result.trace.rank_files import MAX_CALLS, WITHOUT_DEFINED_OUTPUT, OperatorCall, read_operators
+from pytest_aorta.result.trace.rank_files import (
+    MAX_CALLS,
+    RANDOM_STATE,
+    WITHOUT_DEFINED_OUTPUT,
+    OperatorCall,
+    read_operators,
+)
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
 from pytest_aorta.verdict.rows import other_machine, other_settings
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -432,7 +438,8 @@ class FirstOperator:
                 f"before wrote it"
             )
         if self.evidence is Evidence.OTHER:
-            return "the reference does not run this operator on these inputs"
+            state = " in this state of its random generator" if RANDOM_STATE in call.arguments else ""
+            return f"the reference does not run this operator on these inputs{state}"
         return "every rank gave the same, and this rank received another output"
 
 

@@ -33,7 +33,13 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import OPERATORS_FILE
-from pytest_aorta.result.trace.rank_files import MAX_CALLS, WITHOUT_DEFINED_OUTPUT, OperatorCall, StepOperators
+from pytest_aorta.result.trace.rank_files import (
+    MAX_CALLS,
+    RANDOM_STATE,
+    WITHOUT_DEFINED_OUTPUT,
+    OperatorCall,
+    StepOperators,
+)
 from pytest_aorta.worker.finite import CHECKED
 from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
 from pytest_aorta.worker.weight_hash import tensor_sums
@@ -144,6 +150,7 @@ class OperatorCapture(TorchDispatchMode):
             return func(*args, **kwargs)
         with _disable_current_modes():
             inputs = [_sums(tensor) for tensor in _read_tensors(func, args, kwargs)]
+            state = _random_state(func, args, kwargs)
         result = func(*args, **kwargs)
         is_collective = func.namespace in _COLLECTIVE_NAMESPACES
         with _disable_current_modes():
@@ -152,6 +159,8 @@ class OperatorCapture(TorchDispatchMode):
                 _wait(result, written)
             has_outputs = str(func) not in WITHOUT_DEFINED_OUTPUT
             outputs = [_sums(tensor) for tensor in written if has_outputs]
+            # Attention without dropout draws nothing.
+            drawn_from = "" if state == _random_state(func, args, kwargs) else state
         if inputs or outputs:
             phase, place = self._place()
             names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))
@@ -161,7 +170,7 @@ class OperatorCapture(TorchDispatchMode):
                 module=place.module,
                 source=place.source,
                 is_collective=is_collective,
-                arguments="" if is_collective else _arguments(func, args, kwargs),
+                arguments="" if is_collective else _arguments(func, args, kwargs, drawn_from),
                 inputs=(),
                 outputs=(),
                 parameters=tuple((number, name) for number, name in names if name is not None),
@@ -345,12 +354,28 @@ def _digests(every: Sequence[_Sums]) -> list[tuple[str, int]]:
     return [(hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), kind) for text, kind in texts]
 
 
-def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the plain arguments as text, with defaults, since callers differ in the arguments that they pass."""
+def _random_state(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return a hash of the state of the generator from which an operator may draw; empty if it never draws."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return ""
+    leaves = tree_leaves((args, kwargs))
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
+    tensors = (leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
+    device = torch.device(kwargs.get("device") or next(tensors, "cpu"))
+    default: Any = torch if device.type in ("cpu", "meta") else torch.get_device_module(device)
+    state = given[0].get_state() if given else default.get_rng_state()
+    return hashlib.blake2b(state.numpy().tobytes(), digest_size=4).hexdigest()
+
+
+def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], drawn_from: str) -> str:
+    """Return the plain arguments as text, with defaults, since callers differ in the arguments that they pass.
+
+    The random state that an operator has ``drawn_from`` comes first.
+    """
     given = {argument.name: value for argument, value in zip_schema(func._schema, args, kwargs)}
     values = [given.get(argument.name, argument.default_value) for argument in func._schema.arguments]
     plain = (leaf for leaf in tree_leaves(values) if isinstance(leaf, bool | int | float | str | torch.dtype))
-    return repr(list(plain))[:_MAX_TEXT]
+    return repr([*([f"{RANDOM_STATE} {drawn_from}"] if drawn_from else []), *plain])[:_MAX_TEXT]
 
 
 def _source(frames: Iterable[FrameType]) -> str:

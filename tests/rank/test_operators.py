@@ -160,6 +160,38 @@ def test_input_that_changed_between_operators_is_found_at_its_reader(captured):
     assert (found.evidence, found.call.name) == (Evidence.CHANGED, "aten.threshold_backward.default")
 
 
+def drawn(draw, *, seed):
+    torch.manual_seed(seed)
+    capture = OperatorCapture(nn.Linear(1, 1))
+    capture.begin(1)
+    draw(torch.ones(8), torch.Generator().manual_seed(seed))
+    capture.end()
+    return capture.calls()
+
+
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [
+        (lambda values, _: nn.functional.dropout(values), "it runs with ['random state "),
+        (lambda _, own: torch.randint(9, (8,), generator=own), "on these inputs in this state of its random generator"),
+        (lambda *_: torch.rand(8), "on these inputs in this state of its random generator"),
+    ],
+)
+def test_operator_that_draws_from_another_state_of_its_generator_is_not_said_to_compute_another_value(draw, expected):
+    found = first_operator(0, drawn(draw, seed=1), drawn(draw, seed=2))
+    assert found.evidence is Evidence.OTHER
+    assert expected in found.explanation
+    assert first_operator(0, drawn(draw, seed=1), drawn(draw, seed=1)) is None
+
+
+def test_state_of_a_generator_from_which_nothing_is_drawn_makes_no_difference():
+    def attend(values, _):
+        query = values.reshape(1, 1, 2, 4)
+        nn.functional.scaled_dot_product_attention(query, query, query)
+
+    assert first_operator(0, drawn(attend, seed=1), drawn(attend, seed=2)) is None
+
+
 def test_conjugated_and_negated_views_are_hashed_by_their_values():
     values = torch.complex(torch.linspace(-1, 1, 6), torch.linspace(0, 3, 6)).requires_grad_()
     capture = OperatorCapture(nn.Linear(1, 1))

@@ -90,6 +90,8 @@ MAX_CALLS = 200_000
 MAX_OPERATORS_BYTES = 256 << 20
 # Operators that write a part of a new buffer and leave the rest as it was in memory; their outputs are not hashed.
 WITHOUT_DEFINED_OUTPUT = ("bucketing._pre_bucket_all_gather.default",)
+# Begins the argument for the state of the generator from which an operator drew random numbers.
+RANDOM_STATE = "random state"
 Shown: TypeAlias = Annotated[str, Meta(max_length=1000)]
 
 
