@@ -433,9 +433,14 @@ class FirstOperator:
             output = "output" if len(call.outputs) == 1 else f"output {number + 1} of {len(call.outputs)}"
             return f"the same inputs gave another {dict(call.parameters).get(number, output)}"
         if self.evidence is Evidence.CHANGED:
+            source = call.sources[number] if call.sources else ""
+            shown = f", {source}," if source else ""
+            why = "; kernels that inductor generated are not captured"
+            if source.startswith(("torch.int", "torch.uint")):
+                why = ": this rank was given another batch, or a kernel that inductor generated wrote these integers"
             return (
-                f"its input {number + 1} of {len(call.inputs)} is not in the reference, and no captured operator "
-                f"before wrote it"
+                f"its input {number + 1} of {len(call.inputs)}{shown} is not in the reference, and no captured "
+                f"operator before wrote it{why}"
             )
         if self.evidence is Evidence.OTHER:
             state = " in this state of its random generator" if RANDOM_STATE in call.arguments else ""

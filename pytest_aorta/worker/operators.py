@@ -149,7 +149,8 @@ class OperatorCapture(TorchDispatchMode):
         if len(self._calls) >= MAX_CALLS:
             return func(*args, **kwargs)
         with _disable_current_modes():
-            inputs = [_sums(tensor) for tensor in _read_tensors(func, args, kwargs)]
+            read = list(_read_tensors(func, args, kwargs))
+            inputs = [_sums(tensor) for tensor in read]
             state = _random_state(func, args, kwargs)
         result = func(*args, **kwargs)
         is_collective = func.namespace in _COLLECTIVE_NAMESPACES
@@ -175,6 +176,10 @@ class OperatorCapture(TorchDispatchMode):
                 outputs=(),
                 parameters=tuple((number, name) for number, name in names if name is not None),
                 group=_group(args, kwargs) if is_collective else "",
+                sources=tuple(
+                    self._parameters.get(tensor.data_ptr(), sums.signature)
+                    for tensor, sums in zip(read, inputs, strict=True)
+                ),
             )
             self._calls.append((call, inputs, outputs))
         return result

@@ -160,6 +160,11 @@ def test_input_that_changed_between_operators_is_found_at_its_reader(captured):
     assert (found.evidence, found.call.name) == (Evidence.CHANGED, "aten.threshold_backward.default")
 
 
+def test_inputs_are_shown_as_parameters_or_by_dtype_and_shape(captured):
+    first = next(call for call in captured() if call.name == "aten.addmm.default")
+    assert first.sources == ("blocks.0.up.bias", "torch.float32(3, 8)", "blocks.0.up.weight")
+
+
 def drawn(draw, *, seed):
     torch.manual_seed(seed)
     capture = OperatorCapture(nn.Linear(1, 1))

@@ -111,6 +111,7 @@ class OperatorCall(Model, frozen=True):
         inputs, outputs: one hash per tensor; tensors that an operator writes in place are in both.
         parameters: ``(index among outputs, name)`` of each output that is a parameter.
         group: ranks of a collective, after the name of its operation if that is known; empty for other operators.
+        sources: name of each input that is a parameter, dtype and shape of each other input.
         read, wrote: 2 if an input or output has a NaN, else 1 if one has an infinity, else 0.
     """
 
@@ -124,6 +125,7 @@ class OperatorCall(Model, frozen=True):
     outputs: tuple[TensorHash, ...]
     parameters: tuple[tuple[Count, Shown], ...] = ()
     group: Shown = ""
+    sources: tuple[Shown, ...] = ()
     read: Count = 0
     wrote: Count = 0
 

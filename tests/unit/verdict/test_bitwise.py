@@ -342,6 +342,19 @@ def test_input_that_changed_between_operators_is_named_with_its_reader():
     assert "its input 1 of 1 is not in the reference, and no captured operator before wrote it" in line
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("torch.int64(2, 32)", "wrote it: this rank was given another batch, or a kernel that inductor generated"),
+        ("torch.float32(2, 32)", "before wrote it; kernels that inductor generated are not captured"),
+        ("norm.weight", "its input 1 of 2, norm.weight, is not in the reference"),
+    ],
+)
+def test_input_that_no_operator_wrote_is_shown_with_what_it_is(source, expected):
+    wrong = [replace(STEP[0], inputs=("x", "w"), sources=(source, "norm.bias"))]
+    assert expected in locate_operator({0: wrong}, {0: STEP})
+
+
 def test_parameter_that_an_optimizer_wrote_is_named():
     right = [call(ADAMW, "pq", "rs", phase="optimizer", module="", parameters=((0, "a.weight"), (1, "b.weight")))]
     line = locate_operator({0: [replace(right[0], outputs=("r", "x"))]}, {0: right})
