@@ -12,7 +12,7 @@ from aorta_workloads.common.streams import ThreadStream
 from aorta_workloads.copy_compute import CopyComputeWorkload
 from aorta_workloads.copy_compute.copies import KINDS, Copy
 
-from pytest_aorta.worker import RankEnv, StreamSpans
+from pytest_aorta.worker import RankEnv, StepTimer, StreamSpans
 from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
@@ -130,6 +130,12 @@ def test_profiled_steps_add_no_metric_of_communication(tmp_path, monkeypatch):
     assert len(result.profile.steps) == 2
     assert result.profile.kernels
     assert not {"overlap_ratio", "exposed_comm_ms"} & set(result.metrics)
+
+
+def test_times_of_the_other_variants_are_no_steps_on_a_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(StepTimer, "collective_ms", lambda timer: [0.0] * len(timer.step_times_ms()))
+    result = launched(tmp_path, monkeypatch, profile_steps=0)
+    assert (len(result.step_times_ms), result.collective_ms) == (2, [])
 
 
 def test_launch_under_a_profiler_is_not_profiled_again(tmp_path, monkeypatch):
