@@ -21,7 +21,6 @@ from tests.unit.builders import run_python
 
 PROGRAM = """
 import atexit, os, signal, sys, threading, time, types
-from fnmatch import fnmatch
 from pathlib import Path
 from pytest_aorta.launch.process import rank
 
@@ -170,12 +169,18 @@ def test_long_message_does_not_displace_the_frames(tmp_path, capsys):
     assert len(capsys.readouterr().err) > 300_000
 
 
-SCRIPT = """
-import os, signal, sys
-from fnmatch import fnmatch
+# Programs with the handlers of a rank; the first argument of each is the folder of the rank.
+IMPORTS = """
+import os, signal, sys, time
 from pathlib import Path
 from pytest_aorta.launch.process.rank import _leave_last_words
 
+stacks = Path(sys.argv[1], "stacks.txt")
+"""
+INSTALL = """
+_leave_last_words(stacks.parent, stacks.open("w"))
+"""
+INTERRUPTING = """
 install = {"signal": signal.signal, "set_wakeup_fd": signal.set_wakeup_fd}
 
 def interrupted(name):
@@ -184,15 +189,14 @@ def interrupted(name):
         return install[name](*args, **kwargs)
     return call
 
-setattr(signal, sys.argv[1], interrupted(sys.argv[1]))
-_leave_last_words(Path(sys.argv[2]), open(os.devnull, "w"))
-sys.stdin.read()
+setattr(signal, sys.argv[2], interrupted(sys.argv[2]))
 """
 
 
 @pytest.mark.parametrize("step", ["signal", "set_wakeup_fd"])
 def test_sigterm_that_arrives_while_its_handler_is_installed_ends_the_rank(tmp_path, step):
-    command = [sys.executable, "-c", SCRIPT, step, str(tmp_path)]
+    program = f"{IMPORTS}{INTERRUPTING}{INSTALL}sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(tmp_path), step]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as rank:
         try:
             assert rank.wait(60) == -signal.SIGTERM
@@ -201,13 +205,6 @@ def test_sigterm_that_arrives_while_its_handler_is_installed_ends_the_rank(tmp_p
 
 
 OWN_HANDLER = """
-import os, signal, sys, time
-from fnmatch import fnmatch
-from pathlib import Path
-from pytest_aorta.launch.process.rank import _leave_last_words
-
-stacks = Path(sys.argv[1], "stacks.txt")
-_leave_last_words(Path(sys.argv[1]), stacks.open("w"))
 before = signal.getsignal(signal.SIGTERM)
 
 def save(number, frame):
@@ -238,18 +235,11 @@ time.sleep(60)
     ("after", "status"), [("exits", 7), ("goes on", 8), ("calls the former handler", -signal.SIGTERM)]
 )
 def test_scripts_own_handler_finishes_its_work_and_decides_what_follows(tmp_path, after, status):
-    rank = run_python("-c", OWN_HANDLER, str(tmp_path), after)
+    rank = run_python("-c", IMPORTS + INSTALL + OWN_HANDLER, str(tmp_path), after)
     assert (rank.stdout, rank.returncode) == ("child has it: True\nsaved\n", status)
 
 
 FORKED = """
-import os, signal, sys, time
-from fnmatch import fnmatch
-from pathlib import Path
-from pytest_aorta.launch.process.rank import _leave_last_words
-
-stacks = Path(sys.argv[1], "stacks.txt")
-_leave_last_words(Path(sys.argv[1]), stacks.open("w"))
 ready, has_started = os.pipe()
 if (child := os.fork()) == 0:
     os.write(has_started, b".")
@@ -262,7 +252,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), repr(stacks.read_text(
 
 
 def test_forked_child_without_a_handler_of_its_own_ends_and_wakes_no_thread_of_the_rank(tmp_path):
-    rank = run_python("-c", FORKED, str(tmp_path), check=True)
+    rank = run_python("-c", IMPORTS + INSTALL + FORKED, str(tmp_path), check=True)
     assert rank.stdout == f"{-signal.SIGTERM} ''\n"
 
 
