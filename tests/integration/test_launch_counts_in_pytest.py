@@ -77,14 +77,13 @@ def test_inconclusive_test_passes_with_a_letter_a_count_and_a_warning(restless):
 
 
 def test_strict_run_fails_an_inconclusive_test_and_says_what_to_do(restless):
-    restless.run("--aorta-fail-on=inconclusive", failed=1).stdout.fnmatch_lines(
-        [
-            "E  *Inconclusive: step_time_p50 +7.0% (10 -> 10.7 ms, limit 5%)",
-            "E  *measured  toy on toy-gpu-x2-nccl, 4 steps, 3 launches, 95% *% to +*%",
-            "E  *cause     further launches could not decide",
-            "E  *confirm   pytest *::test_one --aorta-fail-on=inconclusive --aorta-ab=HEAD",
-        ]
-    )
+    shows = [
+        "E  *Inconclusive: step_time_p50 +7.0% (10 -> 10.7 ms, limit 5%)",
+        "E  *measured  toy on toy-gpu-x2-nccl, 4 steps, 3 launches, 95% *% to +*%",
+        "E  *cause     further launches could not decide",
+        "E  *confirm   pytest *::test_one --aorta-fail-on=inconclusive --aorta-ab=HEAD",
+    ]
+    restless.run("--aorta-fail-on=inconclusive", shows=shows, failed=1)
 
 
 def test_xdist_carries_inconclusive(restless):
@@ -109,21 +108,20 @@ def test_regression_reports_everything_that_is_known(gpu):
     gpu.plant(**stable)
     gpu.run("--update-baselines").assert_outcomes(passed=1)
     gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0}, canary={"gemm_ms": 1.2, "all_reduce_ms": 2.0})
-    gpu.run("-v", failed=1).stdout.fnmatch_lines(
-        [
-            "E  *Regression: step_time_p50 +20.0% (10 -> 12 ms, limit 5%), suspect rank 1",
-            "E  *measured  toy on toy-gpu-x2-nccl, 4 steps, 3 launches, 95% +1*% to +2*%",
-            "E  *cause     others wait 2 ms/step longer for rank 1 than in the baseline",
-            "E  *cause     the speed check of the machine took 20% longer for matrix products than in *",
-            f"E  *baseline  {gpu.baselines}/toy-gpu-x2-nccl/test-toy-py-test-one-toy-*.json",
-            "E  *confirm   pytest test_toy.py::test_one --aorta-ab=HEAD",
-            "E  *accept    pytest test_toy.py::test_one --update-baselines --aorta-record=replace",
-            "test_toy::test_one",
-            "  regression *step_time_p50 *10 -> 12 ms * +20.0% [[]+1*%, +2*%]  limit 5%",
-            "  note: others wait * rank 1 *",
-            "FAILED test_toy.py::test_one - Regression: step_time_p50 +20.0% *",
-        ]
-    )
+    shows = [
+        "E  *Regression: step_time_p50 +20.0% (10 -> 12 ms, limit 5%), suspect rank 1",
+        "E  *measured  toy on toy-gpu-x2-nccl, 4 steps, 3 launches, 95% +1*% to +2*%",
+        "E  *cause     others wait 2 ms/step longer for rank 1 than in the baseline",
+        "E  *cause     the speed check of the machine took 20% longer for matrix products than in *",
+        f"E  *baseline  {gpu.baselines}/toy-gpu-x2-nccl/test-toy-py-test-one-toy-*.json",
+        "E  *confirm   pytest test_toy.py::test_one --aorta-ab=HEAD",
+        "E  *accept    pytest test_toy.py::test_one --update-baselines --aorta-record=replace",
+        "test_toy::test_one",
+        "  regression *step_time_p50 *10 -> 12 ms * +20.0% [[]+1*%, +2*%]  limit 5%",
+        "  note: others wait * rank 1 *",
+        "FAILED test_toy.py::test_one - Regression: step_time_p50 +20.0% *",
+    ]
+    gpu.run("-v", shows=shows, failed=1)
 
 
 def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
@@ -135,12 +133,11 @@ def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
 def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     learned.plant(slowdown=0.8)
     learned.run().assert_outcomes(passed=1)
-    learned.run("--aorta-fail-on=improved", failed=1).stdout.fnmatch_lines(
-        [
-            "E  *Improved: step_time_p50 -20.0% (10 -> 8 ms, limit 5%)",
-            "E  *accept    pytest *::test_one * --update-baselines --aorta-record=replace",
-        ]
-    )
+    shows = [
+        "E  *Improved: step_time_p50 -20.0% (10 -> 8 ms, limit 5%)",
+        "E  *accept    pytest *::test_one * --update-baselines --aorta-record=replace",
+    ]
+    learned.run("--aorta-fail-on=improved", shows=shows, failed=1)
 
 
 FURTHER_FAILURES = {
@@ -227,16 +224,14 @@ def test_reference_version_is_launched_where_the_baseline_does_not_decide(
 
 def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
     versioned_gpu.plant(candidate={"slowdown": 1.2})
-    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept", failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E  *Regression: step_time_p50 +20.0% (10 -> 12 ms, limit 5%)",
-            "E  *measured  *, 3 launches, 95% +*% to +*%",
-            "E  *baseline  HEAD, launched in turn with this code",
-            "  regression *step_time_p50 *: A/B with HEAD",
-            "aorta: 1 of 1 test failed, 1 regression, 1 metric unchanged, 7 launches*",
-        ]
-    )
+    shows = [
+        "E  *Regression: step_time_p50 +20.0% (10 -> 12 ms, limit 5%)",
+        "E  *measured  *, 3 launches, 95% +*% to +*%",
+        "E  *baseline  HEAD, launched in turn with this code",
+        "  regression *step_time_p50 *: A/B with HEAD",
+        "aorta: 1 of 1 test failed, 1 regression, 1 metric unchanged, 7 launches*",
+    ]
+    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept", shows=shows, failed=1)
     assert "--aorta-ab" not in text_of(result)
     assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
 

@@ -21,14 +21,13 @@ def center_flags(project) -> list[tuple[int, bool]]:
 
 def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
     gpu.plant(step_ms=STEADY)
-    gpu.run("--update-baselines", passed=1).stdout.fnmatch_lines(
-        [
-            "aorta: 1 test OK, 1 baseline measured, 10 launches*",
-            "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (baseline 1: 10 launches, 10 kept in all)",
-            "  step_time_p50: - -> 10 ms",
-            "  step_time_p50: detects from +*% with 3, +*% with 5 launches",
-        ]
-    )
+    shows = [
+        "aorta: 1 test OK, 1 baseline measured, 10 launches*",
+        "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (baseline 1: 10 launches, 10 kept in all)",
+        "  step_time_p50: - -> 10 ms",
+        "  step_time_p50: detects from +*% with 3, +*% with 5 launches",
+    ]
+    gpu.run("--update-baselines", shows=shows, passed=1)
     assert center_flags(gpu) == [(1, True)] * 10
     assert stored(gpu)["forced"] == {}
 
@@ -69,24 +68,22 @@ DIFFERENT = {
 def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line):
     before = stored(learned)
     learned.plant(**plant)
-    learned.run("--update-baselines", failed=1).stdout.fnmatch_lines(
-        [
-            "E  *BaselineError: test_toy.py::test_one::toy: not added *, because it is not shown to be unchanged:",
-            f"E  *{line}",
-            "E  *next: if the change is intended, replace the baseline with --update-baselines --aorta-record=replace",
-        ]
-    )
+    shows = [
+        "E  *BaselineError: test_toy.py::test_one::toy: not added *, because it is not shown to be unchanged:",
+        f"E  *{line}",
+        "E  *next: if the change is intended, replace the baseline with --update-baselines --aorta-record=replace",
+    ]
+    learned.run("--update-baselines", shows=shows, failed=1)
     assert stored(learned) == before
 
 
 def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_variance(learned):
     learned.plant(slowdown=1.2)
-    learned.run("--update-baselines", "--aorta-record=replace", passed=1).stdout.fnmatch_lines(
-        [
-            "updated toy-gpu-x2-nccl: * (baseline 2: 10 launches, 20 kept in all)",
-            "  step_time_p50: 10 ms -> 12 ms (+20.0%)",
-        ]
-    )
+    shows = [
+        "updated toy-gpu-x2-nccl: * (baseline 2: 10 launches, 20 kept in all)",
+        "  step_time_p50: 10 ms -> 12 ms (+20.0%)",
+    ]
+    learned.run("--update-baselines", "--aorta-record=replace", shows=shows, passed=1)
     assert center_flags(learned) == [(1, False)] * 10 + [(2, True)] * 10
     learned.run().assert_outcomes(passed=1)
 
@@ -125,14 +122,12 @@ TOO_NOISY = {
 def test_metric_that_is_too_noisy_is_left_out_by_name_and_the_exact_ones_are_recorded(versioned_gpu, plant, line):
     project = versioned_gpu
     project.plant(**plant)
-    project.run("--update-baselines", "--aorta-record=replace", passed=1).stdout.fnmatch_lines(
-        [f"  step_time_p50: left out: {line}; compare it with --aorta-ab=REF"]
-    )
+    shows = [f"  step_time_p50: left out: {line}; compare it with --aorta-ab=REF"]
+    project.run("--update-baselines", "--aorta-record=replace", shows=shows, passed=1)
     assert list(stored(project)["left_out"]) == ["step_time_p50"]
     project.plant()
-    project.run(failed=1).stdout.fnmatch_lines(
-        ["E  *Not applicable: step_time_p50, *", "E  *confirm   pytest *::test_one --aorta-ab=HEAD"]
-    )
+    shows = ["E  *Not applicable: step_time_p50, *", "E  *confirm   pytest *::test_one --aorta-ab=HEAD"]
+    project.run(shows=shows, failed=1)
     project.run("--aorta-ab=HEAD", passed=1).stdout.fnmatch_lines(["aorta: 1 test OK, * metrics unchanged*"])
     project.plant(weight_hash="f" * 16)
     project.run(shows=["E  *Regression: weight_hash *", "E  *Not applicable: step_time_p50, *"], failed=1)
@@ -186,13 +181,11 @@ def test_launches_of_the_same_code_that_compute_other_weights_are_not_recorded(p
     call = "workload.run('toy', hash_tensors=['weights'], hash_tensors_step=4)"
     project.write("test_toy.py", f"def test_one(workload): workload.check({call})")
     project.plant(by_launch={"2": {"weight_hash": "1" * 16, "tensor_hash": "1" * 32}})
-    result = project.run("--update-baselines", failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E *BaselineError: test_toy.py::test_one::toy: not recorded, because two launches of the same*",
-            "E *first difference: step 4, weight_hash",
-            "E *step 4, weights: 1 of 2 parameters differ, first w [[]2, 3]",
-            "E *next: set the seed before the model is made, *",
-        ]
-    )
+    shows = [
+        "E *BaselineError: test_toy.py::test_one::toy: not recorded, because two launches of the same*",
+        "E *first difference: step 4, weight_hash",
+        "E *step 4, weights: 1 of 2 parameters differ, first w [[]2, 3]",
+        "E *next: set the seed before the model is made, *",
+    ]
+    project.run("--update-baselines", shows=shows, failed=1)
     assert project.baseline_files() == []

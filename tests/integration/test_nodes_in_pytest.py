@@ -21,9 +21,8 @@ def test_missing_nodes_skip_the_test_or_fail_it(project):
 def test_reference_version_over_nodes_is_refused(versioned):
     body = "workload._world.again(workload.run('toy'), reference=True)"
     versioned.one_test(body, OVER_NODES)
-    versioned.run(*NODES, "--aorta-ab=HEAD", failed=1).stdout.fnmatch_lines(
-        ["*SpecError: --aorta-ab=HEAD: the reference exists on this node only; use nodes=1"]
-    )
+    shows = ["*SpecError: --aorta-ab=HEAD: the reference exists on this node only; use nodes=1"]
+    versioned.run(*NODES, "--aorta-ab=HEAD", shows=shows, failed=1)
 
 
 @pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
@@ -32,6 +31,5 @@ def test_profiler_around_the_ranks_over_nodes_is_refused(project, monkeypatch, p
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     project.one_test("workload.run('toy')", OVER_NODES)
-    project.run(*NODES, f"--aorta-profiler={profiler}", failed=1).stdout.fnmatch_lines(
-        [f"*--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1"]
-    )
+    shows = [f"*--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1"]
+    project.run(*NODES, f"--aorta-profiler={profiler}", shows=shows, failed=1)

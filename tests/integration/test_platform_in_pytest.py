@@ -68,12 +68,11 @@ def installed(project, monkeypatch):
 
 def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, nvml, learned):
     learned.plant(slowdown=1.3)
-    learned.run("--aorta-profiler=nsys", passed=1).stdout.fnmatch_lines(
-        [
-            "test_toy::test_one: traces of nsys in *",
-            "aorta: 1 test OK, 1 metric unchanged, 1 not compared (profiler), *",
-        ]
-    )
+    shows = [
+        "test_toy::test_one: traces of nsys in *",
+        "aorta: 1 test OK, 1 metric unchanged, 1 not compared (profiler), *",
+    ]
+    learned.run("--aorta-profiler=nsys", shows=shows, passed=1)
     result = learned.run("-v", "--aorta-profiler=nsys")
     result.stdout.fnmatch_lines(["  not applicable *step_time_p50 *: ranks ran under nsys, which slows them"])
     before = [path.read_bytes() for path in learned.baseline_files()]

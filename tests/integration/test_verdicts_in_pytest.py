@@ -117,16 +117,14 @@ def test_run_without_workloads_has_no_section(project):
 
 def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
     recorded.plant(slowdown=3, only="test-speed")
-    result = recorded.run("--junitxml=report.xml", passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*_ test_speed _*",
-            "E  *Regression: step_time_p50 +200% (10 -> 30 ms, limit 100%)",
-            "E  *measured  toy on cpu-x2-gloo, 4 steps, 3 launches, 95% +*% to +*%",
-            f"E  *baseline  {recorded.baselines}/cpu-x2-gloo/test-toy-py-test-speed-toy-*.json",
-            "FAILED test_toy.py::test_speed - Regression: step_time_p50 +200% *",
-        ]
-    )
+    shows = [
+        "*_ test_speed _*",
+        "E  *Regression: step_time_p50 +200% (10 -> 30 ms, limit 100%)",
+        "E  *measured  toy on cpu-x2-gloo, 4 steps, 3 launches, 95% +*% to +*%",
+        f"E  *baseline  {recorded.baselines}/cpu-x2-gloo/test-toy-py-test-speed-toy-*.json",
+        "FAILED test_toy.py::test_speed - Regression: step_time_p50 +200% *",
+    ]
+    result = recorded.run("--junitxml=report.xml", shows=shows, passed=1, failed=1)
     assert "Regression: weight_hash" not in text_of(result)
     suite = ElementTree.parse(recorded.path / "report.xml").getroot()[0]
     assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
@@ -145,15 +143,13 @@ def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded, is_
         for words in (["init", "-q"], ["add", "baselines"], ["commit", "-qm", "old"]):
             recorded.git(*words)
     recorded.baseline_files()[0].unlink()
-    result = recorded.run(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E  *Missing: no baseline",
-            f"E  *baseline  {'*ago, deleted since, ' if is_committed else ''}/*/baselines/cpu-x2-gloo/*.json",
-            "E  *accept    pytest test_toy.py::test_* --update-baselines",
-            "FAILED test_toy.py::test_* - Missing: no baseline",
-        ]
-    )
+    shows = [
+        "E  *Missing: no baseline",
+        f"E  *baseline  {'*ago, deleted since, ' if is_committed else ''}/*/baselines/cpu-x2-gloo/*.json",
+        "E  *accept    pytest test_toy.py::test_* --update-baselines",
+        "FAILED test_toy.py::test_* - Missing: no baseline",
+    ]
+    recorded.run(shows=shows, passed=1, failed=1)
     assert len(recorded.baseline_files()) == 1
 
 
@@ -177,11 +173,9 @@ def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded,
 
 def test_not_applicable_verdict_fails_the_test_where_it_is_listed(recorded):
     recorded.plant(torch="2.12.0")
-    recorded.run(passed=2).stdout.fnmatch_lines(
-        ["aorta: 2 tests OK, 3 metrics unchanged, 2 not compared (other versions or device), 2 launches*"]
-    )
-    strict = recorded.run("--aorta-fail-on=not-applicable")
-    strict.assert_outcomes(failed=2)
+    shows = ["aorta: 2 tests OK, 3 metrics unchanged, 2 not compared (other versions or device), 2 launches*"]
+    recorded.run(shows=shows, passed=2)
+    strict = recorded.run("--aorta-fail-on=not-applicable", failed=2)
     strict.stdout.fnmatch_lines(["E  *Not applicable: weight_hash, other environment: torch '2.11.0' -> '2.12.0'"])
 
 
@@ -190,23 +184,20 @@ def test_improvement_passes_and_says_that_the_baseline_is_stale(project):
     project.one_test("workload.check(workload.run('toy'))")
     project.run("--update-baselines").assert_outcomes(passed=1)
     project.plant(metrics={"peak_memory_bytes": 1.0 * 2**20})
-    project.run(passed=1).stdout.fnmatch_lines(
-        [
-            "test_toy::test_one: Improved: peak_memory_bytes -50.0% (2 -> 1 MiB, limit 2%); the baseline is stale; *",
-            "aorta: 1 test, 1 improved, 2 metrics unchanged, 3 launches*",
-        ]
-    )
+    shows = [
+        "test_toy::test_one: Improved: peak_memory_bytes -50.0% (2 -> 1 MiB, limit 2%); the baseline is stale; *",
+        "aorta: 1 test, 1 improved, 2 metrics unchanged, 3 launches*",
+    ]
+    project.run(shows=shows, passed=1)
 
 
 def test_baseline_of_another_config_fails_and_names_the_key(recorded):
     recorded.test_file((recorded.path / "test_toy.py").read_text().replace("steps=6", "steps=7"))
-    result = recorded.run(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E  *Missing: the baseline was recorded with steps=6, the test has steps=7",
-            "E  *accept    pytest test_toy.py::test_weights --update-baselines",
-        ]
-    )
+    shows = [
+        "E  *Missing: the baseline was recorded with steps=6, the test has steps=7",
+        "E  *accept    pytest test_toy.py::test_weights --update-baselines",
+    ]
+    recorded.run(shows=shows, passed=1, failed=1)
 
 
 def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
@@ -325,9 +316,8 @@ def test_comparison_of_two_launches_fails_with_the_metric(project, config, line)
 def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
     path = next(path for path in recorded.baseline_files() if "speed" in path.name)
     path.write_text('{"schema_version": 1}')
-    recorded.run(passed=1, failed=1).stdout.fnmatch_lines(
-        [f"E  *BaselineError: {path}: schema_version is 1, but this pytest-aorta reads version 5; *"]
-    )
+    shows = [f"E  *BaselineError: {path}: schema_version is 1, but this pytest-aorta reads version 5; *"]
+    recorded.run(shows=shows, passed=1, failed=1)
     recorded.run("--update-baselines", shows=f"E  *BaselineError: {path}: *", passed=1, failed=1)
     assert path.read_text() == '{"schema_version": 1}'
 
@@ -462,10 +452,8 @@ def test_metric_that_a_marker_names_is_compared_or_fails_with_the_remedy(project
 
 def test_failure_names_every_metric_that_got_worse_and_does_not_blame_the_machine(recorded):
     recorded.plant(weight_hash="f" * 16, slowdown=4.24, only="test-speed")
-    result = recorded.run(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        ["E  *Regression: weight_hash *", "E  *Regression: step_time_p50 +324% (10 -> 42.4 ms, *"]
-    )
+    shows = ["E  *Regression: weight_hash *", "E  *Regression: step_time_p50 +324% (10 -> 42.4 ms, *"]
+    result = recorded.run(shows=shows, passed=1, failed=1)
     assert "suspect the machine" not in text_of(result)
 
 
