@@ -221,6 +221,9 @@ class OperatorCapture(TorchDispatchMode):
             place = _Place(module, _source(frames))
             self._forward_places.setdefault(_sequence_number(), place)
             return "recomputation", place
+        if any(_is_generated(frame) for frame in frames):
+            # The node stands for the whole graph, whose first line in forward is not this operator's.
+            return "backward", self._place_in_forward(node)._replace(source=_source(frames))
         return "backward", self._place_in_forward(node)
 
     def _place_in_graph(self, frames: Iterable[FrameType]) -> _Place | None:
@@ -390,6 +393,12 @@ def _source(frames: Iterable[FrameType]) -> str:
         if not file.startswith((_TORCH, _PACKAGE, "<")):
             return f"{_short(file)}:{frame.f_lineno}"
     return ""
+
+
+def _is_generated(frame: FrameType) -> bool:
+    """Return whether inductor generated the code that a frame runs; its name is torch's, and its file a cache's."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith("torch._inductor.") and not frame.f_code.co_filename.startswith(_TORCH)
 
 
 def _short(file: str) -> str:

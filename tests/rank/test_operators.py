@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,6 +125,16 @@ def test_operator_whose_output_has_a_flipped_bit_is_found(captured, backend, ope
     found = first_operator(0, faulty, plain)
     assert (found.evidence, found.call.name) == (Evidence.COMPUTED, operator)
     assert (found.call.phase, found.call.module) == (phase, module)
+
+
+@pytest.mark.extended
+def test_operator_of_a_backward_pass_that_inductor_compiled_is_named_with_its_own_line_of_the_generated_code(captured):
+    backward = [call for call in captured(backend="inductor") if (call.name, call.phase) == ("aten.mm.out", "backward")]
+    assert len(backward) == 7
+    for call in backward:
+        file, _, line = call.source.rpartition(":")
+        [path] = Path(torch._inductor.codecache.cache_dir()).parent.glob(file)
+        assert "extern_kernels.mm(" in path.read_text().splitlines()[int(line) - 1]
 
 
 @pytest.mark.parametrize(("value", "kind"), [(math.nan, 2), (-math.inf, 1), (1.0, 0)])
