@@ -11,7 +11,7 @@ from pytest_aorta.plan.accelerators import visible_devices
 # Two GPUs, or else two CPU ranks: a single GPU has none to communicate with. Compute can hide every collective.
 HAS_GPUS = len(visible_devices()) > 1
 SIZES = (
-    {"steps": 40, "warmup": 5, "layers": 16, "gemm_size": 5120, "fsdp_shard_size": 1 << 24, "dtype": "bfloat16"}
+    {"steps": 20, "warmup": 5, "layers": 16, "gemm_size": 5120, "fsdp_shard_size": 1 << 24, "dtype": "bfloat16"}
     if HAS_GPUS
     else {"steps": 5, "warmup": 1, "layers": 2, "gemm_size": 512, "fsdp_shard_size": 1 << 17}
 )

@@ -81,7 +81,7 @@ DDP = {
 VARYING = {"cpu": {}, "cuda": {"profile_steps": 8}}
 COPY = {
     "cpu": {"steps": 20},
-    "cuda": {"steps": 100, "warmup": 10, "matrix_size": 8192, "gemms": 8, "dtype": "bfloat16", "copy_mb": 256},
+    "cuda": {"steps": 20, "warmup": 3, "matrix_size": 8192, "gemms": 8, "dtype": "bfloat16", "copy_mb": 256},
 }
 
 

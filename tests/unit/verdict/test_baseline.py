@@ -19,6 +19,7 @@ from pytest_aorta.verdict.baseline import (
     read_baseline_file,
     write_baseline,
 )
+from pytest_aorta.verdict.metrics import own_metrics
 from tests.unit.builders import make_baseline, make_facts, stored
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)
@@ -55,6 +56,14 @@ def test_committed_baselines_are_of_this_version_and_are_written_as_they_are(tmp
     assert len(paths) >= 27
     for path in paths:
         assert write_baseline(tmp_path, read_baseline_file(path)).read_bytes() == path.read_bytes()
+
+
+def test_committed_baselines_have_only_metrics_that_workloads_still_emit():
+    text = "".join(path.read_text() for path in Path("workloads").rglob("*.py"))
+    emitted = re.compile("|".join(re.sub(r"{\w+}", r"\\w+", name) for name in re.findall(r'"([a-z][\w{}]+)"', text)))
+    for path in Path("baselines").glob("*/*.json"):
+        stored = {name for launch in read_baseline_file(path).center_launches for name in own_metrics(launch)}
+        assert [name for name in stored if not emitted.fullmatch(name)] == [], path
 
 
 def test_baseline_that_is_not_there_is_none(tmp_path):
