@@ -9,7 +9,6 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
 from pytest_aorta.plugin.markers import MARKERS, read_spec
 from pytest_aorta.session.launcher import TestSpec
-from pytest_aorta.verdict.metrics import Tolerance
 
 
 def value(name: str, /, *args: object, **keywords: object) -> object:
@@ -164,12 +163,3 @@ def test_farther_marker_is_still_checked(pytester):
 def test_test_without_markers_gets_two_ranks_on_any_device(pytester):
     item = pytester.getitem("import pytest\n@pytest.mark.filterwarnings('default')\ndef test_one(): pass\n", "test_one")
     assert read_spec(item) == TestSpec(WorldSpec(2, "any"), {}, None)
-
-
-def test_tolerances_merge_and_the_closest_wins_a_metric(pytester):
-    source = (
-        "import pytest\npytestmark = pytest.mark.tolerance(step_time_p50='50%', weight_hash='exact')\n"
-        "@pytest.mark.tolerance(step_time_p50='2%')\ndef test_one(): pass\n"
-    )
-    spec = read_spec(pytester.getitem(source, "test_one"))
-    assert spec.tolerances == {"step_time_p50": Tolerance(0.02), "weight_hash": Tolerance(None)}

@@ -59,16 +59,6 @@ def test_finding_has_a_line_and_a_count(finding):
     assert lines[-1].startswith(f"aorta: 2 tests, 1 {finding.outcome}, 2 metrics unchanged, ")
 
 
-def test_verbose_summary_has_every_row_and_note_below_the_name_of_its_test():
-    found = record(PASS, not_applicable(NotApplicable.ENVIRONMENT), notes=["slow"])
-    name, passed, skipped, note, _ = summary_lines([found], 1)
-    assert (name, note) == ("test_a::test_x", "  note: slow")
-    assert passed.split() == ["pass", "step_time_p50", "1", "->", "1", "ms", "-", "limit", "5%"]
-    assert skipped.startswith("  not applicable  step_time_p50 ")
-    assert skipped.endswith("limit 5%: torch is 1")
-    assert len(summary_lines([found])) == 1
-
-
 def test_quiet_summary_is_one_line_whatever_happened():
     [line] = summary_lines([record(*FINDINGS, notes=["slow"], launches=ran(1, traces=["a trace"]))], -1)
     assert line.startswith("aorta: 1 test, 1 regression, 1 missing, 1 inconclusive, 1 improved, 0 metrics unchanged, ")
@@ -94,10 +84,6 @@ def test_notes_that_only_verbosity_shows_are_counted():
     assert summary_lines([record(PASS, notes=["a", "b"])])[-1].endswith(" [-v for 2 notes]")
 
 
-def test_traces_are_always_named():
-    assert "test_a::test_x: trace in out" in summary_lines([record(PASS, launches=ran(1, traces=["trace in out"]))])
-
-
 def test_metrics_without_a_baseline_share_a_line_per_comparison():
     unrecorded = replace(
         FINDINGS[1], is_unrecorded=True, detail="none", reference=VerdictReference(ReferenceKind.BASELINE)
@@ -106,20 +92,6 @@ def test_metrics_without_a_baseline_share_a_line_per_comparison():
     shown = summary_lines([record(unrecorded, unrecorded, lost)])
     assert shown[0] == "test_a::test_x: Missing: 2 metrics, none; record one with --update-baselines"
     assert shown[1] == "test_a::test_x: Missing: weight_hash"
-
-
-def test_expected_regression_is_counted_and_is_no_finding():
-    expected = record(PASS, replace(FINDINGS[0], is_expected=True))
-    [line] = summary_lines([expected])
-    assert line.startswith("aorta: 1 test OK, 1 metric unchanged, 1 regression expected, ")
-    assert any(line.startswith("  expected regression  step_time_p50") for line in summary_lines([expected], 1))
-
-
-def test_finding_of_a_retried_attempt_has_its_line_and_counts_as_an_attempt():
-    retried = record(FINDINGS[0], outcome="rerun")
-    lines = summary_lines([retried, record(PASS, attempt=2)])
-    assert lines[0].startswith("test_a::test_x (attempt 1): Regression: ")
-    assert lines[1].startswith("aorta: 1 test OK, 1 metric unchanged, 1 attempt retried, 2 launches")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.result.facts import (
     DEPENDENT_STEPS,
     SAMPLE_SIZE,
-    LaunchFacts,
     growth,
     launch_facts,
     rank_lags_ms,
@@ -97,11 +96,6 @@ def test_canary_is_the_slowest_ranks_at_the_better_of_its_two_moments():
 def test_canary_before_the_steps_counts_where_the_process_group_is_gone_after_them():
     facts = launch_facts(make_result(TWO_RANKS, canary_before={"gemm_ms": [1.0, 2.0]}))
     assert facts.canary_ms == {"gemm_ms": 2.0}
-
-
-def test_facts_survive_json():
-    facts = launch_facts(make_result(TWO_RANKS))
-    assert convert(to_builtins(facts), LaunchFacts, "facts") == facts
 
 
 def test_facts_have_the_time_and_the_block_of_the_result_s_provenance():

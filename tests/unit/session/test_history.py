@@ -45,12 +45,6 @@ def test_long_command_line_is_cut(tmp_path):
     assert len(read_history(tmp_path)[0][0].command) == MAX_COMMAND
 
 
-def test_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(AortaError, match=r"--aorta-history: .*file/.*\.jsonl: not written: "):
-        keep_history([record()], [], make_options(history=tmp_path / "file"))
-
-
 def test_value_that_does_not_fit_the_schema_is_not_written(tmp_path):
     facts = make_facts(metrics={"tokens_per_s": 1e300})
     with pytest.raises(AortaError, match=r"not written: line 1: \$\.launches\[0\]\.facts\.metrics.*1e\+100"):

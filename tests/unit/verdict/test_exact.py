@@ -120,12 +120,6 @@ def test_hashes_of_earlier_steps_that_a_launch_lacks_are_lost_and_named():
     assert row.detail == "the launch has no hash of 2 steps for which the baseline has one: 3, 9"
 
 
-def test_hashes_of_earlier_steps_that_a_version_under_test_lacks_are_lost():
-    comparison = PairedComparison("case", {}, default_priors, ["weight_hash"], version="main")
-    row = comparison.judge([make_facts(weight_hashes=LAST)], [make_facts(weight_hashes=HASHES)])["weight_hash"]
-    assert row.is_lost
-
-
 def test_hashes_of_earlier_steps_that_only_the_launch_has_are_not_compared():
     baseline = make_baseline(launches=stored(make_facts(weight_hashes=LAST)))
     assert check(make_facts(weight_hashes=HASHES), baseline=baseline)["weight_hash"].outcome is Outcome.PASS

@@ -162,11 +162,6 @@ def test_marked_cpu_times_of_another_machine_are_refused():
     assert "add more launches" not in message
 
 
-def test_metric_with_noise_takes_as_many_launches_as_are_wanted():
-    assert launches_to_learn({}, make_facts(), 10) == 10
-    assert launches_to_learn(P50, on_cpu(), 10) == 10
-
-
 def test_exact_metrics_alone_take_one_launch():
     assert launches_to_learn({}, on_cpu(), 10) == 1
     assert launches_to_learn({"step_time_p50": Tolerance(None)}, make_facts(), 10) == 1
@@ -219,17 +214,6 @@ def test_growth_within_launches_is_refused():
 
 def test_few_launches_are_not_judged_by_their_variance():
     assert left_out([with_p50(make_facts(), p50) for p50 in (10.0, 20.0, 30.0, 5.0)], {}) == {}
-
-
-def test_detection_lines_say_what_each_look_that_can_fail_detects():
-    (line,) = detection_lines(baseline_of(), {}, default_priors, 5)
-    assert re.fullmatch(r"  step_time_p50: detects from \+\d\.\d% with 3, \+\d\.\d% with 5 launches", line)
-
-
-def test_two_launches_detect_nothing():
-    assert detection_lines(baseline_of(), {}, default_priors, 2) == [
-        "  fewer than 3 launches never fail a test for a metric with noise"
-    ]
 
 
 @pytest.mark.parametrize("count", [1, 10])

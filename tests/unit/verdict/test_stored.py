@@ -38,13 +38,6 @@ def test_same_facts_pass_every_default_metric_they_have():
     assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "peak_memory_bytes", "weight_hash"], Outcome.PASS)
 
 
-def test_verdict_that_is_there_is_not_made_anew_from_more_launches():
-    comparison = StoredComparison("case", CONFIG, STABLE, {}, default_priors, 3)
-    first = comparison.judge([make_facts()])
-    later = comparison.judge([with_p50(make_facts(), 99.0)] * 3, first.decided)
-    assert later["step_time_p50"] is first["step_time_p50"]
-
-
 def test_metric_where_more_is_better_regresses_downwards():
     baseline = make_baseline(launches=stored(*[make_facts(metrics={"tokens_per_s": 100.0})] * 10))
     marked = {"tokens_per_s": Tolerance(0.05)}
@@ -206,10 +199,6 @@ def test_remedy_is_the_least_number_of_launches_that_resolves_the_tolerance():
         least_tolerance(estimate(3).with_launches(count), "another", max_launches=5) for count in (enough - 1, enough)
     ]
     assert needed[1] <= 0.097 < needed[0]
-
-
-def test_tolerance_that_is_resolved_needs_no_remedy():
-    assert remedy(10, 0.2) is None
 
 
 def test_noise_between_blocks_that_no_number_of_launches_resolves_has_a_tolerance_as_the_remedy():

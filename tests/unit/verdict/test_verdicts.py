@@ -82,11 +82,6 @@ def test_verdict_is_one_line_with_everything_it_was_made_from(row, text):
     assert str(row) == text
 
 
-def test_cells_are_the_summarys_columns():
-    cells = ("regression", "step_time_p50", "10 -> 11 ms", "+10.0% [+8.0%, +12.0%]", "5%")
-    assert REGRESSION.cells() == cells
-
-
 def test_exact_numbers_are_shown_whole():
     row = make_verdict(
         Outcome.REGRESSION, metric="num_parameters", tolerance=Tolerance(None), value=1234567.0, baseline=1234568.0
@@ -147,23 +142,12 @@ def test_metric_whose_comparison_nothing_asks_for_does_not_fail_where_not_applic
     assert Verdicts("case", (row,)).failing({Outcome.NOT_APPLICABLE}) == [row] * fails
 
 
-def test_metric_that_the_launch_lost_fails_also_where_missing_baselines_do_not():
-    lost = make_verdict(Outcome.MISSING, value=None, missing=Missing.CANDIDATE_VALUE)
-    verdicts = Verdicts("case", (make_verdict(Outcome.MISSING), lost))
-    assert verdicts.failing() == [lost]
-
-
 def test_verdict_of_a_metric_that_was_not_compared_is_an_error_that_names_the_others():
     with pytest.raises(KeyError, match=r"step_time_p5 .*\['step_time_p50'\]"):
         Verdicts("case", (make_verdict(Outcome.PASS),))["step_time_p5"]
 
 
 OPEN = make_verdict(Outcome.INCONCLUSIVE, metric="step_time_mean", is_open=True)
-
-
-def test_open_verdict_needs_launches():
-    assert Verdicts("case", (make_verdict(Outcome.PASS), OPEN)).need_launches
-    assert not Verdicts("case", (make_verdict(Outcome.PASS), make_verdict(Outcome.INCONCLUSIVE))).need_launches
 
 
 @pytest.mark.parametrize(
@@ -174,8 +158,3 @@ def test_test_that_fails_anyhow_needs_launches_only_for_another_metric_that_got_
     assert not Verdicts("case", (red, OPEN)).need_launches
     assert not Verdicts("case", (red, OPEN.replace(delta=0.04))).need_launches
     assert Verdicts("case", (red, OPEN.replace(delta=3.24))).need_launches
-
-
-def test_open_verdicts_are_not_among_the_decided():
-    decided = make_verdict(Outcome.PASS)
-    assert Verdicts("case", (decided, OPEN)).decided == {"step_time_p50": decided}
