@@ -246,12 +246,6 @@ def test_only_the_buckets_of_named_modules_are_reordered_and_graphs_are_written_
     assert gathers[0] > gathers[1] > 0
 
 
-def test_a_step_in_one_graph_gathers_ahead_from_forward_to_backward(mesh, monkeypatch):
-    whole, rest = orders_of_a_step(mesh, monkeypatch, trace="step")
-    assert whole == "g0 g1 wg0 g2 wg1 g3 wg2 g4 wg3 g5 wg4 r0 g6 wg5 r1 wr0 wg6 r2 wr1 r3 wr2 wr3"
-    assert rest == ""
-
-
 class RecordedGraph(TorchDispatchMode):
     """Runs the operators of a capture again, on the same memory, as a CUDA graph does with kernels."""
 
@@ -306,52 +300,41 @@ def test_a_captured_step_whose_parameter_moves_is_an_error(recorded_graphs):
         step([torch.ones(2), torch.tensor(1.0)])
 
 
-@pytest.mark.parametrize(
-    ("given", "order"),
-    [
-        ({}, "a0 a1 wa0 a2 wa1 a3 wa2 wa3"),
-        ({"overlap_reorder_modules": ("layers.1",)}, "a0 wa0 a1 wa1 a2 wa2 a3 wa3"),
-        pytest.param({"overlap_reorder": False}, "a0 wa0 a1 wa1 a2 wa2 a3 wa3", marks=pytest.mark.extended),
-    ],
-)
-def test_gradients_of_a_bucket_are_summed_over_replicas_together(mesh, monkeypatch, given, order):
-    replicas = ParallelMesh(ParallelDims(2, 1, 1, 1), "cpu")
-    assert orders_of_a_step(replicas, monkeypatch, **given) == ["", order]
-
-
-@pytest.mark.extended
-def test_only_the_buckets_of_a_range_of_modules_are_reordered(mesh, monkeypatch):
-    orders = ["g0 g1 wg0 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3"]
-    assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=("layers.[0-1]",)) == orders
-
-
-@pytest.mark.parametrize(
-    ("modules", "orders"),
-    [
-        pytest.param((), ["g0 g1 wg0 wg1", "g0 wg0 r0 r1 wr0 wr1"], marks=pytest.mark.extended),
-        (("layers.1",), ["g0 wg0 g1 wg1", "g0 wg0 r0 wr0 r1 wr1"]),
-    ],
-)
-def test_a_stage_reorders_the_named_modules_that_it_has(mesh, monkeypatch, modules, orders):
-    assert orders_of_a_step(mesh, monkeypatch, stage=0, overlap_reorder_modules=modules, **MANUAL) == orders
-
-
-def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
-    forward, backward = orders_of_a_step(mesh, monkeypatch, overlap_reorder=False)
-    assert forward == "g0 wg0 g1 wg1 g2 wg2 g3 wg3"
-    assert backward == "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"
+GATHERED, SUMMED = "g0 wg0 g1 wg1 g2 wg2 g3 wg3", "a0 wa0 a1 wa1 a2 wa2 a3 wa3"
+REPLICAS = {"dims": ParallelDims(2, 1, 1, 1)}
+# What differs from the plan -> the orders in forward and, if it is given, in backward.
+ORDERS = {
+    "a step in one graph gathers ahead from forward to backward": (
+        {"trace": "step"}, "g0 g1 wg0 g2 wg1 g3 wg2 g4 wg3 g5 wg4 r0 g6 wg5 r1 wr0 wg6 r2 wr1 r3 wr2 wr3", ""),
+    "gradients of a bucket are summed over replicas together": (REPLICAS, "", "a0 a1 wa0 a2 wa1 a3 wa2 wa3"),
+    "replicas, a named module": (REPLICAS | {"overlap_reorder_modules": ("layers.1",)}, "", SUMMED),
+    "replicas, not reordered": (REPLICAS | {"overlap_reorder": False}, "", SUMMED),
+    "only the buckets of a range of modules are reordered": (
+        {"overlap_reorder_modules": ("layers.[0-1]",)},
+        "g0 g1 wg0 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3"),
+    "a stage": (MANUAL | {"stage": 0}, "g0 g1 wg0 wg1", "g0 wg0 r0 r1 wr0 wr1"),
+    "a stage reorders the named modules that it has": (
+        MANUAL | {"stage": 0, "overlap_reorder_modules": ("layers.1",)}, "g0 wg0 g1 wg1", "g0 wg0 r0 wr0 r1 wr1"),
+    "nothing is reordered without overlap_reorder": (
+        {"overlap_reorder": False}, GATHERED, "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"),
+    "the pass reorder is disabled": ({"disable_passes": ["reorder"]}, GATHERED),
+    "the pass bucket is disabled": (
+        {"disable_passes": ["bucket"]}, " ".join(f"g{number} wg{number}" for number in range(21))),
+}  # fmt: skip
+NIGHTLY = (
+    "replicas, not reordered", "only the buckets of a range of modules are reordered", "a stage",
+    "the pass reorder is disabled",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("disabled", "order"),
-    [
-        pytest.param(["reorder"], "g0 wg0 g1 wg1 g2 wg2 g3 wg3", marks=pytest.mark.extended),
-        (["bucket"], " ".join(f"g{number} wg{number}" for number in range(21))),
-    ],
+    "name", [pytest.param(name, marks=[pytest.mark.extended] if name in NIGHTLY else []) for name in ORDERS]
 )
-def test_a_pass_that_is_disabled_does_not_run(mesh, monkeypatch, disabled, order):
-    forward, _ = orders_of_a_step(mesh, monkeypatch, disable_passes=disabled)
-    assert forward == order
+def test_collectives_start_and_are_waited_for_in_the_order_of_the_settings(mesh, monkeypatch, name):
+    given, *orders = ORDERS[name]
+    mesh = ParallelMesh(given["dims"], "cpu") if "dims" in given else mesh
+    given = {key: value for key, value in given.items() if key != "dims"}
+    assert orders_of_a_step(mesh, monkeypatch, **given)[: len(orders)] == orders
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
