@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-EXPERTS = {
-    "size": "debug",
-    "dim": 512,
-    "n_heads": 8,
-    "n_kv_heads": 4,
-    "ffn_hidden": 1536,
-    "seq_len": 256,
-    "num_experts": 4,
-    "expert_parallel_degree": 2,
-    "batch_size": 2,
-    "steps": 5,
-    "profile_steps": 3,
-}
+from tests.distributed import small_llama
+
+EXPERTS = small_llama.SIZE | {
+    "n_kv_heads": 4, "num_experts": 4, "expert_parallel_degree": 2, "batch_size": 2, "steps": 5, "profile_steps": 3,
+}  # fmt: skip
 
 
 @pytest.mark.world(size=2, device="cuda")

@@ -7,6 +7,8 @@ import importlib.util
 import pytest
 
 from tests.distributed import small_llama
+from tests.distributed.test_parallel import LAYOUTS as ON_CPU
+from tests.distributed.test_parallel import UNCHANGED
 
 pytestmark = [
     pytest.mark.numerics,
@@ -15,30 +17,7 @@ pytestmark = [
 ]
 
 TRAINING = small_llama.TRAINING | {"param_dtype": "bfloat16", "steps": 10, "deterministic": True}
-# The global batch is four sequences in each layout.
-LAYOUTS = {
-    "fsdp 4": {"batch_size": 1},
-    "hsdp 2x2": {"batch_size": 1, "data_parallel_replicate_degree": 2},
-    "fsdp 2, tp 2": {"batch_size": 2, "tensor_parallel_degree": 2},
-    "replicas 2, tp 2": {"batch_size": 2, "data_parallel_replicate_degree": 2, "tensor_parallel_degree": 2},
-    "tp alone": {"batch_size": 4, "tensor_parallel_degree": 4},
-    "fsdp 2, cp 2": {"batch_size": 2, "context_parallel_degree": 2},
-    "cp 2, tp 2": {"batch_size": 4, "context_parallel_degree": 2, "tensor_parallel_degree": 2},
-    "pp 2, fsdp 2": {"batch_size": 1, "pipeline_parallel_degree": 2, "gradient_accumulation": 2},
-    "pp 2, tp 2": {
-        "batch_size": 2,
-        "pipeline_parallel_degree": 2,
-        "gradient_accumulation": 2,
-        "tensor_parallel_degree": 2,
-    },
-    "pp 2, cp 2": {
-        "batch_size": 2,
-        "pipeline_parallel_degree": 2,
-        "gradient_accumulation": 2,
-        "context_parallel_degree": 2,
-    },
-}
-UNCHANGED = {"lr": 1e-60, "steps": 1}
+LAYOUTS = {name: layout for name, layout in ON_CPU.items() if name != "replicas alone"}
 COMPILED_TOO = ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2", "pp 2, fsdp 2"]
 
 
