@@ -56,9 +56,10 @@ def test_regression_in_the_teardown_of_a_fixture_fails_the_test_once(reported):
 
 
 def test_baselines_of_a_teardown_that_fails_afterwards_are_not_written(reported):
-    reported.test_file(CHECKS_IN_TEARDOWN.replace("check(results[0])", "check(results[0])\n    raise ValueError"))
+    reported.test_file(CHECKS_IN_TEARDOWN.replace("(results[0])", "(results[0])\n    raise ValueError('too late')"))
     reported.run(*UPDATE, shows="not recorded, because the test failed: *", passed=1, errors=1)
     assert reported.baseline_files() == []
+    assert "ValueError: too late" in (reported.path / "out/report.html").read_text()
 
 
 def test_skipped_test_does_not_pass_by_a_comparison_in_the_teardown(reported):
