@@ -107,7 +107,7 @@ class TrainingWorkload(GroupWorkload, Generic[_Settings]):
         self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, first, last)
         self._hashes = self.make_hashes()
         self._capture = OperatorCapture(self._model)
-        self._given = self.make_batches(first)
+        self._given = settings.fault.given(self.make_batches(first), env.rank, warmup=settings.warmup)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""

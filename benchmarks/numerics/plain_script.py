@@ -1,12 +1,15 @@
-"""A training loop without a wrapper of any kind, whose operators are captured: ``plain_script.py STEPS [FAULT]``.
+"""A training loop without a wrapper of any kind: ``plain_script.py STEPS FAULT CAPTURED``.
 
-``FAULT`` is the block ``fault`` of a workload's config, as JSON.
+``FAULT`` is the block ``fault`` of a workload's config, as JSON. It has one more kind, ``unwaited``: a rank reads its
+gradients before their all-reduces have ended. ``CAPTURED`` is the step whose operators are captured; 0 captures none.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
@@ -16,7 +19,8 @@ from torch import nn
 
 from pytest_aorta.worker import OperatorCapture, RankEnv, hash_parameters, recorder
 
-CAPTURED = 2
+# A rank that does not wait reads the result long before the other ranks have entered the collective.
+LATE_S = 0.1
 
 
 class Block(nn.Module):
@@ -40,7 +44,7 @@ class Block(nn.Module):
 
 def main() -> None:
     """Train ``STEPS`` steps; sum gradients over ranks by hand, undo a loss scale, clip and step."""
-    fault = Fault(**json.loads(sys.argv[2])) if len(sys.argv) > 2 else Fault()
+    fault, captured_step = Fault(**json.loads(sys.argv[2])), int(sys.argv[3])
     env = RankEnv.read()
     device = env.join("plain_script")
     torch.manual_seed(0)
@@ -50,9 +54,11 @@ def main() -> None:
     capture = OperatorCapture(model)
     random = torch.Generator().manual_seed(env.rank)
     recorder.start(device)
+    drawn = (torch.randint(64, size, generator=random) for size in repeat((4, 17)))
+    given = fault.given(drawn, env.rank, warmup=0)
     for step in range(1, int(sys.argv[1]) + 1):
-        host = torch.randint(64, (4, 17), generator=random)
-        captured = capture if step == CAPTURED else None
+        host = next(given)
+        captured = capture if step == captured_step else None
         with fault.planted(step, env.rank, model, optimizer, captured), recorder.step():
             tokens = host.to(device, copy=True)
             mask = torch.zeros(16, 16, device=device).masked_fill_(
@@ -62,8 +68,13 @@ def main() -> None:
             logits = head(block(embedding(tokens[:, :-1]), mask))
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             (loss * 1024).backward()
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
+            is_race = (fault.kind, fault.step) == ("unwaited", step)
+            if is_race and env.rank != fault.rank:
+                time.sleep(LATE_S)
+            works = [dist.all_reduce(parameter.grad, async_op=True) for parameter in model.parameters()]
+            for parameter, work in zip(model.parameters(), works, strict=True):
+                if not (is_race and env.rank == fault.rank):
+                    work.wait()
                 assert parameter.grad is not None
                 parameter.grad.div_(1024 * env.world_size)
             recorder.grad_norm(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))

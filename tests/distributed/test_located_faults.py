@@ -139,6 +139,23 @@ def test_state_that_differed_steps_before_is_named_and_not_the_last_step_of_the_
         ),
         (
             "llama_fsdp2",
+            {"kind": "batch_integer"},
+            ALL,
+            [
+                "differ on rank 1, first the input of the model [2, 32]: the model is given other data",
+                "operators: first aten.embedding.default in forward of tok_embeddings (",
+                "on rank 1: its input 2 of 2, torch.int64(2, 32), is not in the reference, and no captured operator",
+                "before wrote it: this rank was given another batch, or",
+            ],
+        ),
+        (
+            "ranking",
+            {"kind": "swapped_batches"},
+            ALL,
+            ["operators: first ", " in forward", "on rank 1: its input ", " and no captured operator before wrote it"],
+        ),
+        (
+            "llama_fsdp2",
             {"kind": "operator_input", "operator": "c10d._reduce_scatter_base_.default", "call": 1},
             ["grad_norm", "weight_hash"],
             [
@@ -157,7 +174,7 @@ def test_state_that_differed_steps_before_is_named_and_not_the_last_step_of_the_
         ),
     ],
 )
-def test_flipped_bit_is_located_at_its_operator(workload, name, flip, metrics, expected):
+def test_fault_is_located_at_its_operator_or_in_its_batch(workload, name, flip, metrics, expected):
     plain = {"workload": name} | (TRAINING if name.startswith("llama") else {"n_layers": 1})
     faulty = plain | {"fault": flip | {"step": 2, "rank": 1}}
     with workload.expect_regression(*metrics) as regression:

@@ -17,6 +17,7 @@ from .gradients import own_shard
 from .torch_private import FakeTensor, TorchDispatchMode, disable_current_modes
 
 OPERATOR_OUTPUT, OPERATOR_INPUT, OPERATOR_NAN = "operator_output", "operator_input", "operator_nan"
+BATCH_INTEGER, SWAPPED_BATCHES = "batch_integer", "swapped_batches"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,24 @@ class Fault:
             self.after_step(step, rank, model, optimizer)
             if capture:
                 capture.end()
+
+    def given(self, batches: Iterator[Any], rank: int, *, warmup: int) -> Iterator[Any]:
+        """Yield the batches of ``warmup`` and measured steps; one has another integer, or two are swapped, by fault."""
+        if self.kind not in (BATCH_INTEGER, SWAPPED_BATCHES) or self.rank not in (None, rank):
+            yield from batches
+        for step, batch in enumerate(batches, 1 - warmup):
+            if step != self.step:
+                yield batch
+                continue
+            # The next batch may lie in the same memory.
+            with disable_current_modes():
+                kept: Any = map_aggregate(batch, lambda values: values.clone())  # type: ignore[union-attr]
+                if self.kind == BATCH_INTEGER:
+                    integers = next(values for values in _leaves(kept) if not values.is_floating_point()).view(-1)
+                    integers[(self.call - 1) % len(integers)] ^= 1
+            if self.kind == SWAPPED_BATCHES:
+                yield next(batches)
+            yield kept
 
     def _flips(self, *kinds: str, step: int, rank: int) -> AbstractContextManager[object]:
         """Return the context of a step in which a bit flips, if the fault is of ``kinds`` in this step on this rank."""
@@ -102,8 +121,9 @@ class LlamaFault(Fault):
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The highest bit of each mantissa, so that no later rounding removes the difference; for a complex number, that of the
-# real part.
+# real part. The lowest bit of an integer, so that an index stays within an even number of rows.
 _BITS = {torch.bfloat16: 6, torch.float16: 9, torch.float32: 22, torch.float64: 51, torch.complex64: 22}
+_BITS |= {torch.int32: 0, torch.int64: 0}
 
 
 class BitFlip(TorchDispatchMode):
@@ -159,15 +179,15 @@ def _leaves(nested: Any) -> list[Any]:
 
 
 def _flip(values: Iterable[Any], *, is_nan: bool) -> None:
-    """Flip a bit in the first tensor of floating-point numbers, or make the element NaN."""
+    """Flip a bit in the first tensor of floating-point numbers, else of integers, or make the element NaN."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dtype in _BITS and value.numel()]
+    if not tensors:
+        raise RuntimeError("fault: the operator has no tensor to flip a bit in")
     with disable_current_modes(), torch.no_grad():
-        for value in values:
-            if isinstance(value, torch.Tensor) and value.dtype in _BITS and value.numel():
-                bits = value.detach().view(_INTEGERS[value.element_size()])
-                place = torch.unravel_index(value.detach().abs().argmax(), value.shape)
-                if is_nan:
-                    value.detach()[place] = math.nan
-                else:
-                    bits[place] ^= 1 << _BITS[value.dtype]
-                return
-    raise RuntimeError("fault: the operator has no floating-point tensor to flip a bit in")
+        value = min(tensors, key=lambda tensor: _BITS[tensor.dtype] == 0)
+        bits = value.detach().view(_INTEGERS[value.element_size()])
+        place = torch.unravel_index(value.detach().abs().argmax(), value.shape)
+        if is_nan:
+            value.detach()[place] = math.nan
+        else:
+            bits[place] ^= 1 << _BITS[value.dtype]

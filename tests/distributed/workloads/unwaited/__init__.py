@@ -60,8 +60,8 @@ class Unwaited(Workload):
         if self.env.rank == 0:
             time.sleep(LATE_S)
         work = dist.reduce_scatter_tensor(total, gradient, async_op=True)
-        first = self.config["unwaited_from"]
-        if self.env.rank == 0 or first is None or step < first:
+        first, last = self.config["unwaited_from"], self.config["unwaited_to"]
+        if self.env.rank == 0 or first is None or not first <= step <= last:
             work.wait()
         self.own.sub_(total, alpha=0.1)
         return work
