@@ -21,11 +21,10 @@ from pytest_aorta.common.errors import BaselineError, ResultError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import launch, prepare_folder
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, orphans, read_baseline, write_baseline
-from tests.unit.builders import make_facts, make_plan
+from tests.unit.builders import make_facts, make_plan, make_rank
 from tests.unit.builders import stored as stored_launches
 
 PLATFORM = "cpu-x2-gloo"
@@ -257,11 +256,7 @@ def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small
     # Each rank's file is smaller than the limit, and both together are larger.
     times = [1.0] * (SMALL_BYTES // 8)
     for rank in range(plan.world.size):
-        result = RankResult(
-            passed=True, failure_count=0, configured_iterations=len(times), total_iterations=len(times),
-            step_times_ms=times, elapsed_sec=1.0, environment={"torch": "2.11.0"},
-        )  # fmt: skip
-        text = json.dumps(to_builtins(result))
+        text = json.dumps(to_builtins(make_rank(times, environment={"torch": "2.11.0"})))
         (plan.run_dir / "ranks" / str(rank) / "result.json").write_text(text, encoding="utf-8")
     with pytest.raises(ResultError, match=r"run/result\.json can't be written: File too large"):
         collect_result(plan, LaunchOutcome("exit", 0, (), (), 1.0))

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.workloads import WorkloadSpec
-from pytest_aorta.worker import RankResult, lifecycle
+from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import _leave_process_groups, _write_result, run_rank
 from tests.rank.ranks import own_group
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_plan, make_rank
 
 FORGETFUL = """
 import math
@@ -43,6 +43,14 @@ RESULT = (
 )
 
 
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of rank 0, which this process is."""
+    monkeypatch.setenv("RANK", "0")
+    (path := tmp_path / "ranks" / "0").mkdir(parents=True)
+    return path
+
+
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
     [
@@ -53,12 +61,10 @@ RESULT = (
     ],
     ids=["nothing", "a tensor", "no times", "NaN"],
 )
-def test_wrong_result_names_the_class_or_the_field(tmp_path, monkeypatch, returned, error, message):
-    monkeypatch.setenv("RANK", "0")
+def test_wrong_result_names_the_class_or_the_field(folder, tmp_path, monkeypatch, returned, error, message):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
-    own, folder = tmp_path / "forgetful", tmp_path / "ranks" / "0"
+    own = tmp_path / "forgetful"
     own.mkdir()
-    folder.mkdir(parents=True)
     (own / "__init__.py").write_text(FORGETFUL.replace("RETURNED", returned))
     spec = WorkloadSpec(name="forgetful", folder=own, class_name="Forgetful", description="A workload.")
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
@@ -67,12 +73,9 @@ def test_wrong_result_names_the_class_or_the_field(tmp_path, monkeypatch, return
     assert not (folder / "result.json").exists()
 
 
-def test_world_with_fewer_ranks_than_the_declaration_asks_for_is_refused(tmp_path, monkeypatch):
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "0")
+def test_world_with_fewer_ranks_than_the_declaration_asks_for_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    folder = tmp_path / "ranks" / "0"
-    folder.mkdir(parents=True)
     spec = WorkloadSpec(name="toy", folder=tmp_path, class_name="Toy", description="A workload.", min_world_size=3)
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, spec=spec, script=None)))
     with pytest.raises(RuntimeError, match="workload 'toy' needs at least 3 ranks and was started with WORLD_SIZE=2"):
@@ -81,10 +84,7 @@ def test_world_with_fewer_ranks_than_the_declaration_asks_for_is_refused(tmp_pat
 
 def test_speed_check_that_is_not_finite_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    result = RankResult(
-        passed=True, failure_count=0, configured_iterations=1, total_iterations=1, elapsed_sec=1.0,
-        step_times_ms=[1.0], canary_after={"gemm_ms": math.inf},
-    )  # fmt: skip
+    result = make_rank([1.0], canary_after={"gemm_ms": math.inf})
     with pytest.raises(ValueError, match=r"the result of rank 1 contains .* not finite: canary_after\.gemm_ms = inf$"):
         _write_result(tmp_path, result)
     assert not (tmp_path / "result.json").exists()
@@ -101,10 +101,8 @@ sys.exit(3)
 """
 
 
-def test_process_that_a_script_has_forked_leaves_no_result(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    pid, folder = os.getpid(), tmp_path / "ranks" / "0"
-    folder.mkdir(parents=True)
+def test_process_that_a_script_has_forked_leaves_no_result(folder, tmp_path, monkeypatch):
+    pid = os.getpid()
     (tmp_path / "train.py").write_text(FORKING)
     monkeypatch.setattr(lifecycle.recorder, "result", lambda: None)
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
@@ -130,10 +128,7 @@ os._exit(0)
 """
 
 
-def test_script_that_leaves_at_once_has_a_result_and_its_handlers_do_not_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    folder = tmp_path / "ranks" / "0"
-    folder.mkdir(parents=True)
+def test_script_that_leaves_at_once_has_a_result_and_its_handlers_do_not_run(folder, tmp_path):
     (tmp_path / "train.py").write_text(LEAVING)
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
     if (child := os.fork()) == 0:

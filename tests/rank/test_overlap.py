@@ -17,20 +17,16 @@ import torch.distributed as dist
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace import kineto as reading
 from pytest_aorta.result.trace.kineto import overlap_of_cpu, parse_trace, read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker import capture_overlap, overlap, profiled, steps
 from tests.rank.ranks import own_group
+from tests.unit.builders import make_rank
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
 CPU = torch.device("cpu")
-ONE_STEP = {
-    "passed": True, "failure_count": 0, "configured_iterations": 1, "total_iterations": 1, "step_times_ms": [1.0],
-    "elapsed_sec": 0.1,
-}  # fmt: skip
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -130,7 +126,7 @@ def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(group, tmp_p
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
     monkeypatch.setenv("AORTA_PROFILER", "torch")
     monkeypatch.setattr(reading, limit, 2_000)
-    result = RankResult(**ONE_STEP)
+    result = make_rank([1.0])
     with pytest.warns(UserWarning, match="overlap is not measured: the trace of one profiled step has"):
         found = profiled(result, Training(beside=True).step, 1, CPU)
     assert found.replace(profile=Profile(), costs=None) == result
@@ -330,7 +326,7 @@ def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
 
 
 def test_without_profiled_steps_one_step_runs_to_count_its_costs(group):
-    result, training = RankResult(**ONE_STEP), Training(beside=True)
+    result, training = make_rank([1.0]), Training(beside=True)
     found = profiled(result, training.step, 0, CPU)
     assert found.replace(costs=None) == result
     assert (training.count, found.costs.problem) == (1, "")
@@ -355,7 +351,7 @@ CONVOLVED = torch.ones(2, 3, 8, 8), torch.ones(5, 3, 3, 3, requires_grad=True)
 def test_flops_are_those_of_torch_s_formulas(step, flops):
     with FlopCounterMode(display=False) as counter:
         step()
-    found = profiled(RankResult(**ONE_STEP), step, 0, CPU).costs
+    found = profiled(make_rank([1.0]), step, 0, CPU).costs
     assert found.flops == flops
     assert sum(flops.values()) == counter.get_total_flops()
 

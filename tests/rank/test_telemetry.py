@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.overlap import overlap_of, union
 from pytest_aorta.worker import StepTimer, StreamSpans, Telemetry, accelerator
 from pytest_aorta.worker.workload import MAX_LINES, MAX_SEGMENTS
+from tests.unit.builders import make_rank
 
 CPU = torch.device("cpu")
 MS = 1_000_000
@@ -45,14 +45,6 @@ def clock(monkeypatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(accelerator, "time", made)
     return made
-
-
-def result_of(step_times_ms: list[float], **changes) -> RankResult:
-    steps = len(step_times_ms)
-    return RankResult(
-        passed=True, failure_count=0, configured_iterations=steps, total_iterations=steps, step_times_ms=step_times_ms,
-        elapsed_sec=1.0, **changes,
-    )  # fmt: skip
 
 
 def lines_of(path) -> list[dict]:
@@ -131,7 +123,7 @@ def test_spans_are_of_every_so_many_th_step(every, recorded):
 
 def test_line_has_what_is_known_of_its_step(tmp_path):
     capture = overlap_of({"compute": union([(0, 6 * MS)]), "all_gather": union([(4 * MS, 8 * MS)])}, [(0, 10 * MS)])
-    result = result_of([10.0, 11.0], loss=[2.0, 1.5], grad_norm=[0.5, 0.4])
+    result = make_rank([10.0, 11.0], loss=[2.0, 1.5], grad_norm=[0.5, 0.4])
     path = Telemetry({"lr": [0.1, 0.1]}, {1: capture}).write(tmp_path, result)
     assert path == tmp_path / "telemetry.jsonl"
     first, second = lines_of(path)
@@ -146,7 +138,7 @@ def test_line_has_what_is_known_of_its_step(tmp_path):
 
 def test_profiled_steps_follow_the_measured_ones_where_a_workload_captures_none(tmp_path):
     capture = overlap_of({"compute": union([(0, 6 * MS)]), "all_gather": union([(4 * MS, 8 * MS)])}, [(0, 10 * MS)])
-    result = result_of([11.0]).with_profile(capture)
+    result = make_rank([11.0]).with_profile(capture)
     measured, profiled = lines_of(Telemetry({"lr": [0.1]}).write(tmp_path, result))
     assert measured == {"step": 0, "step_time_ms": 11.0, "lr": 0.1}
     assert profiled == {
@@ -167,18 +159,18 @@ def test_profiled_steps_follow_the_measured_ones_where_a_workload_captures_none(
 )
 def test_series_of_another_length_or_not_finite_is_refused_and_leaves_no_file(tmp_path, values, said):
     with pytest.raises(ValueError, match=f"^telemetry of lr: {said}"):
-        Telemetry({"lr": values}).write(tmp_path, result_of([1.0, 2.0]))
+        Telemetry({"lr": values}).write(tmp_path, make_rank([1.0, 2.0]))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_series_may_be_tensors_and_numbers_of_numpy(tmp_path):
     series = {"lr": [torch.tensor(0.5), torch.tensor(0.25)], "scale": list(np.float32([1.0, 2.0])), "batch": [8, 16]}
-    lines = lines_of(Telemetry(series).write(tmp_path, result_of([1.0, 2.0])))
+    lines = lines_of(Telemetry(series).write(tmp_path, make_rank([1.0, 2.0])))
     assert [(line["lr"], line["scale"], line["batch"]) for line in lines] == [(0.5, 1.0, 8.0), (0.25, 2.0, 16.0)]
 
 
 def test_loss_of_some_steps_only_is_left_out(tmp_path):
-    path = Telemetry().write(tmp_path, result_of([1.0, 1.0], loss=[2.0]))
+    path = Telemetry().write(tmp_path, make_rank([1.0, 1.0], loss=[2.0]))
     assert lines_of(path) == [{"step": 0, "step_time_ms": 1.0}, {"step": 1, "step_time_ms": 1.0}]
 
 
@@ -191,7 +183,7 @@ def test_steps_of_microseconds_are_timed_and_reported_within_bounds(tmp_path):
     assert len(times_ms) == 20_000
     assert all(time_ms > 0 for time_ms in times_ms)
     assert sorted(times_ms)[10_000] < 0.05
-    path = Telemetry(captures=spans.captures()).write(tmp_path, result_of(times_ms))
+    path = Telemetry(captures=spans.captures()).write(tmp_path, make_rank(times_ms))
     lines = lines_of(path)
     assert [line["step"] for line in lines] == list(range(0, 20_000, 4))
     assert path.stat().st_size < 4 << 20
@@ -201,7 +193,7 @@ def test_file_is_bounded_however_crowded_the_steps_are(tmp_path):
     rows = union([(2 * place, 2 * place + 1) for place in range(1000)])
     capture = overlap_of(dict.fromkeys(("compute", "all_gather", "copy"), rows), [(0, 2000)])
     steps = 3 * MAX_LINES
-    path = Telemetry(captures=dict.fromkeys(range(0, steps, 30), capture)).write(tmp_path, result_of([1.0] * steps))
+    path = Telemetry(captures=dict.fromkeys(range(0, steps, 30), capture)).write(tmp_path, make_rank([1.0] * steps))
     lines = lines_of(path)
     assert len(lines) == MAX_LINES
     assert max(len(rows) for line in lines for rows in line.get("segments", {}).values()) == MAX_SEGMENTS

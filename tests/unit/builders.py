@@ -192,14 +192,17 @@ def make_script_plan(folder: Path, text: str, **changes: Any) -> LaunchPlan:
     return make_plan(folder / "run", **(script | changes))
 
 
+def make_rank(step_times_ms: list[float], **changes: Any) -> RankResult:
+    """Return the result of a rank that measured steps, and that passed."""
+    steps = {"configured_iterations": len(step_times_ms), "total_iterations": len(step_times_ms)}
+    defaults = {"passed": True, "failure_count": 0, "step_times_ms": step_times_ms, "elapsed_sec": 1.0}
+    return RankResult(**steps | defaults | changes)
+
+
 def rank_values(**changes: Any) -> dict[str, Any]:
     """Return the values that one rank writes to ``result.json``."""
-    defaults = RankResult(
-        passed=True,
-        failure_count=0,
-        configured_iterations=3,
-        total_iterations=3,
-        step_times_ms=[1.0, 2.0, 3.0],
+    defaults = make_rank(
+        [1.0, 2.0, 3.0],
         elapsed_sec=0.5,
         metrics={"tokens_per_s": 100.0},
         weight_hashes={"3": "ab" * 8},
@@ -281,17 +284,12 @@ def _rank(times: list[float], number: int, changes: dict[str, Any]) -> RankResul
         given |= {name: changes[name] for name in ("passed", "failure_count") if name in changes}
     details = changes.get("failure_details", [])
     defaults = {
-        "passed": True,
-        "failure_count": 0,
-        "configured_iterations": len(times),
-        "total_iterations": len(times),
-        "step_times_ms": times,
         "elapsed_sec": changes.get("elapsed_sec", 1.0),
         "failures": [detail for detail in details if detail.rank == number],
         "environment": {"torch": "2.11.0", "device": "cpu", "hostname": "not kept"},
         "profile": Profile(**profile),
     }
-    return RankResult(**defaults | given)
+    return make_rank(times, **defaults | given)
 
 
 def make_report(*tests: Test, **changes: Any) -> Report:

@@ -24,6 +24,7 @@ from pytest_aorta.launch import leases
 from pytest_aorta.launch import leases as leasing
 from pytest_aorta.launch.leases import MAX_OVERTAKES, Lease, _default_folder, holders, lease, record_launch
 from pytest_aorta.launch.sweep import launch_id, pid_namespace, start_ticks
+from tests.distributed.processes import await_true
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
 # Only a wait that hangs reaches this limit.
@@ -103,17 +104,10 @@ def waiting(folder: Path, ask: Callable[..., Lease]) -> Iterator[Callable[..., F
         def waiting(*args: Any, **kwargs: Any) -> Future[Lease]:
             claims = len(list(folder.glob("*.claim")))
             future = threads.submit(ask, *args, **{"wait_s": HANG_S} | kwargs)
-            until(lambda: len(list(folder.glob("*.claim"))) > claims)
+            await_true(lambda: len(list(folder.glob("*.claim"))) > claims)
             return future
 
         yield waiting
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting, monkeypatch):
@@ -122,7 +116,7 @@ def test_request_that_waits_says_once_who_holds_what_and_since_when(ask, waiting
     said: list[str] = []
     with ask(8, owner="the other test") as held:
         waits = waiting(1, say=said.append)
-        until(lambda: bool(said))
+        await_true(lambda: said)
         time.sleep(0.2)
         since = re.escape(f"(pid {os.getpid()}, since ") + r"\d\d:\d\d:\d\d\)"
         assert re.search(rf"this test: waited 0 s for 1 of 8 resources\n.*GPU-7 held by the other test {since}", *said)
@@ -173,7 +167,7 @@ def test_end_of_wait_names_holders_and_leaves_nothing(clients, ask, folder):
 def test_killed_waiter_blocks_no_other_request(clients, ask, folder):
     with ask(1):
         client = clients.start(8)
-        until(lambda: len(list(folder.glob("*.claim"))) == 2)
+        await_true(lambda: len(list(folder.glob("*.claim"))) == 2)
         client.kill()
         client.wait()
         for _ in range(MAX_OVERTAKES + 1):

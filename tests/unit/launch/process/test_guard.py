@@ -16,6 +16,7 @@ import pytest
 
 from pytest_aorta.launch.guarded import GUARD, guard_spec
 from pytest_aorta.launch.process.guard import ENDED, ENDING, Guard, state_of
+from tests.distributed.processes import is_alive
 from tests.unit.builders import make_plan
 
 # Only a guard that hangs reaches this limit.
@@ -101,14 +102,6 @@ class Watched:
             self.process.kill()
             self.process.wait()
             os.close(self.verdict)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.overlap import (
     MAX_LANE_INTERVALS,
     PartAhead,
@@ -34,7 +33,7 @@ from pytest_aorta.result.trace.profiled_steps import (
     HeadStart,
     StepOverlap,
 )
-from tests.unit.builders import replace
+from tests.unit.builders import make_rank, replace
 
 MS = 1_000_000
 LANES = ("compute", "copy", "wait", *Collective)
@@ -152,10 +151,7 @@ def test_impossible_lengths_are_named(changes, rule):
 
 
 def test_capture_is_added_to_a_result_beside_its_own_metrics():
-    result = RankResult(
-        passed=True, failure_count=0, configured_iterations=1, total_iterations=1, step_times_ms=[1.0], elapsed_sec=0.1,
-        metrics={"tokens_per_s": 5.0},
-    )  # fmt: skip
+    result = make_rank([1.0], metrics={"tokens_per_s": 5.0})
     capture = overlap_of({"compute": lane((0, 5)), "all_gather": lane((0, 5))}, [(0, 5 * MS)])
     found = result.with_profile(capture)
     assert found.metrics == {"tokens_per_s": 5.0, "exposed_comm_ms": 0.0, "overlap_ratio": 1.0}
