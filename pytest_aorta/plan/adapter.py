@@ -20,7 +20,6 @@ from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.text import brief, filled
 
 LOG, TORCHTITAN = "log", "torchtitan"
-FIRST = "first"
 # Quantities that do not become metrics.
 STEP, TIMESTAMP, LOSS, GRAD_NORM = "step", "timestamp", "loss", "grad_norm"
 STEP_TIMES = {"step_time_ms": 1.0, "step_time_s": 1000.0}
@@ -72,7 +71,7 @@ class Adapter(Model, frozen=True):
         kind: ``log``; the yaml may have ``torchtitan``, which stands for its pattern.
         pattern: Regular expression for a line of the log, with named groups for quantities.
         file: Path of the log; empty for the rank's own output.
-        ranks: ``all`` if all ranks log, ``first`` if only rank 0 does.
+        ranks: ``all`` if all ranks log, ``first`` if only rank 0 does, ``last`` if only the last rank does.
         warmup: Number of records to leave out at the beginning.
         last_step: Required number of the last logged step; 0: any number.
         every: Steps between records; step times are means over that many steps.
@@ -83,7 +82,7 @@ class Adapter(Model, frozen=True):
     kind: Literal["log"]
     pattern: str = ""
     file: str = ""
-    ranks: Literal["all", "first"] = "all"
+    ranks: Literal["all", "first", "last"] = "all"
     warmup: _Count = 0
     last_step: _Count = 0
     every: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1
@@ -93,6 +92,10 @@ class Adapter(Model, frozen=True):
     def quantities(self) -> set[str]:
         """The quantities that a record can contain."""
         return set(re.compile(self.pattern).groupindex)
+
+    def is_read(self, rank: int, num_ranks: int) -> bool:
+        """Return whether the log of a rank is read."""
+        return self.ranks == "all" or rank == (0 if self.ranks == "first" else num_ranks - 1)
 
     @property
     def clock(self) -> str:

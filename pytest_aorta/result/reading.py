@@ -11,7 +11,6 @@ from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import raised_as, write_json_rows
 from pytest_aorta.common.model import convert, read_model
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.adapter import FIRST
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
@@ -55,8 +54,8 @@ def collect_result(
             result can't be written.
     """
     folders, adapter = rank_folders(plan.run_dir, plan.world.ranks), plan.adapter(0)
-    # Only rank 0 has step times if only rank 0 logs.
-    folders = folders[:1] if adapter and adapter.ranks == FIRST else folders
+    if adapter:
+        folders = [folder for rank, folder in enumerate(folders) if adapter.is_read(rank, len(folders))]
     ranks = _evened([_read_rank(folder / RESULT_FILE) for folder in folders])
     folders = folders[: len(ranks)]
     _refuse(

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as, write_json, write_json_rows
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.plan.adapter import FIRST, Adapter, adapted, read_records
+from pytest_aorta.plan.adapter import Adapter, adapted, read_records
 from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
@@ -328,7 +328,7 @@ def _non_finite(value: Any, path: str = "") -> str | None:
 
 
 def _adapted_result(adapter: Adapter, rank_folder: Path) -> RankResult | None:
-    """Return the result of this rank; None on ranks other than 0 if only rank 0 logs.
+    """Return the result of this rank; None if only another rank logs.
 
     Args:
         adapter: the adapter of this rank.
@@ -337,7 +337,7 @@ def _adapted_result(adapter: Adapter, rank_folder: Path) -> RankResult | None:
     Raises:
         AdapterError: The script's log is missing or does not match the adapter.
     """
-    if adapter.ranks == FIRST and int(os.environ["RANK"]) != 0:
+    if not adapter.is_read(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
         return None
     for handler in logging.getLogger().handlers:
         handler.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,37 @@ def records(*values: dict, first: int = 1, stride: int = 1) -> list[Record]:
         Record(first + stride * number, entry.pop("moment", None), entry)
         for number, entry in enumerate(dict(value) for value in values)
     ]
+
+
+def megatron_log() -> str:
+    """Return lines in the form that the last rank of Megatron-LM printed in April 2025, one for each step."""
+    line = (
+        " [2025-04-13 23:41:{step:02}] iteration {step:8d}/      12 | consumed samples: {samples:12d} | elapsed "
+        "time per iteration (ms): {ms} | learning rate: 9.998165E-05 | global batch size:    16 | lm loss: "
+        "1.0{step:02}69E+01 | loss scale: 1.0 | grad norm: 2.3{step:02} |{zeros} "
+        "number of skipped iterations:   0 | number of nan iterations:   0 |"
+    )
+    zeros = {0: "", 1: " num zeros: 881.0 |"}
+    steps = [line.format(step=step, samples=16 * step, ms=800.5 + step, zeros=zeros[step % 2]) for step in range(1, 13)]
+    validation = " validation loss at iteration 12 | lm loss value: 8.889540E+00 | lm loss PPL: 7.255679E+03 | "
+    return "\n".join(["training ...", *steps, "(min, max) time across ranks (ms):", validation])
+
+
+def test_recipe_for_megatron_reads_the_log_of_the_last_rank(tmp_path):
+    [recipe] = [
+        block
+        for block in re.findall(r"```yaml\n(.*?)```", Path("docs/frameworks.md").read_text(), re.DOTALL)
+        if "pretrain_gpt" in block
+    ]
+    folder = tmp_path / "workloads" / "megatron"
+    folder.mkdir(parents=True)
+    (tmp_path / "pretrain_gpt.py").touch()
+    (folder / "default.yaml").write_text(recipe)
+    adapter = make_adapter(read_workload("megatron", folder, None).adapter, {"steps": 12})
+    assert [adapter.is_read(rank, 4) for rank in range(4)] == [False, False, False, True]
+    found = adapted(adapter, log_records(adapter.pattern, megatron_log(), "x"), "x")
+    assert found.step_times_ms == [800.5 + step for step in range(6, 13)]
+    assert (found.loss[0], found.grad_norm[-1], found.metrics) == (10.0669, 2.312, {})
 
 
 def test_match_that_is_no_number_is_reported():

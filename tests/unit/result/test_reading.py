@@ -4,7 +4,6 @@ import json
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import convert, to_builtins
+from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result import folder as names
@@ -209,8 +209,7 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
 
 
 def test_loss_of_each_ranks_own_batch_in_a_log_says_how_to_read_rank_0_alone(tmp_path, monkeypatch):
-    adapter = SimpleNamespace(ranks="all")
-    monkeypatch.setattr(LaunchPlan, "adapter", lambda plan, rank: adapter)
+    monkeypatch.setattr(LaunchPlan, "adapter", lambda plan, rank: Adapter("log"))
     message = ranks_error(tmp_path, loss=[9.0, 8.0, 7.0])
     assert "; log a loss that is reduced over the ranks, or set `ranks: first` in the adapter to read" in message
 
