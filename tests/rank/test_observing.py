@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,15 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     recorder.observe(StepRecording(warmup=1, hash_weights=True))
     yield recorder
     assert recorder._observer is None or recorder._observer.stop() is None
+
+
+@contextmanager
+def observing(**settings: Any) -> Iterator[Recorder]:
+    """Observe the training of the block by a recorder of its own."""
+    own = Recorder()
+    own.observe(StepRecording(**settings))
+    yield own
+    own._observer.stop()  # type: ignore[union-attr]
 
 
 class Net(torch.nn.Linear):
@@ -97,10 +107,8 @@ def test_model_that_is_freed_while_torch_fakes_tensors_is_hashed_after_its_last_
 
 def test_gradient_that_is_lost_in_the_last_step_is_seen(recorder: Recorder) -> None:
     def hashes(change: float) -> dict[str, str]:
-        own = Recorder()
-        own.observe(StepRecording(hash_weights=True))
-        train(45, lambda step, model, _: model.weight.grad.mul_(1 + change if step == 45 else 1))
-        own._observer.stop()  # type: ignore[union-attr]
+        with observing(hash_weights=True) as own:
+            train(45, lambda step, model, _: model.weight.grad.mul_(1 + change if step == 45 else 1))
         return only(own.result()).weights.hashes
 
     plain, changed = hashes(0.0), hashes(-1.0)
@@ -110,11 +118,9 @@ def test_gradient_that_is_lost_in_the_last_step_is_seen(recorder: Recorder) -> N
 @pytest.mark.parametrize("steps", [8, 11])
 def test_hash_of_the_last_step_has_what_the_script_does_after_it(recorder: Recorder, steps: int) -> None:
     def hashes(factor: float, *, every: bool) -> dict[str, str]:
-        own = Recorder()
-        own.observe(StepRecording(hash_weights=True, hash_every_step=every))
-        kept = train(steps)
-        kept[0].weight.data.mul_(factor)
-        own._observer.stop()  # type: ignore[union-attr]
+        with observing(hash_weights=True, hash_every_step=every) as own:
+            kept = train(steps)
+            kept[0].weight.data.mul_(factor)
         return only(own.result()).weights.hashes
 
     plain, every, changed = hashes(2.0, every=False), hashes(2.0, every=True), hashes(1.0, every=False)
@@ -313,12 +319,10 @@ def test_cause_of_no_step_is_named(recorder: Recorder, script: Callable[[], obje
 
 def test_simulated_script_that_ends_early_says_why_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_aorta.worker.observing.is_simulated", lambda: True)
-    recorder = Recorder()
-    recorder.observe(StepRecording(warmup=3))
-    kept = train(4)
-    with pytest.raises(RuntimeError, match="made 4 steps, fewer than 5: simulated ranks exchange no values"):
-        recorder.result()
-    recorder._observer.stop()  # type: ignore[union-attr]
+    with observing(warmup=3) as own:
+        kept = train(4)
+        with pytest.raises(RuntimeError, match="made 4 steps, fewer than 5: simulated ranks exchange no values"):
+            own.result()
     del kept
 
 
@@ -350,11 +354,9 @@ def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs
     assert result.profile.problem.endswith(f"run {missing} more steps")
     del kept
     recorder._observer.stop()  # type: ignore[union-attr]
-    again = Recorder()
-    again.observe(StepRecording(warmup=1))
-    longer = train(steps + missing)
-    assert len(again.result().profile.steps) == 3
-    again._observer.stop()  # type: ignore[union-attr]
+    with observing(warmup=1) as again:
+        longer = train(steps + missing)
+        assert len(again.result().profile.steps) == 3
     del longer
 
 
@@ -491,10 +493,8 @@ def test_what_the_recorder_computes_is_no_cost_of_a_step(recorder: Recorder) -> 
 
     recorder.observe(StepRecording(warmup=2, hash_weights=True))
     recorder._observer.stop()  # type: ignore[union-attr]
-    own = Recorder()
-    own.observe(StepRecording(warmup=2, hash_weights=False))
-    plain = counts(own, torch.nn.Linear(2, 2))
-    own._observer.stop()  # type: ignore[union-attr]
+    with observing(warmup=2, hash_weights=False) as own:
+        plain = counts(own, torch.nn.Linear(2, 2))
     recorder._observer.start()  # type: ignore[union-attr]
     assert counts(recorder, torch.nn.Linear(2, 2)) == plain
     assert "aten::item" not in plain

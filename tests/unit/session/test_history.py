@@ -105,8 +105,3 @@ def test_history_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(entries, "MAX_TOTAL_BYTES", 1000)
     with pytest.raises(AortaError, match="larger than the 1,000 bytes allowed; move old files"):
         read_history(tmp_path)
-
-
-def test_folder_without_a_history_says_how_to_keep_one(tmp_path):
-    with pytest.raises(AortaError, match=r"contains no history, .*; the option --aorta-history="):
-        read_history(tmp_path)
