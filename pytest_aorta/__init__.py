@@ -1,7 +1,5 @@
 """Performance, overlap and numerics tests for FSDP training, as a pytest plugin."""
 
-from __future__ import annotations
-
 from pytest_aorta.common.errors import (
     AortaError,
     BaselineError,

@@ -1,7 +1,5 @@
 """The command ``aorta``: its exit codes, problems that do not end it, and a module for each subcommand."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

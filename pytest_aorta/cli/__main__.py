@@ -1,7 +1,5 @@
 """Entry point of ``python -m pytest_aorta.cli``, which is the command ``aorta``."""
 
-from __future__ import annotations
-
 import sys
 
 from pytest_aorta.cli.main import main

@@ -1,7 +1,5 @@
 """``aorta baselines``: list and move stored baselines."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Mapping, Sequence

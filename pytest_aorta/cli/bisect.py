@@ -1,7 +1,5 @@
 """``aorta bisect``: runs a test as a search for the commit that changed a metric."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

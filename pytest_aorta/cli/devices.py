@@ -1,7 +1,5 @@
 """``aorta devices``: the devices of this host, and their leases."""
 
-from __future__ import annotations
-
 import argparse
 
 from pytest_aorta.common.text import counted, emit, output_width, table

@@ -1,7 +1,5 @@
 """``aorta init``: launches a script twice, and writes a test that fits what it measured, with settings of pytest."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """The command ``aorta``. Each subcommand is one row of the table ``COMMANDS``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.metadata

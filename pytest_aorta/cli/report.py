@@ -1,7 +1,5 @@
 """``aorta report``: a page about the results that pytest has kept."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``aorta run``: launches a workload or a script, and keeps and prints the result of each trial."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import sys

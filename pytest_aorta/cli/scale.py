@@ -1,7 +1,5 @@
 """``aorta scale``: shows how the costs of a step on one rank grow with the number of ranks, in simulated worlds."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from argparse import ArgumentTypeError

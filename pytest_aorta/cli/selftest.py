@@ -1,7 +1,5 @@
 """``aorta selftest``: plants faults into the launches of tests, and shows which of them the tests find."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

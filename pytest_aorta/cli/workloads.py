@@ -1,7 +1,5 @@
 """``aorta workloads``: the list of workloads, and the config keys of a workload."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping

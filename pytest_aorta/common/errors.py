@@ -1,7 +1,5 @@
 """Errors for users; each message names the cause, the given value and the allowed values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from traceback import walk_tb
 

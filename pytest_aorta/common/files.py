@@ -1,7 +1,5 @@
 """Strict reading of files that a person or another process has written, atomic writing, and folders of files."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import fnmatch

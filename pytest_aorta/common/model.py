@@ -1,7 +1,5 @@
 """The typed model of JSON files: a file is decoded into frozen structs, and its JSON Schema is generated from them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

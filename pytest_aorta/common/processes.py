@@ -1,7 +1,5 @@
 """Signals that end this process as Ctrl-C does, and programs that it runs."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import tempfile

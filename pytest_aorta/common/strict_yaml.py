@@ -1,7 +1,5 @@
 """Strict reading of YAML that a person has written: the safe loader, without repeated keys."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plain text for a terminal: tables that fit the width, lines without control characters, and tracebacks."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

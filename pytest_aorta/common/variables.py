@@ -1,7 +1,5 @@
 """Names of the environment variables that pytest-aorta reads or sets."""
 
-from __future__ import annotations
-
 # Set by the user or by the cluster.
 NODE_RANK = "AORTA_NODE_RANK"
 LEASE_DIR = "AORTA_LEASE_DIR"

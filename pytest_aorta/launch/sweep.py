@@ -14,8 +14,6 @@ A process without a mark is found if it descends from one that has a mark. A gua
 to its keeper (``process/guard.py``), which ends them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

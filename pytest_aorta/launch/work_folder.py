@@ -1,7 +1,5 @@
 """The folder that a script runs in: what the script writes there, and a copy of it without what earlier runs wrote."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Collection, Iterator

@@ -3,8 +3,6 @@
 NVIDIA's are read by NVML, AMD's by amdsmi.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Adapters: conversion of a script's own log into the result of a rank. Ranks call this module; it needs no torch."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

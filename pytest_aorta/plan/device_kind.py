@@ -1,7 +1,5 @@
 """Kinds of devices, with the communication backend, the vendors and the visibility variables of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """The plan of one launch, the one record of what is launched."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePath

@@ -4,8 +4,6 @@ An A/B reference is a commit, whose launches run the present rank code on the wo
 worktree; or the interpreter of another environment, whose launches run the code installed there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 It is loaded by name (``-p pytest_aorta.plugin.bisecting``), so other runs of pytest do not have its option.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.common.errors import AortaError

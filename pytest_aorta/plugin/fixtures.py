@@ -3,8 +3,6 @@
 Fixtures return handles, so every failed launch is raised in the test body.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial

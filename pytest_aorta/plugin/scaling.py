@@ -3,8 +3,6 @@
 It is loaded by name (``-p pytest_aorta.plugin.scaling``), so other runs of pytest do not have its option.
 """
 
-from __future__ import annotations
-
 import pytest
 
 _OPTION = "--aorta-scale"

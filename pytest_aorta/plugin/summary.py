@@ -1,7 +1,5 @@
 """The section ``aorta`` of pytest's terminal summary: verdicts and durations."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The values of a report: tests, their comparisons, and the launches of each side."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -5,8 +5,6 @@ repeats it, then the provenance of the launches. Text from tests is escaped, so 
 nor mentions a user, links an issue or an address, or runs a quick action of GitLab.
 """
 
-from __future__ import annotations
-
 import html
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Writes what a run or a comparison of results reports: the page, summary.json, timelines and Markdown."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter, defaultdict

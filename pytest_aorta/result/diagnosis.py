@@ -1,7 +1,5 @@
 """Diagnoses a failed launch: the class of the failure, the rank that failed first, and a short text of evidence."""
 
-from __future__ import annotations
-
 import re
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Evidence that the ranks of a failed launch left: files, stacks, ends of logs, the last collectives."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Condenses a result into the compact facts that a baseline stores and verdicts are computed from."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

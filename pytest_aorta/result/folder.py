@@ -4,8 +4,6 @@ Programs that have to start quickly import this module, so it imports only small
 (``launch/process/guard.py``) cannot import the package at all and repeats the few names it uses; a test compares them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The outcome of a launch, and the durations of its phases, read from the marks that the ranks leave."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Reads the files that the ranks left and keeps them as one result, checked across ranks and by its schema."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median

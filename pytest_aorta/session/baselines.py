@@ -1,7 +1,5 @@
 """Recording of baselines: launches of a new baseline, the files of passed tests, and unused baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The history: one JSON line per comparison, written once a run."""
 
-from __future__ import annotations
-
 import secrets
 import shlex
 from collections.abc import Sequence

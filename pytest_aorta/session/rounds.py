@@ -1,7 +1,5 @@
 """Comparisons that ask for launches until they are final, and the text of one that failed."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The ``workload`` fixture's object: launches workloads and compares them with a baseline or another variant."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence

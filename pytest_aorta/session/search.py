@@ -1,7 +1,5 @@
 """The search for the commit that changed a metric: a bisection, each step of which is an A/B with the good commit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -5,8 +5,6 @@ are matched by content: the name, the plain arguments and the hashes of the inpu
 operators in different orders, and one launch may run operators that the other does not run.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ the median of the recorded launches by the tolerance, and a few steps by more: o
 most fifty, as in Megatron-LM's functional tests.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Text on the causes of a verdict: stragglers, kernels and collectives, the split of a step, the machine. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

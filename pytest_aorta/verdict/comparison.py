@@ -1,7 +1,5 @@
 """Comparison of launches with a stored baseline or with an A/B reference, metric by metric."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

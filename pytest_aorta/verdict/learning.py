@@ -1,7 +1,5 @@
 """Recording of baselines: launches that are appended, start a new revision, or are refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

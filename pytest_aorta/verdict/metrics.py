@@ -1,7 +1,5 @@
 """The table of compared metrics. A new metric is a new row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

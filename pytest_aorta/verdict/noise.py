@@ -1,7 +1,5 @@
 """Noise of a metric: session blocks, priors of its variance, and the tolerances that a baseline resolves."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence

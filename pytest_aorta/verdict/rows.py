@@ -1,7 +1,5 @@
 """Rows of a comparison: whether a metric applies to the launches of both sides, and verdicts without statistics."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

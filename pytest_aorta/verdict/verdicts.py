@@ -1,7 +1,5 @@
 """The outcome of a comparison, metric by metric, as plain values that are sent between processes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from enum import StrEnum
 

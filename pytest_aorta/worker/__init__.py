@@ -3,8 +3,6 @@
 This package needs torch, so the pytest process never imports it.
 """
 
-from __future__ import annotations
-
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.environment import environment_facts

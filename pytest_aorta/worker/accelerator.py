@@ -4,8 +4,6 @@ A kind that torch supports needs its row in ``plan/device_kind.py``, and here a 
 if it has them (docs/architecture.md, Kinds of devices).
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

@@ -1,7 +1,5 @@
 """The facts of a rank's environment that its measurements and numerics depend on."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

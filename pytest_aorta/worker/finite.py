@@ -1,7 +1,5 @@
 """Refusal of NaN and infinite values: losses, gradient norms, metrics, and parameters after each step."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

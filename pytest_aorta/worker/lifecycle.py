@@ -1,7 +1,5 @@
 """The life of a rank: load the plan's workload or script, run it, write the result, leave with all other ranks."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

@@ -4,8 +4,6 @@ A dispatch mode receives each call of an operator below autograd, in forward, in
 eager code and from the graphs of ``aot_eager``. Kernels that inductor generates are not operators and are not captured.
 """
 
-from __future__ import annotations
-
 import hashlib
 import linecache
 import math

@@ -1,7 +1,5 @@
 """Faults that ``aorta selftest`` plants into a rank, through public hooks and functions of torch alone."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import math

@@ -10,8 +10,6 @@ Three lines are enough::
 To record a script without a change to it, call ``record_optimizer_steps`` before the script runs.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import weakref

@@ -6,8 +6,6 @@ ends when the wait for its collective ends, so communication appears too long, n
 (``capture_overlap``) has none of these limits.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

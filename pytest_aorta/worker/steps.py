@@ -7,8 +7,6 @@ The canary is a fixed GEMM and a fixed all-reduce beside the timed steps, to dis
 Costs are operations by torch's formulas, groups of collectives, and compilations.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import mmap

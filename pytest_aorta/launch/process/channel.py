@@ -1,7 +1,5 @@
 """Messages between pytest and its fork server: one line of JSON each, with file descriptors attached."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

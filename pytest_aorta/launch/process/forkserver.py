@@ -5,8 +5,6 @@ a guard, the guard forks an agent in torchrun's place, and the agent forks the r
 running launches have their own lifelines.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

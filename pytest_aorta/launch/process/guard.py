@@ -7,8 +7,6 @@ guard watches the agent, a lifeline pipe whose other end closes with pytest (a b
 files that ranks write into the run folder. Its verdict goes to pytest over a pipe, which also works on a full disk.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -5,8 +5,6 @@ names one, as that of torchrun's and DeepSpeed's children does, or when it calls
 one rank, it is the process that makes the first optimizer. The rank then leaves the same files as other ranks.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -5,8 +5,6 @@ into ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, ``marks``, then
 the rank is stopped, it also leaves its Python stacks and the last collectives that torch has recorded.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import faulthandler

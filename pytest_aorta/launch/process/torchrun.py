@@ -4,8 +4,6 @@ The program runs torchrun, and writes the exit code of every rank that failed on
 reports exit codes only in its log.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import logging

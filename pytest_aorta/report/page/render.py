@@ -1,7 +1,5 @@
 """Renders the HTML page: one file that includes its script, style and data and loads nothing from outside."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

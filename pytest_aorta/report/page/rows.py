@@ -1,7 +1,5 @@
 """Contents of the page for each test: rows of verdicts, their intervals, and the values that its script draws."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -5,8 +5,6 @@ suffix that a compiler generated. A generic kernel of ATen or CUTLASS gets its w
 keeps the name of that argument in brackets, e.g. ``vectorized_elementwise_kernel[CUDAFunctor_add]``.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

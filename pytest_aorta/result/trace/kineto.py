@@ -1,7 +1,5 @@
 """Reads Kineto's profiles within limits, and computes what was captured in profiled steps of devices and of CPUs."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import re

@@ -1,7 +1,5 @@
 """Counts the costs of one step in a Kineto trace that has host events with shapes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict

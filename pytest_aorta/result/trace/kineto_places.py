@@ -4,8 +4,6 @@ A rank notes which line and which module run at each moment. An operator of back
 operator that autograd differentiates, which has the same sequence number.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict

@@ -3,8 +3,6 @@
 The merged trace is for Perfetto or chrome://tracing.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator, Mapping

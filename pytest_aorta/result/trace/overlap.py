@@ -1,7 +1,5 @@
 """Computes the overlap of a profiled step, and the parts of its time, from intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

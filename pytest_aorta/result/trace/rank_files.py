@@ -1,7 +1,5 @@
 """Files that each rank leaves beside its result: arrivals at collectives, captured operators and telemetry."""
 
-from __future__ import annotations
-
 import json
 import sys
 from bisect import bisect_left, bisect_right

@@ -13,8 +13,6 @@ A look is a number of launches after which a decision is possible. Both error ra
 other.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Python imports this module when it starts, in each program of a command that starts ranks by itself."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.machinery import PathFinder
