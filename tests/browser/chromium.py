@@ -3,8 +3,6 @@
 The protocol: https://chromedevtools.github.io/devtools-protocol/ - messages are JSON, each ended by a zero byte.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A headless Chromium for tests, which are skipped if no Chromium is installed."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.report.data import session_report

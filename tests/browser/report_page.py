@@ -1,7 +1,5 @@
 """Selectors of the report's page, and readers of its text."""
 
-from __future__ import annotations
-
 from tests.browser.chromium import Page
 
 STEPS = "#test-0 figure[data-kind=steps]"

@@ -1,7 +1,5 @@
 """The page of a history in a browser: drawn without errors or requests, in both themes and on narrow screens."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.cli.history import case_histories, render

@@ -1,7 +1,5 @@
 """The page in narrow and wide windows and in both themes: contrast, headings, tables, and nothing cut off."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The page in a browser: opens without errors, groups, sorts, filters and zooms, by mouse and by keys."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

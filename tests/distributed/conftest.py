@@ -1,7 +1,5 @@
 """Fixtures that real launches share: sizes for the device at hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@
 docs/parallelism.md from the same declarations.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Processes that tests of real launches wait for, look for and expect to be gone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Llamas that are small for a GPU; tests of layouts, attention kernels and communication train them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

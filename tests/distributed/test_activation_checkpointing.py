@@ -1,7 +1,5 @@
 """Activation checkpointing that is chosen by estimated memory, on CPU ranks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Activation checkpointing that is chosen by estimated memory, against the memory that a GPU allocates."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [

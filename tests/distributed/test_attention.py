@@ -1,7 +1,5 @@
 """Attention kernels of the Llama workloads on CPU ranks: which one runs, and every layout's bits under flex."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.common.errors import LaunchError

@@ -1,7 +1,5 @@
 """Attention kernels of the Llama workloads on GPUs: which one runs, and every layout's bits under it."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.common.errors import LaunchError

@@ -1,7 +1,5 @@
 """Scripts on GPUs whose process group has NCCL alone, or no backend that the script names, and scripts with graphs."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.world(size="all", device="cuda"), pytest.mark.launch_timeout(120)]

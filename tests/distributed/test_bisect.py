@@ -1,7 +1,5 @@
 """``aorta bisect`` finds planted commits by launching real ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

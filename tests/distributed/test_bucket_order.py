@@ -1,7 +1,5 @@
 """The order of parameters in a bucket, with a reduce-scatter whose order of summation depends on the offset."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

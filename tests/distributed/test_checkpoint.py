@@ -1,7 +1,5 @@
 """Checkpoints resumed in the same layout and in others: weights, optimizer state, and the tokens that follow."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The loss in chunks on CPU ranks: the bits of both implementations, and the loss of whole logits."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(180)]

@@ -1,7 +1,5 @@
 """Copies beside matrix products on a CPU rank, alone in its world."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.common.errors import WorkloadFailed

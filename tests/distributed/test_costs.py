@@ -1,7 +1,5 @@
 """Faults that one launch shows by the costs of a step alone, on CPU ranks and simulated at 1,024 ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.result.facts import launch_facts

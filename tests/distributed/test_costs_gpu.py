@@ -1,7 +1,5 @@
 """Costs of a step on GPUs: FLOP/s of the Llama workloads, the loss in chunks in bfloat16, and schedules of float8."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,7 +1,5 @@
 """Experts distributed over CPU ranks: the same model, gradients and training as with all experts on each rank."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

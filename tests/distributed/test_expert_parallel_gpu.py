@@ -1,7 +1,5 @@
 """Experts distributed over GPUs under NCCL: the same training as with all experts on each GPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.distributed import small_llama

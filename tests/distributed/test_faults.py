@@ -1,7 +1,5 @@
 """The fault matrix: every fault is reported with its class and the first failing rank, and leaves no process."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

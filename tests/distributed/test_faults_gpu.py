@@ -1,7 +1,5 @@
 """Faults on GPUs: the rank and the collective are named, and no process is left on a device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

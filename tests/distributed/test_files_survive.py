@@ -1,7 +1,5 @@
 """Baselines and results on hostile disks: a file has its old or its new content; no other file is touched."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

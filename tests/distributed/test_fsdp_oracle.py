@@ -1,7 +1,5 @@
 """Faults planted in `fsdp` are caught and located in a launch; tests of ranks find every kind in data."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.common.errors import WorkloadFailed

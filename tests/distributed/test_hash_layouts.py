@@ -1,7 +1,5 @@
 """One trained state has one weight hash in every layout of real FSDP2."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.session.launcher import DistributedWorld

@@ -1,7 +1,5 @@
 """Three commands, the first an installation, bring a script under test that was never written for the plugin."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

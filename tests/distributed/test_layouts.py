@@ -1,7 +1,5 @@
 """Every cell of the table in docs/parallelism.md: `llama_simple_fsdp` against `llama_fsdp2`, in each layout."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

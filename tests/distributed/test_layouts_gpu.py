@@ -1,7 +1,5 @@
 """The table in docs/parallelism.md under NCCL: `llama_simple_fsdp` against `llama_fsdp2`, in each layout."""
 
-from __future__ import annotations
-
 import pytest
 
 from . import small_llama

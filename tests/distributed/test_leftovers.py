@@ -1,7 +1,5 @@
 """Processes of ranks whose guard is killed or stopped: all of them end, and the devices are leased until then."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

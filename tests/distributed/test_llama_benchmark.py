@@ -1,7 +1,5 @@
 """The ablation of the Llama benchmark, tried with the debug model on CPU ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Communication keys of the Llama workloads under NCCL: the bits that they keep, and the kernels that run."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

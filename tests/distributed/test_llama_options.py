@@ -1,7 +1,5 @@
 """Options of the Llama workloads that change when work runs but not its results."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]

@@ -1,7 +1,5 @@
 """A planted fault is found, with its step, its parameter, and the point of the step at which it began."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

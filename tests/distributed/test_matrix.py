@@ -1,7 +1,5 @@
 """A few cells of the matrix of unedited scripts and faults, by its one command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Launches over nodes on GPUs: two node agents on one host, each with its own GPU."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

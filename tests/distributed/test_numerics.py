@@ -1,7 +1,5 @@
 """Weights compared bit for bit with the stored baseline, and between two launches of one run."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size="all", warm=True), pytest.mark.launch_timeout(180)]

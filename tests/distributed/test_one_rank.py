@@ -1,7 +1,5 @@
 """Worlds of one rank: too small for some workloads, and a model without any collective for others."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.common.errors import LaunchError

@@ -1,7 +1,5 @@
 """Ranks that lose the guard and the agent before their own code runs: only they can end themselves."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

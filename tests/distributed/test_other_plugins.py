@@ -1,7 +1,5 @@
 """Real ranks beside pytest-timeout, pytest-cov and a debugger: no rank is left running or measured while traced."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

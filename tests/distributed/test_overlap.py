@@ -1,7 +1,5 @@
 """The overlap suite: real workloads against the stored baselines of the platform."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [

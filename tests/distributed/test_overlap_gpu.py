@@ -1,7 +1,5 @@
 """Facts of profiled steps in which the profiler records only the device."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.distributed import small_llama

@@ -1,7 +1,5 @@
 """Overlap that a knob turns off is caught by `overlap_ratio`, and the failure names the exposed collective."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [

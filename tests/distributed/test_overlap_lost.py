@@ -1,7 +1,5 @@
 """Lost overlap fails a test by `overlap_ratio`; the failure names the exposed collective and the rank."""
 
-from __future__ import annotations
-
 import pytest
 
 INNER = """

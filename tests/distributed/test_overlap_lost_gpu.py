@@ -1,7 +1,5 @@
 """Lost overlap on GPUs, against a stored baseline if the code is the same, or else against the other variant."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.plan.accelerators import visible_devices

@@ -1,7 +1,5 @@
 """Commands that start their own ranks: each rank is measured, named when it fails, and gone at the end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A training script and a workload of the user's own, next to the built-in ones."""
 
-from __future__ import annotations
-
 SCRIPT = """
 import sys
 import torch

@@ -1,7 +1,5 @@
 """Scripts of the user's own, through the recorder's three lines and through adapters, by `aorta run`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The axes of the Llama workloads on CPU ranks: the same model in every layout, traced and eager."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.distributed.small_llama import trains_alike

@@ -1,7 +1,5 @@
 """The axes of `llama_fsdp2` under NCCL: every layout trains like FSDP; `test_layouts_gpu.py` trains traced models."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

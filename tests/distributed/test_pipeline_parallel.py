@@ -1,7 +1,5 @@
 """Pipeline parallelism on CPU ranks: the same numerics as without stages."""
 
-from __future__ import annotations
-
 import pytest
 
 PP = {"pipeline_parallel_degree": 2, "gradient_accumulation": 2}

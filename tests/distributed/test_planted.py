@@ -1,7 +1,5 @@
 """The harness end to end: a planted change fails exactly the right test, and after undoing it the test passes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

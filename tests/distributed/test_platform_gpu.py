@@ -1,7 +1,5 @@
 """NVML's facts of real GPUs beside a launch, and the cost of reading them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """One training under FSDP2 and DDP, with every option that changes when collectives run but not their results."""
 
-from __future__ import annotations
-
 import json
 import math
 

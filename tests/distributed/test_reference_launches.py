@@ -1,7 +1,5 @@
 """Launches of the reference version run the whole code of that version and leave nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

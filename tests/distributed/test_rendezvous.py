@@ -1,7 +1,5 @@
 """Strangers at the rendezvous of a cold launch: no port that a launch opens runs their code."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

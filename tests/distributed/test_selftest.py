@@ -1,7 +1,5 @@
 """Faults that ``aorta selftest`` plants into real ranks, and the command on a test of this repository."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.cli.main import main

@@ -1,7 +1,5 @@
 """Compiler-based FSDP against eager FSDP2: every bit of every step."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.verdict.statistics.decision import Outcome

@@ -1,7 +1,5 @@
 """Compiler-based FSDP against eager FSDP2 under NCCL: every bit of every step, on all GPUs of the run."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

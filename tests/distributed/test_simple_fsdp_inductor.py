@@ -1,7 +1,5 @@
 """Compiler-based FSDP on inductor, compared with itself, since fused kernels round differently from eager ones."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]

@@ -1,7 +1,5 @@
 """A rank of a simulated world against real ranks: the same costs, without peers."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path

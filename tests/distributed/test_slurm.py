@@ -1,7 +1,5 @@
 """The batch script of `examples/slurm` under Slurm itself, on a cluster of three nodes that this machine simulates."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

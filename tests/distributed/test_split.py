@@ -1,7 +1,5 @@
 """Causes planted in CPU ranks, and the parts of the longer step to which they are assigned."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Costs of a step on one GPU: kernels, waits and copies to the host of a script and of a workload, equal each time."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.result.facts import launch_facts

@@ -1,7 +1,5 @@
 """The rank that sleeps is named as the straggler, under DDP and FSDP2, in a script and in a built-in workload."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import median
 

@@ -1,7 +1,5 @@
 """Two sources of overlap in one launch on GPUs: events on streams, and the profiler."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

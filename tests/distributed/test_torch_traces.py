@@ -1,7 +1,5 @@
 """A launch under torch's profiler: traces beside the results, and a result like that of any other launch."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """The documented example: torchtitan's own training program, on GPUs if there are any."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each knob of docs/tuning.md whose effect needs GPUs, by its effect on profiled steps."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

@@ -1,7 +1,5 @@
 """Launches over two hosts, which are network namespaces joined by a cable: training and failures."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Scripts that do not mention the recorder, on two real ranks: none is broken by it, and its findings have a place."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """An unedited script on one GPU: profiled steps with a head start, losses read at the end, and weights."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.world(size=1, device="cuda", warm=True), pytest.mark.launch_timeout(240)]

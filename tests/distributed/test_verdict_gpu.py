@@ -1,7 +1,5 @@
 """The verdict on GPUs: a small slowdown, and a straggler, against a baseline recorded a moment ago."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -5,8 +5,6 @@ in a ``console`` block; the lines below it are its whole output, with other time
 place of ``...``. A ``sh`` block contains commands that are not run, without output.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Warm launches: the state in which ranks start, failures, and processes left after a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Warm launches on GPUs: the same numbers as cold launches, from a server that has not initialized CUDA."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """Launches with a profiler around torchrun: its traces are kept, and none of its processes is ever left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

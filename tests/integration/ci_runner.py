@@ -1,7 +1,5 @@
 """Runs action.yml and examples/ci/aorta.yml as the runners of GitHub and GitLab do, without either."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

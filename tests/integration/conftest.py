@@ -1,7 +1,5 @@
 """A project of a user, with a workload `toy` whose launches are faked: no process is started."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Markers that hooks, fixtures and tests add."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.conftest import FAKE_LAUNCHER

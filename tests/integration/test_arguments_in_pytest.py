@@ -1,7 +1,5 @@
 """Arguments of the fixtures' methods that are not allowed; one run covers all calls of a table."""
 
-from __future__ import annotations
-
 import pytest
 
 AFTER_A_LAUNCH = [

@@ -1,7 +1,5 @@
 """``aorta bisect`` on a repository with planted commits; launches are faked."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The composite action for GitHub and the component for GitLab, run with a project as the runners do."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.ci_runner import Action, component, run_script, run_template

@@ -1,7 +1,5 @@
 """Two variants compared step by step, in an inner pytest with faked launches."""
 
-from __future__ import annotations
-
 import pytest
 
 STEPS = ("1", "2", "3", "4")

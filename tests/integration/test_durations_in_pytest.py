@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 PHASES = {"start": 1.5, "import": 1.25, "init": 0.5, "run": 2.0, "leave": 0.75}

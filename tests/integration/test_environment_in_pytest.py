@@ -1,7 +1,5 @@
 """Environment variables of a config, and the baselines that belong to them."""
 
-from __future__ import annotations
-
 import json
 
 RUNS_TWICE = """

@@ -1,7 +1,5 @@
 """Comparisons of results whose workload's own checks failed, as ``distributed_world`` returns them."""
 
-from __future__ import annotations
-
 import pytest
 
 FAILED = "distributed_world.launch('toy')"

@@ -1,7 +1,5 @@
 """--aorta-history: each run of pytest adds one file."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The hooks that other plugins implement, by the example in the docs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The number of launches for a noisy metric, the outcome, and the report of a run."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pytest

@@ -1,7 +1,5 @@
 """--update-baselines records, adds, replaces and refuses launches."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """--aorta-markdown: the findings of a run as a file, each failure with the command that reproduces it."""
 
-from __future__ import annotations
-
 import html
 import re
 import shlex

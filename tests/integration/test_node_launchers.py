@@ -1,7 +1,5 @@
 """Failing node launchers with real node agents on this host; no rank is started."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

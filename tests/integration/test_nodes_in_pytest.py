@@ -1,7 +1,5 @@
 """Tests over several nodes, with faked launches."""
 
-from __future__ import annotations
-
 import pytest
 
 NODES = ("--aorta-nnodes=2", "--aorta-results=shared", *("-o", "aorta_node_launcher=srun --nodes={nodes}"))

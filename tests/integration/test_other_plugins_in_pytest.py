@@ -1,7 +1,5 @@
 """Runs beside other plugins of pytest: pytest-randomly, -timeout, -rerunfailures, -xdist."""
 
-from __future__ import annotations
-
 import json
 import sys
 

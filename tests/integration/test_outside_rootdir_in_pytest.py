@@ -1,7 +1,5 @@
 """Tests whose files are outside of pytest's root folder, as with ``pytest -c ci/pytest.ini tests``."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file

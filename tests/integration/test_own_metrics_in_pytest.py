@@ -1,7 +1,5 @@
 """Metrics that a workload or script itself records."""
 
-from __future__ import annotations
-
 import pytest
 
 CHECK = "workload.check(workload.run('toy'))"

@@ -1,7 +1,5 @@
 """Packages built from a copy of the tree: exactly the package's files, with a version from git's tags."""
 
-from __future__ import annotations
-
 import email
 import shutil
 import tarfile

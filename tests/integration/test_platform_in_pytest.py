@@ -1,7 +1,5 @@
 """Sensors, profilers and the progress line in a whole session of pytest, with a fake driver and a fake launcher."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests that pytest-rerunfailures runs again, and tests that failed before they launched anything."""
 
-from __future__ import annotations
-
 import functools
 import xml.etree.ElementTree as ElementTree
 

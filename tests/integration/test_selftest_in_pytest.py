@@ -1,7 +1,5 @@
 """``aorta selftest`` on a test whose launches are faked, some with the fault and some without."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.cli.main import main

@@ -1,7 +1,5 @@
 """Simulated worlds in a whole session of pytest, with a fake launcher."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

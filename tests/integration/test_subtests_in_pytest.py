@@ -1,7 +1,5 @@
 """Tests with subtests: the fixture of pytest 9, or of pytest-subtests with an older pytest, and those of unittest."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 
 import pytest

@@ -1,7 +1,5 @@
 """Comparisons that run while pytest tears a test's fixtures down."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that SIGTERM ends, as a scheduler does at its time limit; recorded baselines are kept."""
 
-from __future__ import annotations
-
 import pytest
 
 TESTS = """

@@ -1,7 +1,5 @@
 """Tracebacks of errors that pytest shows while this plugin's hooks run around a test."""
 
-from __future__ import annotations
-
 import pytest
 
 PLACES = """

@@ -1,7 +1,5 @@
 """Process groups for checks: of this process alone, of simulated ranks, and two real ranks."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

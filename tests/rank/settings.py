@@ -1,7 +1,5 @@
 """Typed settings of workloads for checks: the declared defaults with some keys changed."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from aorta_workloads.common.settings import read_settings

@@ -1,7 +1,5 @@
 """A rank on a kind of device that torch has and this project has not: only its row is made up."""
 
-from __future__ import annotations
-
 import types
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """A process killed while it saves a checkpoint: the folder holds all of it, or is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """AdamW whose kernels are compiled trains like torch's, and one continues from the other's checkpoint."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

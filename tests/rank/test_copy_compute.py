@@ -1,7 +1,5 @@
 """Copies that go wrong are found, counted and named, without ranks."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

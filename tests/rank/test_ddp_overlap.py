@@ -1,7 +1,5 @@
 """DDP's communication hook in a world of one rank: the buckets that it sums, and the gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

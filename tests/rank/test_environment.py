@@ -1,7 +1,5 @@
 """Environment facts of a rank: the CPU kernels that numbers depend on."""
 
-from __future__ import annotations
-
 import cProfile
 import sys
 import warnings

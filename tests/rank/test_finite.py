@@ -1,7 +1,5 @@
 """Parameters that a rank can find, checked for NaN and infinite values."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

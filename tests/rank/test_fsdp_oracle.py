@@ -1,7 +1,5 @@
 """The codes of the fsdp workload and their comparison, without ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from aorta_workloads.fsdp import oracle

@@ -1,7 +1,5 @@
 """The order of collectives, their waits and the use of their data in a step of the fsdp workload, without ranks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every fault planted in the fsdp workload's data is found, counted, located and named, without ranks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The device on which a process group exchanges tensors, by the group's backends."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest

@@ -1,7 +1,5 @@
 """Hashes of sharded tensors against hashes of one rank; this process acts as each rank of a mesh in turn."""
 
-from __future__ import annotations
-
 import math
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Schedules of the learning rate, beside those of torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule

@@ -1,7 +1,5 @@
 """The life of a rank, in this process and without a process group."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

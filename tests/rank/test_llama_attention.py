@@ -1,7 +1,5 @@
 """Kernels of attention on CPU, and the choice between them; CUDA's are in tests/distributed/test_attention_gpu.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

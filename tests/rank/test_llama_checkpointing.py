@@ -1,7 +1,5 @@
 """The operators whose outputs activation checkpointing keeps; test_llama_model.py counts what it recomputes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Selective checkpointing on a GPU: backward does not wait for the host again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from aorta_workloads.distributed.activation_checkpoint import run_checkpointed

@@ -1,7 +1,5 @@
 """The output projection and the loss in chunks, against the loss of whole logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Combinations of keys that the Llama workloads refuse; each message begins with the keys and their values."""
 
-from __future__ import annotations
-
 import pytest
 from aorta_workloads.combinations import check_combinations
 

@@ -1,7 +1,5 @@
 """The keys of communication of the Llama workloads: symmetric memory and async tensor parallelism."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections import Counter

@@ -1,7 +1,5 @@
 """Experts: routing, grouping and the exchange between ranks against every expert applied to every token."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 

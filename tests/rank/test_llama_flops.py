@@ -1,7 +1,5 @@
 """Operations of training on a token, and the throughput that results report; test_simple_fsdp.py counts operators."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """FSDP2's collectives and clipped gradients in a step of llama_fsdp2, on one of two ranks; the other is simulated."""
 
-from __future__ import annotations
-
 import re
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Hashes of single tensors and of module boundaries, in one process."""
 
-from __future__ import annotations
-
 import warnings
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Latent attention against the formulas of its paper, head by head, and the DeepSeek shape of the Llama workloads."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

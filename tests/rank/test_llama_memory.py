@@ -3,8 +3,6 @@
 The process group does nothing, so one process can run a rank's part of any layout.
 """
 
-from __future__ import annotations
-
 import itertools
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """The axes of the Llama workloads: degrees, the data and shards of each rank, and refused combinations."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Pipeline parallelism in one process: the layers of each stage."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from aorta_workloads.distributed.pipeline import count_stages, keep_stage, split_stages, stage_layers, stages_of_rank

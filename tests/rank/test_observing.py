@@ -1,7 +1,5 @@
 """What is recorded of scripts that do not mention the recorder, on one CPU rank."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable, Iterator

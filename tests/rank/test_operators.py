@@ -1,7 +1,5 @@
 """The capture of operators, in one process."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

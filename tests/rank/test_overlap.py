@@ -1,7 +1,5 @@
 """Profiled steps of real work, in one process with gloo, under the profiler of this version of torch."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Exchange of collectives' calls between two real ranks with gloo, and captures that need it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Faults that are planted into the steps of one CPU rank."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

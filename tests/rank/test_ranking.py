@@ -1,7 +1,5 @@
 """The ranking workloads' model, samples and compile block, without ranks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

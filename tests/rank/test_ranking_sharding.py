@@ -1,7 +1,5 @@
 """The times at which FSDP2 gathers the units of the ranking model, on one of two ranks; the other rank is simulated."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Results of a script that uses the recorder's three lines, and of an adapter's rank; on CPU."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -171,8 +169,15 @@ def adapter(**changes: Any) -> Adapter:
     return Adapter("log", PATTERN, **changes)
 
 
-def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+@pytest.fixture
+def ranks(monkeypatch):
+    """A function that makes this process a rank of two."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    return lambda rank: monkeypatch.setenv("RANK", str(rank))
+
+
+def test_log_of_a_rank_becomes_its_result(tmp_path, ranks) -> None:
+    ranks(1)
     (tmp_path / "output.log").write_text("step 1: 9 ms, loss 3\nstep 2: 1.5 ms, loss 2\n")
     result = _adapted_result(adapter(warmup=1), tmp_path)
     assert result is not None
@@ -180,13 +185,15 @@ def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
     assert result.environment["torch"] == torch.__version__
 
 
-def test_rank_that_does_not_log_has_no_result(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+def test_rank_that_does_not_log_has_no_result(tmp_path, ranks) -> None:
+    ranks(1)
     assert _adapted_result(adapter(ranks="first"), tmp_path) is None
+    ranks(0)
+    assert _adapted_result(adapter(ranks="last"), tmp_path) is None
 
 
-def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("RANK", "0")
+def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, ranks) -> None:
+    ranks(0)
     (tmp_path / "output.log").write_text("nothing of it\n")
     with pytest.raises(AdapterError, match=r"which ends:\n  \| nothing of it"):
         _adapted_result(adapter(ranks="first"), tmp_path)
@@ -291,7 +298,7 @@ def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path,
         plan = make_plan(tmp_path, script=None, spec=spec)
     write_json(tmp_path / "plan.json", to_builtins(plan))
     code = "import sys, pathlib, pytest_aorta.worker.lifecycle as l; l.run_rank(*map(pathlib.Path, sys.argv[1:]))"
-    environ = os.environ | {"RANK": "1", "AORTA_DEVICE": "cpu"}
+    environ = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "AORTA_DEVICE": "cpu"}
     (tmp_path / "log").write_text("step 1: 1.0 ms, loss 1.0\n")
     done = run_python("-c", code, str(tmp_path), str(folder), env=environ, cwd=tmp_path)
     assert found in done.stderr

@@ -1,7 +1,5 @@
 """The typed settings of every workload against its default.yaml."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import fields, is_dataclass
 from typing import get_type_hints

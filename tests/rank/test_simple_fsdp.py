@@ -1,7 +1,5 @@
 """Buckets, settings, labels and passes of llama_simple_fsdp, in one process with a process group that does nothing."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from itertools import accumulate

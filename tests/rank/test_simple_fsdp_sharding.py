@@ -1,7 +1,5 @@
 """Shards and dtypes of llama_simple_fsdp, in one process of a world of four whose process group does nothing."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

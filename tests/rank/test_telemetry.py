@@ -1,7 +1,5 @@
 """Stream spans, and the line of telemetry of each step; on CPU."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Values that ranks record beside step times, on CPU: waits, memory, the canary, and a planted delay."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import resource

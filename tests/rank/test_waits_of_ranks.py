@@ -1,7 +1,5 @@
 """The rank that arrives last waits least: two real ranks with gloo."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

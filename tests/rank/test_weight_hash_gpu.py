@@ -1,7 +1,5 @@
 """The weight hash of tensors on a GPU, beside the hash of the same tensors on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Throughputs and bytes that workloads compute from their config, against values computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from aorta_workloads.distributed.parallel_dims import ParallelDims

@@ -1,7 +1,5 @@
 """Builds the frozen values that stages pass on, each with defaults that a test can override."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

@@ -1,7 +1,5 @@
 """Fakes of the libraries that list and read GPUs; a test puts one into ``sys.modules`` and changes its attributes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _REASONS = (

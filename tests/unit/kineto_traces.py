@@ -1,7 +1,5 @@
 """Chrome traces as Kineto writes them, of known events; times are in microseconds."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable

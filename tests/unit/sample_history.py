@@ -1,7 +1,5 @@
 """A made-up history: entries of made-up commits with planted changes, from a seed and without torch."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import time

@@ -1,7 +1,5 @@
 """A made-up run of pytest: result files, baselines and records as tests leave them, from a seed and without torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Launches drawn from the model that the rules assume, as logarithms: blocks vary, and launches around them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

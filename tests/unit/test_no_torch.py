@@ -1,7 +1,5 @@
 """The pytest process never imports torch, and does not need it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

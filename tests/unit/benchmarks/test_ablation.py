@@ -1,7 +1,5 @@
 """Rounds, budget and tables of the ablation of the Llama benchmark, with launches that only return numbers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the benchmark of verdicts on recorded launches."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from benchmarks.verdict.detection import slow_ranks

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.scripts.matrix import FAULTS, SCRIPTS, Cell, absent, table

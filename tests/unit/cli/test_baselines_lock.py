@@ -1,7 +1,5 @@
 """``aorta baselines move`` beside a session that updates the same baselines."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`aorta doctor`: each topic's findings from plain facts, and the command around them."""
 
-from __future__ import annotations
-
 import pynvml
 import pytest
 

@@ -1,7 +1,5 @@
 """``aorta history``: versions in order, change points, and the page."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import os
 from collections.abc import Callable, Iterator, Mapping

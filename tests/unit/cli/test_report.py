@@ -1,7 +1,5 @@
 """``aorta report``: two sets of kept results, matched and compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

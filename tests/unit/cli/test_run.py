@@ -1,7 +1,5 @@
 """`aorta run` over a fake launcher: no process is started."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """``aorta scale``: the table and what explains it, of results that were computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.cli.main import main, parser

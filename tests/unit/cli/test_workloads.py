@@ -1,7 +1,5 @@
 """`aorta workloads`."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.cli import main as cli

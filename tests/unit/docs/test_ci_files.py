@@ -1,7 +1,5 @@
 """The CI files that users copy: valid for their service, with sound shell code and existing options."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

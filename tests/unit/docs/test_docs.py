@@ -1,7 +1,5 @@
 """The pages: the reference names everything that a user can write, links have targets, examples compile."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

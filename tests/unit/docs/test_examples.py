@@ -1,7 +1,5 @@
 """The example files agree with the program and with each other; no scheduler runs them here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

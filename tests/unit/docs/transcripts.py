@@ -1,7 +1,5 @@
 """Comparison of a page's transcript with what its command has printed, line by line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

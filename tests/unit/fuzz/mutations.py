@@ -1,7 +1,5 @@
 """Hypothesis strategies of damaged documents: valid documents with a few random changes, and random bytes."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

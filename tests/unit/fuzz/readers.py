@@ -1,7 +1,5 @@
 """Every reader of the package, with a strategy for its input and the errors that it may raise."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

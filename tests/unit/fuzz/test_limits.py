@@ -1,7 +1,5 @@
 """Files that once caused a raw traceback, took minutes, or took gigabytes: each is refused by file and key."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Every reader of files and messages of other processes, on damaged and random content."""
 
-from __future__ import annotations
-
 import resource
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Leases between real processes; threads stand in for processes where only the order matters."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

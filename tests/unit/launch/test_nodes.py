@@ -1,7 +1,5 @@
 """Launches over several nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

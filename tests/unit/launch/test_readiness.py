@@ -1,7 +1,5 @@
 """Waiting for open files, also in a process that has more of them than ``select`` accepts."""
 
-from __future__ import annotations
-
 import os
 import resource
 import select

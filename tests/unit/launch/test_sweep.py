@@ -1,7 +1,5 @@
 """Processes of a launch whose guard is gone, with small programs in place of ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

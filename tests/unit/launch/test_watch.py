@@ -1,7 +1,5 @@
 """Observation of a running launch, against a made-up run folder."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Discovery and sensors of devices, against fakes of pynvml and amdsmi in sys.modules."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

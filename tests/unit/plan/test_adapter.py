@@ -1,7 +1,5 @@
 """Adapters, which turn a script's log into a rank's facts."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A kind of device is added to the host's side in two modules: a made-up kind is, in a copy of the package."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

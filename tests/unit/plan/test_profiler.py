@@ -1,7 +1,5 @@
 """Tests of profilers: the command lines of wrappers, and notes about traces."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of A/B references: worktrees of commits, and other environments."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

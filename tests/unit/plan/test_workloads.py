@@ -1,7 +1,5 @@
 """Workloads by name, their declarations, and the commands that they run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of which pytest has no result: their worker of xdist crashed, or their file can't be imported."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.plugin.run import Controller, Run

@@ -1,7 +1,5 @@
 """The line that shows the progress of a launch, on a terminal of its own."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """The section `aorta` of the terminal summary."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

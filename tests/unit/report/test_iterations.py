@@ -1,7 +1,5 @@
 """Tests of overlap step by step in a report of two sets of results."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Markdown of a session: its order, its bounds, and text from tests that must stay text."""
 
-from __future__ import annotations
-
 import html
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The page, the Markdown and the properties as text: input stays escaped, and sizes stay bounded."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

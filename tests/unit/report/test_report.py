@@ -1,7 +1,5 @@
 """The content of a report without the page: data, tables, plots and summary."""
 
-from __future__ import annotations
-
 import base64
 import json
 from statistics import geometric_mean

@@ -1,7 +1,5 @@
 """Words of the page: the heading of a test, names of the other side, provenance and totals."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.report.data import Case, Launch

@@ -1,7 +1,5 @@
 """Diagnoses of launches, from the files that their ranks left."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

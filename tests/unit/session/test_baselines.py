@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 from pytest_aorta.session.baselines import write_new_baselines

@@ -1,7 +1,5 @@
 """The files of the history: their content, and errors that name each bad line."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.common.errors import AortaError

@@ -1,7 +1,5 @@
 """Rounds of launches until a comparison is decided, and the text of its end."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from pathlib import Path
 

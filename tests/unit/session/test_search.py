@@ -1,7 +1,5 @@
 """Searches of made-up launches for the commit that changed a metric."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

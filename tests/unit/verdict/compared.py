@@ -1,7 +1,5 @@
 """Compares made-up launches with a stored baseline or with one another."""
 
-from __future__ import annotations
-
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts

@@ -1,7 +1,5 @@
 """Rules on what is compared: config, choices of setup(), steps, machine, versions, and settings of the code."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

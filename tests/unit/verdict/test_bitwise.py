@@ -1,7 +1,5 @@
 """Bitwise comparison: step by step, and the first tensor, module and operator that differ."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

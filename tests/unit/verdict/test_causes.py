@@ -1,7 +1,5 @@
 """Notes on a comparison: the straggler, the split of a step, and throttled devices."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.common.model import to_builtins

@@ -1,7 +1,5 @@
 """Costs of a step against a baseline: one launch decides, and the verdict says what came and went on which ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost, Costs, distinct

@@ -1,7 +1,5 @@
 """Exact comparison, and pairs of launches."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

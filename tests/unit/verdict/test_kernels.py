@@ -1,7 +1,5 @@
 """The time of kernels as a metric, and kernel families as the cause of a regression."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Verdicts on overlap, with and without a head start of the host."""
 
-from __future__ import annotations
-
 import random
 import re
 

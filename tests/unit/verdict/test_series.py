@@ -1,7 +1,5 @@
 """Comparison of what was recorded of the optimizers of an unedited script."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

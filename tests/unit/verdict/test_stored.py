@@ -1,7 +1,5 @@
 """Comparison with a stored baseline."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

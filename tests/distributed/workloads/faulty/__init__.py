@@ -1,7 +1,5 @@
 """A workload that fails in every way a rank can; one function per kind."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

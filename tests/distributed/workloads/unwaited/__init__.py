@@ -1,7 +1,5 @@
 """A workload with a race: rank 1 reads the result of a reduce-scatter that rank 0 enters later."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """Messages and keys of fork servers, and the end of a warm launch; tests/distributed has whole launches."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The real guard, with tiny programs in place of the torchrun agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The program of a rank, with a function of the test in place of the lifecycle; its signals, errors and imports."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Parts of a step's time, from made-up steps and from made-up traces of two planted causes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Names of kernels, grouped into families."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Traces of ranks, merged into one trace."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """Breakdowns of steps from known lanes, and interval algebra against sets of integers."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The files that ranks leave beside their results: telemetry step by step, operators of a step, and arrivals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Transfers of collectives, apart from the waits for late ranks."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

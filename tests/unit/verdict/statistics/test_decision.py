@@ -1,7 +1,5 @@
 """Decisions, and the scales of changes."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Costs of a step in a trace that was written by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step

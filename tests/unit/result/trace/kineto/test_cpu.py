@@ -1,7 +1,5 @@
 """Traces of known operators and of gloo's work, read into lanes."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_aorta.result.trace.kineto import overlap_of_cpu

@@ -1,7 +1,5 @@
 """Traces of known kernels, with the host's events and without, read into lanes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

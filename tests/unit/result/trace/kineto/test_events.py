@@ -1,7 +1,5 @@
 """Events of a trace: files, boundaries between steps, waits of the host, and names of collectives."""
 
-from __future__ import annotations
-
 import gzip
 import json
 
