@@ -241,8 +241,7 @@ def _beside(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor | 
     """
     if given is None:
         return None
-    kept = given.detach()
-    local = own_shard(kept)
+    local = own_shard(given.detach())
     if not isinstance(output, DTensor):
         return local
     return DTensor.from_local(local, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
@@ -263,8 +262,7 @@ def _(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(tensor)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    del output
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001
     ctx.boundary = inputs[2:5]
 
 

@@ -21,10 +21,10 @@ from .distributed.pipeline import Pipeline, Stages
 from .hashing import StepHashes
 from .models import build_model
 from .models.common.attention import AUTO, AttentionInputs, choose_kernel
+from .models.common.chunked_loss import make_fused, summed_cross_entropy
 from .models.common.data import initialize, sequences
 from .models.common.decoder import Decoder
 from .models.common.float8 import check_float8
-from .models.common.loss import fused, summed_cross_entropy
 from .models.flops import throughput_metrics
 from .training import TrainingWorkload
 
@@ -68,7 +68,7 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         settings = self._settings = self._settings.with_kernels(self._choose_attention())
         self._decision = self._decide() if settings.activation_checkpointing == AUTO else None
         self._num_global_tokens = settings.tokens_per_step * self._degrees.data_parallel
-        self._loss = fused(summed_cross_entropy) if settings.compile_loss else summed_cross_entropy
+        self._loss = make_fused(summed_cross_entropy) if settings.compile_loss else summed_cross_entropy
         config = settings.model
         # Sharded on the meta device; then only this rank's shards are allocated and filled.
         with torch.device("meta"):

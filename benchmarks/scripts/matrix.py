@@ -5,7 +5,9 @@ Run: python -m benchmarks.scripts.matrix --out matrix.json [--scripts ddp,gan] [
 
 For each script: ``aorta init``, ``pytest --update-baselines``, ``pytest`` twice, and then ``pytest`` with each fault of
 benchmarks/scripts/faults.py before the script. A cell names what was expected and did not come. ``--out`` keeps the
-cells of interrupted runs. accelerate_loop, hf_trainer and lightning_fit need accelerate, transformers and lightning.
+cells of interrupted runs. Scripts named after a library need it: accelerate, transformers, lightning, deepspeed, whose
+CPU ranks (DS_ACCELERATOR=cpu) compile an extension with g++, and torchrec with fbgemm-gpu-cpu; 1.8.0 of both load with
+torch 2.13.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ SCRIPTS = {
         Script("ddp"), Script("fsdp2"), Script("fsdp1"), Script("zero"), Script("accumulation"), Script("mingpt"),
         Script("gan", has_second=True), Script("loader"), Script("spawn", starts_ranks=True),
         Script("accelerate_loop"), Script("hf_trainer"), Script("lightning_fit", starts_ranks=True),
+        Script("deepspeed_zero"), Script("torchrec_dlrm"),
     )
 }  # fmt: skip
 

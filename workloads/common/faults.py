@@ -61,10 +61,9 @@ class Fault:
 
     def given(self, batches: Iterator[Any], rank: int, *, warmup: int) -> Iterator[Any]:
         """Yield the batches of ``warmup`` and measured steps; one has another integer, or two are swapped, by fault."""
-        if self.kind not in (BATCH_INTEGER, SWAPPED_BATCHES) or self.rank not in (None, rank):
-            yield from batches
+        is_planted = self.kind in (BATCH_INTEGER, SWAPPED_BATCHES) and self.rank in (None, rank)
         for step, batch in enumerate(batches, 1 - warmup):
-            if step != self.step:
+            if step != self.step or not is_planted:
                 yield batch
                 continue
             # The next batch may lie in the same memory.

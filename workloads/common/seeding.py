@@ -7,8 +7,7 @@ import torch
 
 def seed_of(*key: int | str) -> int:
     """Return 63 bits of a hash of ``key``."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(device: torch.device, *key: int | str) -> torch.Generator:

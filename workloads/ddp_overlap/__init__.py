@@ -1,5 +1,3 @@
 """Training steps under DDP, with a communication hook that owns its streams."""
 
-from .workload import DdpOverlapWorkload
-
-__all__ = ["DdpOverlapWorkload"]
+from .workload import DdpOverlapWorkload as DdpOverlapWorkload

@@ -1,5 +1,3 @@
 """FSDP's communication and compute pattern with explicit collectives whose every element is checked."""
 
-from .workload import FsdpWorkload
-
-__all__ = ["FsdpWorkload"]
+from .workload import FsdpWorkload as FsdpWorkload

@@ -69,15 +69,13 @@ def _of_chunked_loss(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> i
     return 6 * prod(x) * weight[0]
 
 
-def _of_attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+def _of_attention(q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
 
 
-def _of_attention_backward(
-    _: torch.Size, query: torch.Size, key: torch.Size, value: torch.Size, *__: Any, **___: Any
-) -> int:
+def _of_attention_backward(_: torch.Size, q: torch.Size, k: torch.Size, v: torch.Size, *__: Any, **___: Any) -> int:
     # Backward computes the scores again.
-    return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+    return 2 * prod(q[:-1]) * k[-2] * (3 * q[-1] + 2 * v[-1])
 
 
 # Up to torch 2.12, its formulas of these kernels fail where query heads share key heads; goes with torch 2.12.

@@ -1,5 +1,3 @@
 """Training steps of a ranking model: embedding tables, a transformer encoder and a click loss, under FSDP2."""
 
-from .workload import RankingWorkload
-
-__all__ = ["RankingWorkload"]
+from .workload import RankingWorkload as RankingWorkload

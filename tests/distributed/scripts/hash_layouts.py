@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from aorta_workloads.models import build_model
+from aorta_workloads.models.common.chunked_loss import summed_cross_entropy
 from aorta_workloads.models.common.data import initialize, sequences
 from aorta_workloads.models.common.decoder import Decoder
-from aorta_workloads.models.common.loss import summed_cross_entropy
 from aorta_workloads.models.config import ModelConfig
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

@@ -8,6 +8,8 @@ The loss differs by rounding from the loss of whole logits. So does the gradient
 float32. For a given number of chunks the bits are the same in both implementations of FSDP.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,6 @@ from torch import nn
 
 from ...common.gradients import own_shard
 from ...common.torch_private import functional_collectives as collectives
-from .loss import fused as make_fused
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -149,3 +150,17 @@ def _over_ranks(values: torch.Tensor, group: str) -> tuple[torch.Tensor, torch.T
     gathered = collectives.all_gather_tensor(values.unsqueeze(0), 0, group)  # type: ignore[arg-type]
     logsumexp, scores = collectives.wait_tensor(gathered).unbind(1)
     return logsumexp.logsumexp(0), scores.sum(0)
+
+
+def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of whole logits, summed over tokens in float32.
+
+    ``logits`` are ``[batch, seq_len, vocab_size]``, ``labels`` ``[batch, seq_len]``.
+    """
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+
+
+@cache
+def make_fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` compiled by inductor; it keeps no float32 copy of logits, and rounds differently."""
+    return torch.compile(function, fullgraph=True, dynamic=False)

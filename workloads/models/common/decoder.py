@@ -11,9 +11,8 @@ from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..config import ModelConfig
-from .chunked_loss import Output
+from .chunked_loss import Output, summed_cross_entropy
 from .feed_forward import FeedForward
-from .loss import summed_cross_entropy
 from .moe import MoeFeedForward
 
 
