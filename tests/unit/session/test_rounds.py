@@ -195,3 +195,13 @@ def test_metric_that_the_launch_lost_is_named_beside_a_missing_baseline():
     lines = text_of(None)
     assert lines[:2] == ["Missing: peak_memory_bytes, the launch has no peak_memory_bytes", "Missing: no baseline"]
     assert lines[-1].endswith(" --update-baselines")
+
+
+def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
+    rows = [
+        *(make_verdict(Outcome.MISSING, metric=name, is_unrecorded=True, detail="no baseline") for name in ("a", "b")),
+        *(make_verdict(Outcome.REGRESSION, metric=name, delta=delta) for name, delta in (("c", 0.1), ("d", -0.5))),
+    ]
+    first, second, missing, measured, *_ = comparison_text(compared("case", make_facts()), rows).splitlines()
+    assert (first.split()[1], second.split()[1], missing) == ("d", "c", "Missing: no baseline")
+    assert measured.startswith("  measured")
