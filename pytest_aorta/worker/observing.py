@@ -234,7 +234,7 @@ class _Optimized:
         """Hash from now on what this rank adds to gradients, before they are reduced; sharded parameters have none."""
         for name, part in named:
             if part.requires_grad and part.is_leaf and not is_dtensor(part):
-                part.register_hook(functools.partial(self._note_gradient, name))
+                part.register_hook(untraced(functools.partial(self._note_gradient, name)))
 
     def _note_gradient(self, name: str, gradient: torch.Tensor) -> None:
         if self.num_steps < _MOST_EVERY:

@@ -454,15 +454,28 @@ def test_steps_within_a_backward_pass_end_with_it(recorder: Recorder) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # of inductor's imports
-def test_compiled_step_is_not_compiled_anew_in_each_step(recorder: Recorder) -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of tracing a backward pass
+@pytest.mark.parametrize("has_backward", [False, True])
+def test_compiled_step_is_not_compiled_anew_in_each_step(recorder: Recorder, has_backward: bool) -> None:
     numbers: list[int] = []
     counter = CompileCounter()
+    recorder.observe(StepRecording(hash_weights=True, hash_every_step=has_backward))
     model = Net(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = torch.compile(lambda: optimizer.step(), backend=counter)
-    for _ in range(12):
+
+    def compute() -> None:
         model(torch.ones(2, 4)).square().mean().backward()
-        step()
+
+    def step() -> None:
+        if has_backward:
+            compute()
+        optimizer.step()
+
+    compiled = torch.compile(step, backend=counter)
+    for _ in range(12):
+        if not has_backward:
+            compute()
+        compiled()
         optimizer.zero_grad()
         numbers.append(counter.frame_count)
     assert numbers[2] == numbers[-1]
