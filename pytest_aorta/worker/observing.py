@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
+from traceback import walk_stack
 from typing import Any, TypeAlias
 
 import torch
@@ -67,6 +68,8 @@ _CHILD_S = 2.0
 _ABOUT_DEVICES = re.compile(r"\b(cuda|gpus?|accelerators?)\b", re.IGNORECASE)
 _LAST_LINES = 5
 _LOSS, _NORM = "loss", "gradient norm"
+# The code with which torch calls an optimizer's step, between the hooks.
+_STEP = Optimizer.profile_hook_step(len).__code__
 
 
 class Values:
@@ -451,8 +454,8 @@ class Observer:
 
     def _begin(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         # The step of an optimizer that has raised has no end.
-        if self._stepping and any(known is optimizer for known in self._stepping):
-            self._stepping.clear()
+        if self._stepping and (num_running := _num_running_steps()):
+            del self._stepping[num_running - 1 :]
         self._stepping.append(optimizer)
         # The weights before the first step show which ranks hold replicas, before each trains on its own data.
         if len(self._stepping) == 1 and self._find(optimizer) is None:
@@ -636,6 +639,11 @@ class Observer:
             found = [(step, name, value) for name, by_step in one.values().items() for step, value in by_step.items()]
             refuse_values(found, rank, f"step {{}} of {one.num_steps}", self.optimizers)
         self.optimizers.refuse(rank)
+
+
+def _num_running_steps() -> int:
+    """Return how many optimizers' steps have begun, each called by the one before; 0 where they are compiled."""
+    return sum(frame.f_code is _STEP for frame, _ in walk_stack(sys._getframe()))
 
 
 def _is_empty(value: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 import gc
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -202,6 +202,24 @@ def test_optimizer_within_an_optimizer_is_no_series(recorder: Recorder) -> None:
         model(torch.ones(1, 2)).sum().backward()
         outer.step()
     assert only(recorder.result()).optimizer == "Outer"
+
+
+def test_step_that_calls_the_step_of_its_base_class_is_one_step(recorder: Recorder) -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            super().step()
+            if not self.defaults.setdefault("has_raised", False):
+                self.defaults["has_raised"] = True
+                raise MemoryError
+
+    # Torch calls the hooks in the base class's step too, once the script has made an optimizer of that class.
+    (first, own), (second, plain) = ((net := Net(2, 2), kind(net.parameters())) for kind in (Own, torch.optim.SGD))
+    for _ in range(5):
+        second(first(torch.ones(1, 2))).sum().backward()
+        with suppress(MemoryError):
+            own.step()
+        plain.step()
+    assert [(series.num_steps, len(series.loss)) for series in recorder.result().series] == [(4, 4), (5, 1)]
 
 
 @pytest.mark.parametrize("is_passed_on", [False, True], ids=["scaled", "scaled and divided"])
