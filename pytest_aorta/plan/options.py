@@ -353,6 +353,7 @@ class Options:
 
     Attributes:
         rootdir: pytest's root folder, from which relative folders start.
+        started_in: The folder in which pytest was started; None if unknown.
         command: Words of the command line of the run, which results and baselines store; empty if unknown.
         repeated: Words that repeat the options of the run in the command that reproduces a failure.
     """
@@ -421,8 +422,17 @@ class Options:
         "--ntasks={nodes}", (), tuple, "args", shown="none: one node", ini_only=True)
     # fmt: on
     rootdir: Path = Path()
+    started_in: Path | None = None
     command: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
+
+    def argument_of(self, nodeid: str) -> str:
+        """Return the argument that names a test to a pytest that is started in the folder of this run."""
+        file, colons, test = nodeid.partition("::")
+        # The node id of a test outside of the root folder begins with another path.
+        if self.started_in is None or not (path := self.rootdir / file).is_file():
+            return nodeid
+        return f"{os.path.relpath(path, self.started_in)}{colons}{test}"
 
 
 _DECLARED: dict[str, Option] = {part.name: part.metadata["option"] for part in fields(Options) if part.metadata}

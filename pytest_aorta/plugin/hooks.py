@@ -91,7 +91,8 @@ def _read_options(config: pytest.Config) -> Options:
     words = getattr(config, "workerinput", {}).get("aorta_command")
     command = tuple(words or ("pytest", *map(os.fspath, config.invocation_params.args)))
     given = {name: value for name, value in values.items() if value is not None}
-    return make_options(given, config.rootpath, command=command, repeated=_repeated(config))
+    others = {"started_in": config.invocation_params.dir, "command": command, "repeated": _repeated(config)}
+    return make_options(given, config.rootpath, **others)
 
 
 # What pytest's types of ini keys allow, in words.

@@ -8,7 +8,7 @@ nor mentions a user, links an issue or an address, or runs a quick action of Git
 import html
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.data import provenance_values
@@ -35,6 +35,7 @@ def markdown(
     records: Sequence[TestRecord],
     *,
     command: Sequence[str] = (),
+    argument_of: Callable[[str], str] = str,
     repeated: Sequence[str] = (),
     is_cut_short: bool = False,
     max_bytes: int = MAX_BYTES,
@@ -44,6 +45,7 @@ def markdown(
     Args:
         records: The records of all tests.
         command: Words of the command line, for the provenance.
+        argument_of: Returns the argument that names a test to pytest, of its node id.
         repeated: Words that repeat the run's options in the command that reproduces a failure.
         is_cut_short: True if the run was interrupted or pytest failed, so that tests may be missing.
         max_bytes: The limit.
@@ -58,7 +60,8 @@ def markdown(
     failed = [record for record in records if record.has_failed]
     left -= len(table.encode())
     evidence = min(_MAX_EVIDENCE, left // _MAX_FAILURES)
-    shown = (_failure(record, repeated, evidence) for record in failed[:_MAX_FAILURES])
+    commands = (reproducing_command(argument_of(record.nodeid), repeated) for record in failed)
+    shown = (_failure(record, how, evidence) for record, how in zip(failed[:_MAX_FAILURES], commands, strict=False))
     return head + table + _limited(shown, left, "failures", len(failed) - _MAX_FAILURES) + foot
 
 
@@ -86,9 +89,9 @@ def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> st
     return f"{symbol} pytest-aorta: {passed} of {tests} passed{notes}"
 
 
-def reproducing_command(nodeid: str, repeated: Sequence[str]) -> str:
+def reproducing_command(test: str, repeated: Sequence[str]) -> str:
     """Return the command, quoted for a shell, that runs one test with the options of this run."""
-    return shlex.join(["pytest", nodeid, *repeated])
+    return shlex.join(["pytest", test, *repeated])
 
 
 def escaped(text: str) -> str:
@@ -131,11 +134,10 @@ def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
         head = ""
 
 
-def _failure(record: TestRecord, repeated: Sequence[str], limit: int) -> str:
+def _failure(record: TestRecord, command: str, limit: int) -> str:
     title = html.escape(printable(" ".join((record.nodeid + record.attempt_label).split())))
     cut = len(record.failure) - limit
     text = record.failure[:limit] + (f"\n... and {cut:,} more characters" if cut > 0 else "")
-    command = reproducing_command(record.nodeid, repeated)
     return (
         f"\n<details><summary><code>{title}</code></summary>\n\n{preformatted(text)}\n\nReproduce it:\n\n"
         f"{preformatted(command)}\n\n</details>\n"

@@ -54,7 +54,14 @@ def write_session_reports(
         is_cut_short: Whether pytest ended before all tests had run.
     """
     shown = [*(launched := [record for record in records if record.is_reported]), *lost]
-    text = partial(markdown, shown, command=options.command, repeated=options.repeated, is_cut_short=is_cut_short)
+    text = partial(
+        markdown,
+        shown,
+        command=options.command,
+        argument_of=options.argument_of,
+        repeated=options.repeated,
+        is_cut_short=is_cut_short,
+    )
     lines: list[str] = []
     errors: list[str] = []
     if launched and (step_summary := os.environ.get(STEP_SUMMARY)):

@@ -137,7 +137,7 @@ class Repeated:
     """The commands that repeat a test.
 
     Attributes:
-        test: Its node id.
+        test: The argument that names the test to pytest.
         options: Words that repeat the options of this run.
         commit: The commit that last changed the baseline, shortened, how long ago, and whether the file has been
             deleted since; empty without one.

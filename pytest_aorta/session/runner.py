@@ -531,7 +531,7 @@ class WorkloadRunner:
         has_later = bool(found) and not found[-1].startswith("HEAD")
         commit = [*found[:2], *(["deleted since"] if found and not file.exists() else [])]
         options = [word for word in self._options.repeated if not word.startswith("--aorta-ab=")]
-        return Repeated(self._test.record.nodeid, options, tuple(commit), has_later)
+        return Repeated(self._options.argument_of(self._test.record.nodeid), options, tuple(commit), has_later)
 
     def _costs_located(
         self, again: Callable[[], Verdicts], is_asked: bool, comparison: Comparison, failing: Sequence[Verdict]

@@ -52,6 +52,15 @@ def test_baseline_is_found_however_the_test_is_named_on_the_command_line(outside
     result.stdout.no_fnmatch_line("*delete the file*")
 
 
+def test_commands_of_a_failure_name_the_test_as_seen_from_the_folder_that_pytest_was_started_in(outside, monkeypatch):
+    outside.write("suite/test_a.py", ONE)
+    monkeypatch.chdir(outside.path / "suite")
+    result = run(outside, "test_a.py", "--aorta-markdown=found.md")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *accept    pytest test_a.py::test_one * --update-baselines"])
+    assert "pytest test_a.py::test_one -c " in (outside.path / "found.md").read_text()
+
+
 def test_checkout_that_is_named_through_a_link_has_the_same_baselines(outside, tmp_path):
     outside.write("suite/test_a.py", ONE)
     run(outside, outside.path / "suite", "--update-baselines", "--aorta-launches=2").assert_outcomes(passed=1)
