@@ -19,7 +19,7 @@ from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
-from pytest_aorta.session.record import Side, finding_groups, finding_text
+from pytest_aorta.session.record import Side, TestRecord, finding_groups, finding_text
 from pytest_aorta.verdict.metrics import middle_of
 from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -110,7 +110,14 @@ def findings(tests: Sequence[Test]) -> Iterator[Finding]:
             late = next(((one.suspect, case.candidate) for one, case in pairs if one.suspect is not None), (None, ()))
             lags = [launch.facts.rank_lag_ms for launch in late[1]]
             waits = [max(0.0, median(rank)) for rank in zip(*lags, strict=True)]
-            yield Finding(index, record.nodeid + record.attempt_label, text, record.notes, late[0], waits)
+            yield Finding(index, record.nodeid + record.attempt_label, text, _causes(record, text), late[0], waits)
+
+
+def _causes(record: TestRecord, shown: str) -> list[str]:
+    """Return what explains each finding of a test and is not ``shown``, the worst first, then the notes."""
+    found = [row for row in sorted(record.verdicts, key=_severity) if row.is_finding]
+    explained = [row for row in found if row.detail and row.detail not in shown]
+    return [*(brief(f"{row.metric}: {row.detail}", MAX_FINDING) for row in explained), *record.notes]
 
 
 def notable(test: Test) -> list[tuple[Outcome, list[str]]]:

@@ -77,6 +77,23 @@ def test_page_begins_with_the_failure_its_causes_and_the_wait_for_each_rank():
     ]
 
 
+def test_page_begins_with_what_explains_each_finding_before_a_hint():
+    rows = (
+        make_verdict(Outcome.INCONCLUSIVE, detail="rank 1 is late"),
+        make_verdict(Outcome.REGRESSION, metric="host_copies", detail="+ aten::_local_scalar_dense x 1"),
+        make_verdict(Outcome.PASS, metric="operators", detail="+ aten::item x 1"),
+        make_verdict(Outcome.MISSING, metric="flops", detail="no baseline"),
+    )
+    test = make_test("a::b", "failed", Case("c", rows), failure="Missing: no baseline")
+    comparison = Comparison("a::b::c", rows=rows, notes=("--aorta-locate launches once more",))
+    (found,) = findings([replace(test, record=test.record.replace(comparisons=(comparison,)))])
+    assert found.causes == [
+        "host_copies: + aten::_local_scalar_dense x 1",
+        "step_time_p50: rank 1 is late",
+        "--aorta-locate launches once more",
+    ]
+
+
 def measured(**changes) -> Launch:
     result = make_result([[10.0, 11.0]], provenance=make_provenance(**changes))
     return Launch(1, result, launch_facts(result))
