@@ -195,7 +195,7 @@ class StoredComparison(_Comparison):
     def _undecided(self, row: Row, num_launches: int) -> str:
         remedy = self.undecidable(row.metric, row.tolerance)
         if remedy is None and len(row.others) < MIN_LAUNCHES:
-            remedy = f"only {counted(len(row.others), 'launch')} in the center; record more with {RESET}"
+            remedy = f"the baseline has only {counted(len(row.others), 'launch')}; record more with {RESET}"
         early = "further launches could not decide" if num_launches < last_look(self.max_launches) else ""
         return "; ".join(filter(None, [early, remedy]))
 

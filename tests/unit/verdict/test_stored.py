@@ -51,7 +51,7 @@ def test_undecided_verdict_of_a_small_baseline_says_to_record_more():
     few = make_baseline(launches=stored(*launches_near(10.0, 4)))
     row = check(*launches_near(10.6, 3, deviation=0.2), baseline=few)["step_time_p50"]
     assert row.outcome is Outcome.INCONCLUSIVE
-    assert row.reason == "only 4 launches in the center; record more with --update-baselines --aorta-record=replace"
+    assert row.reason == "the baseline has only 4 launches; record more with --update-baselines --aorta-record=replace"
 
 
 def test_center_is_the_median_of_the_center_launches_alone():
