@@ -449,12 +449,15 @@ def _write_settings(root: Path, found: Path | None, target: _Target | None) -> s
         return _written(root, root / "pytest.ini", text)
     # TOML has no text without quotes.
     launcher, folder = ('"forkserver"', '"results"') if found.suffix == ".toml" else ("forkserver", "results")
-    return (
-        f"kept {found.name}, which has settings of pytest; add aorta_launcher = {launcher} there to start ranks "
-        f"faster, and aorta_results = {folder} to keep logs and results"
-        + f"; and --ignore={collected} to addopts, since pytest would collect the script"
-        * bool(collected)
-    )
+    advice = {
+        "aorta_launcher": f"add aorta_launcher = {launcher} there to start ranks faster",
+        "aorta_results": f"add aorta_results = {folder} there to keep logs and results",
+    }
+    lines = found.read_text(encoding="utf-8", errors="replace").splitlines()
+    lacking = [how for key, how in advice.items() if not any(line.startswith(key) for line in lines)]
+    if collected:
+        lacking.append(f"add --ignore={collected} to addopts, since pytest would collect the script")
+    return "; ".join([f"kept {found.name}, which has settings of pytest", *lacking])
 
 
 def _write_ignored(root: Path) -> str:

@@ -273,6 +273,13 @@ def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, 
     ) in capsys.readouterr().out
 
 
+def test_settings_that_an_earlier_init_has_written_are_not_asked_for_again(folder, capsys):
+    assert main(["init"]) == 0
+    capsys.readouterr()
+    assert main(["init", "train.py"]) == 0
+    assert "kept pytest.ini, which has settings of pytest\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("name", "text"), [("pyproject.toml", "[project]\n"), ("setup.cfg", "[metadata]\n")])
 def test_files_without_settings_of_pytest_do_not_count(folder, name, text):
     (folder / name).write_text(text)
