@@ -41,6 +41,7 @@ autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 
+smartquotes = False  # quotes are of code, such as 'all'
 highlight_language = "none"  # a block without a language is output
 html_theme = "furo"  # light or dark, as the reader's system is set
 html_title = "pytest-aorta"
