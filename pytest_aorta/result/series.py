@@ -30,6 +30,8 @@ _MOST_VALUES = 2048
 # Hex digits that are kept of a rank's hash of all parameters, and of the hash of one parameter on all ranks. They only
 # name what differs: the complete hashes are compared.
 _OF_RANK, _OF_PARAMETER = 8, 4
+# In place of the digits, where a rank has hashed no weights in a step. A rank without gradients does differ.
+_NO_HASH = "f" * _OF_RANK
 _OfRank: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 _MOST_PARAMETERS = 2000
 _MOST_NAMED = 3
@@ -187,7 +189,7 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
         p50_ms=float(f"{median(times[0]):.6g}") if times[0] else None,
         loss=_thinned([rank.loss for rank in ranks]),
         grad_norm=_thinned([rank.grad_norm for rank in ranks]),
-        weights=_begins_by_rank([weights.hashes for weights in held]),
+        weights=_begins_by_rank([weights.hashes for weights in held], _NO_HASH),
         parameters={step: "".join(_begins(held, names, step)) for step in sorted(steps, key=int)},
         gradients=_begins_by_rank([rank.gradients for rank in ranks]),
         names=names,
@@ -195,9 +197,9 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
     )
 
 
-def _begins_by_rank(ranks: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+def _begins_by_rank(ranks: Sequence[Mapping[str, str]], absent: str = "0" * _OF_RANK) -> dict[str, list[str]]:
     steps = sorted({step for rank in ranks for step in rank}, key=int)
-    return {step: [rank.get(step, "0" * _OF_RANK)[:_OF_RANK] for rank in ranks] for step in steps}
+    return {step: [rank.get(step, absent)[:_OF_RANK] for rank in ranks] for step in steps}
 
 
 def _begins(held: Sequence[LocalWeights], names: Sequence[str], step: str) -> list[str]:
@@ -282,9 +284,10 @@ def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFac
 
 
 def _other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], step: str) -> str:
-    """Return the ranks whose hashes of a step differ; empty if none do, or if a side lacks the step."""
+    """Return the ranks whose hashes of a step differ; empty if none do. A hash that a side lacks is not compared."""
     of_ranks = [side.get(step, []) for side in (here, there)]
-    ranks = [rank for rank, (one, two) in enumerate(zip(*of_ranks, strict=False)) if one != two]
+    pairs = enumerate(zip(*of_ranks, strict=False))
+    ranks = [rank for rank, (one, two) in pairs if one != two and _NO_HASH not in (one, two)]
     if len(ranks) == len(of_ranks[0]) > 1:
         return "all ranks"
     return f"rank {', '.join(map(str, ranks))}" if ranks else ""

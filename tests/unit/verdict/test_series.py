@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.series import LocalWeights, Series, described, diverged, joined_hashes, series_facts
+from pytest_aorta.result.series import (
+    LocalWeights,
+    Series,
+    described,
+    diverged,
+    first_other_weights,
+    joined_hashes,
+    series_facts,
+)
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import make_baseline, make_facts, stored
@@ -51,6 +59,16 @@ def test_first_other_bit_names_step_optimizer_and_ranks():
     assert (row.value, row.baseline) == (0.2500001, 0.25)
     assert judged(there, there, there).detail == "4 steps, bit for bit"
     assert {str(judged(side, there, there).tolerance) for side in (here, there)} == {"exact"}
+
+
+def test_rank_with_more_steps_does_not_differ_where_one_launch_hashed_only_the_last_step_of_another_rank():
+    short, long = {"2": "0", "3": "0"}, {"2": "0", "4": "0"}
+    plain = launch(series(weights=short), series(weights=long))
+    every, other = (launch(series(weights=short), series(weights={**long, "3": "0", "4": last})) for last in "01")
+    assert not first_other_weights(every.series, plain.series)
+    assert "differ after step 4 on rank 1, and are equal after step 3" in first_other_weights(
+        other.series, plain.series
+    )
 
 
 def two_optimizers(bad: str, turns: tuple[list[int], list[int]]) -> LaunchFacts:
