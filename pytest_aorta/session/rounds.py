@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from pytest_aorta.common.errors import AortaError, WorkloadFailed
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
@@ -212,7 +213,7 @@ def _severity(row: Verdict) -> tuple[int, float]:
 def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
     parts = [f"{comparison.workload} on {comparison.platform}"]
     if launches := comparison.facts(Side.CANDIDATE):
-        parts.append(f"{launches[-1].num_steps} steps")
+        parts.append(counted(launches[-1].num_steps, "step"))
     if rows and rows[0].launches > 1:
         parts.append(f"{rows[0].launches} launches")
     if rows and rows[0].low is not None and rows[0].high is not None:
