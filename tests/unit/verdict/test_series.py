@@ -62,9 +62,9 @@ def test_first_other_bit_names_step_optimizer_and_ranks():
 
 
 def test_rank_with_more_steps_does_not_differ_where_one_launch_hashed_only_the_last_step_of_another_rank():
-    short, long = {"2": "0", "3": "0"}, {"2": "0", "4": "0"}
+    short, long = {"2": "1", "3": "1"}, {"2": "1", "4": "1"}
     plain = launch(series(weights=short), series(weights=long))
-    every, other = (launch(series(weights=short), series(weights={**long, "3": "0", "4": last})) for last in "01")
+    every, other = (launch(series(weights=short), series(weights={**long, "3": "1", "4": last})) for last in "12")
     assert not first_other_weights(every.series, plain.series)
     assert "differ after step 4 on rank 1, and are equal after step 3" in first_other_weights(
         other.series, plain.series
