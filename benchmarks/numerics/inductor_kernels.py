@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from aorta_workloads.common.faults import _flip
+from aorta_workloads.common.faults import flip
 from aorta_workloads.common.gradients import own_shard
 from aorta_workloads.llama_simple_fsdp import LlamaSimpleFsdpWorkload
 from torch._inductor.codecache import PyCodeCache
@@ -61,7 +61,7 @@ class Kernels:
                 before = [tensor.clone() for tensor in tensors]
                 kernel(*args)
                 written = [tensor for tensor, old in zip(tensors, before, strict=True) if not torch.equal(tensor, old)]
-                _flip([random.Random(self._chosen).choice(written)], is_nan=False)
+                flip([random.Random(self._chosen).choice(written)], is_nan=False)
 
         return run
 

@@ -7,12 +7,12 @@ nor mentions a user, links an issue or an address, or runs a quick action of Git
 
 import html
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.data import provenance_values
 from pytest_aorta.session.record import Side, TestRecord, finding_groups, totals
+from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
@@ -60,8 +60,10 @@ def markdown(
     failed = [record for record in records if record.has_failed]
     left -= len(table.encode())
     evidence = min(_MAX_EVIDENCE, left // _MAX_FAILURES)
-    commands = (reproducing_command(argument_of(record.nodeid), repeated) for record in failed)
-    shown = (_failure(record, how, evidence) for record, how in zip(failed[:_MAX_FAILURES], commands, strict=False))
+    shown = (
+        _failure(record, Repeated(argument_of(record.nodeid), repeated).command(), evidence)
+        for record in failed[:_MAX_FAILURES]
+    )
     return head + table + _limited(shown, left, "failures", len(failed) - _MAX_FAILURES) + foot
 
 
@@ -87,11 +89,6 @@ def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> st
         return f"{_FAILED} pytest-aorta: {failed} of {tests} failed{notes}"
     symbol = _FAILED if hidden else _WARNING if notes or not passed else _PASSED
     return f"{symbol} pytest-aorta: {passed} of {tests} passed{notes}"
-
-
-def reproducing_command(test: str, repeated: Sequence[str]) -> str:
-    """Return the command, quoted for a shell, that runs one test with the options of this run."""
-    return shlex.join(["pytest", test, *repeated])
 
 
 def escaped(text: str) -> str:

@@ -159,7 +159,7 @@ class OperatorCapture(TorchDispatchMode):
             has_outputs = str(func) not in WITHOUT_DEFINED_OUTPUT
             outputs = [_sums(tensor) for tensor in written if has_outputs]
             # Attention without dropout draws nothing.
-            drawn_from = "" if state == _random_state(func, args, kwargs) else state
+            drawn_from = state if state and state != _random_state(func, args, kwargs) else ""
         if inputs or outputs:
             phase, place = self._place()
             names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))

@@ -162,11 +162,11 @@ class BitFlip(TorchDispatchMode):
         named = list(zip(func._schema.arguments, args, strict=False))
         if is_chosen and self._of_input:
             # The arguments of collectives begin with the tensors that they overwrite, which are skipped.
-            _flip(_leaves([value for argument, value in named if not argument.name.startswith("out")]), is_nan=False)
+            flip(_leaves([value for argument, value in named if not argument.name.startswith("out")]), is_nan=False)
         result = func(*args, **kwargs)
         if is_chosen and not self._of_input:
             in_place = [value for argument, value in named if argument.alias_info and argument.alias_info.is_write]
-            _flip(_leaves((in_place, result)), is_nan=self._is_nan)
+            flip(_leaves((in_place, result)), is_nan=self._is_nan)
         return result
 
 
@@ -177,7 +177,7 @@ def _leaves(nested: Any) -> list[Any]:
     return found
 
 
-def _flip(values: Iterable[Any], *, is_nan: bool) -> None:
+def flip(values: Iterable[Any], *, is_nan: bool) -> None:
     """Flip a bit in the first tensor of floating-point numbers, else of integers, or make the element NaN."""
     tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dtype in _BITS and value.numel()]
     if not tensors:

@@ -18,10 +18,10 @@ from pytest_aorta.report.markdown import (
     headline,
     markdown,
     preformatted,
-    reproducing_command,
 )
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import RETRIED, Comparison, Side, TestRecord
+from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import compared, make_facts, make_record, make_verdict, ran, replace
 
@@ -137,7 +137,7 @@ def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.lists(st.text(max_size=20), max_size=3))
 def test_command_is_quoted_for_a_shell(nodeid, repeated):
-    assert shlex.split(reproducing_command(nodeid, repeated)) == ["pytest", nodeid, *repeated]
+    assert shlex.split(Repeated(nodeid, repeated).command()) == ["pytest", nodeid, *repeated]
 
 
 @given(TEXTS, TEXTS, TEXTS)
