@@ -206,15 +206,19 @@ def test_run_folder_of_another_user_is_refused(plan):
 
 def judged(plan: LaunchPlan, *verdicts: LaunchOutcome | None, silent_s: float = 11.0) -> tuple[Any, Any, str]:
     """Return the coordinator's judgement of nodes with these verdicts; a node without one is silent."""
-    coordinator = Coordinator(plan, -1)
-    for node, verdict in zip(coordinator.nodes, verdicts, strict=True):
-        write(node.folder, Hello(f"host{node.number}", {}))
-        node.look(10)
-        if verdict:
-            write(node.folder, verdict)
-        node.pulse._since_s -= silent_s
-        node.look(10)
-    return coordinator.judgement()
+    # On a busy machine, tenths of a second would pass between the nodes.
+    now_s = time.monotonic()
+    with pytest.MonkeyPatch.context() as clock:
+        clock.setattr(nodes.time, "monotonic", lambda: now_s)
+        coordinator = Coordinator(plan, -1)
+        for node, verdict in zip(coordinator.nodes, verdicts, strict=True):
+            write(node.folder, Hello(f"host{node.number}", {}))
+            node.look(10)
+            if verdict:
+                write(node.folder, verdict)
+            node.pulse._since_s -= silent_s
+            node.look(10)
+        return coordinator.judgement()
 
 
 GUARD_LOST = LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 1.0)
