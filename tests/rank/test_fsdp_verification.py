@@ -186,21 +186,14 @@ def changed(world, change, layer=0):
     return chunks
 
 
-@pytest.mark.parametrize(
-    ("layer", "received", "cause"),
-    [
-        (0, lambda world: changed(world, lambda row, _: torch.cat([row[:2].flip(0), row[2:]])), "permuted: the right"),
-        (
-            0,
-            lambda world: changed(world, lambda row, _: torch.cat([row[:2] + torch.tensor([1, -1]), row[2:]])),
-            "the sum is right, so the values may be at wrong positions",
-        ),
-        (0, lambda world: changed(world, lambda row, all_rows: all_rows[2] + 5 * torch.eye(SHARD_SIZE)[7]), "unknown"),
-        (2, lambda world: world.full(WARMUP, 0).view(WORLD_SIZE, -1), "the data of layer 0"),
-        (0, lambda world: world.full(WARMUP + 1, 0).view(WORLD_SIZE, -1), "too new: overwritten with the data of the"),
-    ],
-    ids=["exchanged", "right sum", "contradicting sum", "another layer", "next iteration"],
-)
+@pytest.mark.parametrize(("layer", "received", "cause"), [
+    (0, lambda world: changed(world, lambda row, _: torch.cat([row[:2].flip(0), row[2:]])), "permuted: the right"),
+    (0, lambda world: changed(world, lambda row, _: torch.cat([row[:2] + torch.tensor([1, -1]), row[2:]])),
+     "the sum is right, so the values may be at wrong positions"),
+    (0, lambda world: changed(world, lambda row, all_rows: all_rows[2] + 5 * torch.eye(SHARD_SIZE)[7]), "unknown"),
+    (2, lambda world: world.full(WARMUP, 0).view(WORLD_SIZE, -1), "the data of layer 0"),
+    (0, lambda world: world.full(WARMUP + 1, 0).view(WORLD_SIZE, -1), "too new: overwritten with the data of the"),
+], ids=["exchanged", "right sum", "contradicting sum", "another layer", "next iteration"])  # fmt: skip
 def test_the_cause_follows_from_all_values_that_were_recorded(layer, received, cause):
     world = OneRank(0, FaultSpec(), torch.float32)
     world.verification.check_gathered(WARMUP, layer, "forward", received(world))

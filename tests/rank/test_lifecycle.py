@@ -49,16 +49,12 @@ def folder(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize(
-    ("returned", "error", "message"),
-    [
-        ("None", TypeError, r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"),
-        (RESULT.format("torch.ones(1)"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got "),
-        (RESULT.format("None"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got null"),
-        (RESULT.format("[math.nan]"), ValueError, r"a number that is not finite: step_times_ms\.0 = nan$"),
-    ],
-    ids=["nothing", "a tensor", "no times", "NaN"],
-)
+@pytest.mark.parametrize(("returned", "error", "message"), [
+    ("None", TypeError, r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"),
+    (RESULT.format("torch.ones(1)"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got "),
+    (RESULT.format("None"), TypeError, r"^the result of Forgetful\.run\(\): \$\.step_times_ms: got null"),
+    (RESULT.format("[math.nan]"), ValueError, r"a number that is not finite: step_times_ms\.0 = nan$"),
+], ids=["nothing", "a tensor", "no times", "NaN"])  # fmt: skip
 def test_wrong_result_names_the_class_or_the_field(folder, tmp_path, monkeypatch, returned, error, message):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
     own = tmp_path / "forgetful"

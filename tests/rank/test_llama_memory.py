@@ -23,15 +23,9 @@ from tests.rank.settings import default_config, make_settings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SMALL = {
-    "dim": 128,
-    "n_layers": 4,
-    "n_kv_heads": 4,
-    "ffn_hidden": 384,
-    "seq_len": 256,
-    "steps": 1,
-    "warmup": 1,
+    "dim": 128, "n_layers": 4, "n_kv_heads": 4, "ffn_hidden": 384, "seq_len": 256, "steps": 1, "warmup": 1,
     "profile_steps": 0,
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -83,17 +77,13 @@ def make_step(**changes):
     return StepMemory(**facts | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "more"),
-    [
-        ({"keeps_gradients": True}, "none", 40),
-        ({"num_in_flight": 3}, "none", 2 * 4001),
-        ({"kept_by": frozenset(["none"])}, "none", 4 * 10),
-        ({"kept_by": frozenset(["none"])}, "full", 0),
-        ({"embedding": Unit(10, 2000, 4000)}, "full", 2 * 6000 - (20 + 40 + 100 + 4) + 30),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("changes", "kind", "more"), [
+    ({"keeps_gradients": True}, "none", 40),
+    ({"num_in_flight": 3}, "none", 2 * 4001),
+    ({"kept_by": frozenset(["none"])}, "none", 4 * 10),
+    ({"kept_by": frozenset(["none"])}, "full", 0),
+    ({"embedding": Unit(10, 2000, 4000)}, "full", 2 * 6000 - (20 + 40 + 100 + 4) + 30),
+], ids=str)  # fmt: skip
 def test_the_peak_counts_each_part_of_a_step(changes, kind, more):
     # Shards and two moments, batches, inputs; activations; gathered blocks, the gathered head twice; the loss.
     kept = make_step().by_kind[kind].kept

@@ -11,15 +11,9 @@ from aorta_workloads.models.config import ModelConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEBUG = {
-    "dim": 64,
-    "n_layers": 2,
-    "n_heads": 4,
-    "n_kv_heads": 2,
-    "ffn_hidden": 192,
-    "vocab_size": 256,
-    "rope_theta": 500000.0,
-    "norm_eps": 1e-5,
-}
+    "dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "ffn_hidden": 192, "vocab_size": 256,
+    "rope_theta": 500000.0, "norm_eps": 1e-5,
+}  # fmt: skip
 LLAMA_3 = {"n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0, "norm_eps": 1e-5}
 
 

@@ -273,29 +273,16 @@ def _at_9(step: int, model: Net, _optimizer: object) -> object:
     return step == 9 and model.bias.grad.fill_(math.nan)
 
 
-@pytest.mark.parametrize(
-    ("planted", "found", "every"),
-    [
-        # A slow machine looks at the parameters more often.
-        (_at_9, "(loss of rank 1 is nan first in step 10 of 12|parameter bias of rank 1 .* after step 9); ", False),
-        (_at_9, "parameter bias of rank 1 is NaN or infinite first after step 9; ", True),
-        (
-            lambda step, model, _: step == 12 and model.bias.grad.fill_(math.nan),
-            "parameter bias of rank 1 is NaN or infinite first after step 12; ",
-            False,
-        ),
-        (
-            lambda step, model, _: (
-                torch.nn.utils.clip_grad_norm_([model.bias], 1.0)
-                and step == 5
-                and (model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0))
-            ),
-            "gradient norm of rank 1 is inf first in step 5 of 12; ",
-            True,
-        ),
-    ],
-    ids=["loss", "every step", "last step", "norm"],
-)
+@pytest.mark.parametrize(("planted", "found", "every"), [
+    # A slow machine looks at the parameters more often.
+    (_at_9, "(loss of rank 1 is nan first in step 10 of 12|parameter bias of rank 1 .* after step 9); ", False),
+    (_at_9, "parameter bias of rank 1 is NaN or infinite first after step 9; ", True),
+    (lambda step, model, _: step == 12 and model.bias.grad.fill_(math.nan),
+     "parameter bias of rank 1 is NaN or infinite first after step 12; ", False),
+    (lambda step, model, _: torch.nn.utils.clip_grad_norm_([model.bias], 1.0) and step == 5 and (
+        model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0)),
+     "gradient norm of rank 1 is inf first in step 5 of 12; ", True),
+], ids=["loss", "every step", "last step", "norm"])  # fmt: skip
 def test_value_that_is_not_finite_names_the_step(
     recorder: Recorder, planted: Callable[..., object], found: str, every: bool
 ) -> None:
@@ -318,14 +305,10 @@ def test_script_may_record_its_steps_itself_unless_both_were_asked_for(recorder:
     del kept
 
 
-@pytest.mark.parametrize(
-    ("script", "cause"),
-    [
-        (lambda: train(2), "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps"),
-        (lambda: torch.optim.SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
-    ],
-    ids=["fewer than the warm-up", "no step"],
-)
+@pytest.mark.parametrize(("script", "cause"), [
+    (lambda: train(2), "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps"),
+    (lambda: torch.optim.SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
+], ids=["fewer than the warm-up", "no step"])  # fmt: skip
 def test_cause_of_no_step_is_named(recorder: Recorder, script: Callable[[], object], cause: str) -> None:
     kept = script()
     with pytest.raises(RuntimeError, match=f"^the script recorded no step: .*{cause}"):
@@ -427,16 +410,12 @@ def test_no_scope_of_an_iteration_is_entered_under_one_profiler_and_left_under_a
     recorder.result()
 
 
-@pytest.mark.parametrize(
-    ("wait", "costs", "overlap"),
-    [
-        (1, "in its warm-up steps, and torch has one profiler per thread", ""),
-        (2, "in its warm-up steps, which ended the count of costs", ""),
-        (24, "", "the script runs torch.profiler itself, which ended the profile of its steps"),
-        (40, "", ""),
-    ],
-    ids=["before the counted step", "in the counted step", "in a profiled step", "after them"],
-)
+@pytest.mark.parametrize(("wait", "costs", "overlap"), [
+    (1, "in its warm-up steps, and torch has one profiler per thread", ""),
+    (2, "in its warm-up steps, which ended the count of costs", ""),
+    (24, "", "the script runs torch.profiler itself, which ended the profile of its steps"),
+    (40, "", ""),
+], ids=["before the counted step", "in the counted step", "in a profiled step", "after them"])  # fmt: skip
 def test_profiler_of_the_script_ends_that_of_the_recorder(
     recorder: Recorder, wait: int, costs: str, overlap: str
 ) -> None:

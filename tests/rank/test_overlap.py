@@ -334,18 +334,12 @@ def test_without_profiled_steps_one_step_runs_to_count_its_costs(group):
 CONVOLVED = torch.ones(2, 3, 8, 8), torch.ones(5, 3, 3, 3, requires_grad=True)
 
 
-@pytest.mark.parametrize(
-    ("step", "flops"),
-    [
-        (lambda: torch.ones(2, 3) @ torch.ones(3, 4), {"aten::mm": 48}),
-        (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)), {"aten::addmm": 48}),
-        (
-            lambda: torch.nn.functional.conv2d(*CONVOLVED, stride=2, padding=1).sum().backward(),
-            {"aten::convolution": 8640, "aten::convolution_backward": 8640},
-        ),
-    ],
-    ids=["product", "with a bias", "convolution and the gradient of its weight"],
-)
+@pytest.mark.parametrize(("step", "flops"), [
+    (lambda: torch.ones(2, 3) @ torch.ones(3, 4), {"aten::mm": 48}),
+    (lambda: torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)), {"aten::addmm": 48}),
+    (lambda: torch.nn.functional.conv2d(*CONVOLVED, stride=2, padding=1).sum().backward(),
+     {"aten::convolution": 8640, "aten::convolution_backward": 8640}),
+], ids=["product", "with a bias", "convolution and the gradient of its weight"])  # fmt: skip
 def test_flops_are_those_of_torch_s_formulas(step, flops):
     with FlopCounterMode(display=False) as counter:
         step()

@@ -137,17 +137,13 @@ def test_a_range_is_a_bucket_each_and_a_plus_joins():
 
 
 MISFITS = {
-    "unknown": (
-        ["tok_embeddings", "layers.[0-5]", "norm+output"],
-        r"no modules \['layers.2', .*'layers.5'\]; .*tok_embeddings",
-    ),
+    "unknown": (["tok_embeddings", "layers.[0-5]", "norm+output"],
+        r"no modules \['layers.2', .*'layers.5'\]; .*tok_embeddings"),
     "left out": (["tok_embeddings", "layers.[0-1]", "norm"], r"in no group are \['output.weight'\]"),
-    "twice": (
-        ["tok_embeddings", "layers", "norm+output", "layers.0.ffn_norm"],
-        r"more than one .*\['layers.0.ffn_norm.weight'",
-    ),
+    "twice": (["tok_embeddings", "layers", "norm+output", "layers.0.ffn_norm"],
+        r"more than one .*\['layers.0.ffn_norm.weight'"),
     "empty range": (["layers.[1-0]"], "empty range"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("groups", "message"), MISFITS.values(), ids=MISFITS)
@@ -557,18 +553,12 @@ HEADS, HEAD_SUMS = sized(2, 4, 64, 32), sized(2, 4, 64)
 LENGTHS, EVERY = (None, None, 64, 64), (2 * 4 * 64 * 64 * 32) * 2
 COUNTED |= {
     aten._flash_attention_forward.default: ((*[HEADS] * 3, *LENGTHS, 0.0, True, False), (HEADS, HEAD_SUMS), 2 * EVERY),
-    aten._flash_attention_backward.default: (
-        (*[HEADS] * 5, HEAD_SUMS, *LENGTHS, 0.0, True, sized(), sized()),
-        (HEADS,) * 3,
-        5 * EVERY,
-    ),
+    aten._flash_attention_backward.default: ((*[HEADS] * 5, HEAD_SUMS, *LENGTHS, 0.0, True, sized(), sized()),
+        (HEADS,) * 3, 5 * EVERY),
     aten._efficient_attention_forward.default: ((*[HEADS] * 3, None, *LENGTHS, 0.0, 1), (HEADS, HEAD_SUMS), 2 * EVERY),
     aten._efficient_attention_backward.default: (
-        (*[HEADS] * 4, None, HEADS, *LENGTHS, HEAD_SUMS, 0.0, sized(), sized(), 1, False),
-        (HEADS,) * 3,
-        5 * EVERY,
-    ),
-}
+        (*[HEADS] * 4, None, HEADS, *LENGTHS, HEAD_SUMS, 0.0, sized(), sized(), 1, False), (HEADS,) * 3, 5 * EVERY),
+}  # fmt: skip
 # Torch has counted these two since 2.13.
 COUNTED |= {
     target: (arguments, result, flops)

@@ -14,18 +14,9 @@ from pytest_aorta.worker.layout import Axis, Grid
 from pytest_aorta.worker.weight_hash import LocalShard, hash_optimizer, hash_parameters, hash_shards, tensor_sums
 
 DTYPES = [
-    torch.bfloat16,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-]
+    torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8,
+    torch.int16, torch.int32, torch.int64, torch.bool,
+]  # fmt: skip
 # On a shared host, a slow example is not a failure.
 settings.register_profile("shared-host", deadline=None)
 settings.load_profile("shared-host")

@@ -3,15 +3,9 @@
 from typing import Any
 
 _REASONS = (
-    "GpuIdle",
-    "ApplicationsClocksSetting",
-    "SwPowerCap",
-    "HwSlowdown",
-    "SyncBoost",
-    "SwThermalSlowdown",
-    "HwThermalSlowdown",
-    "HwPowerBrakeSlowdown",
-)
+    "GpuIdle", "ApplicationsClocksSetting", "SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown",
+    "HwThermalSlowdown", "HwPowerBrakeSlowdown",
+)  # fmt: skip
 HOT_BITS = 1 << _REASONS.index("HwThermalSlowdown")
 
 

@@ -13,17 +13,12 @@ aorta: 1 test OK, 2 metrics unchanged
 """
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [
-        PRINTED,
-        "...",
-        "...\naorta: 1 test OK, 2 metrics unchanged\n...",
-        "===== test session starts =====\n...\none num_parameters 131,392 131,392 - exact 1 pass\n...",
-        "...\ncollected 1 item\n...\n===== 1 passed in 3.20s =====",
-        "...\none num_...meters 131,392 131,392 - exact 1 pass\naorta: 1 test OK, 2 metrics unchanged\n...",
-    ],
-)
+@pytest.mark.parametrize("shown", [
+    PRINTED, "...", "...\naorta: 1 test OK, 2 metrics unchanged\n...",
+    "===== test session starts =====\n...\none num_parameters 131,392 131,392 - exact 1 pass\n...",
+    "...\ncollected 1 item\n...\n===== 1 passed in 3.20s =====",
+    "...\none num_...meters 131,392 131,392 - exact 1 pass\naorta: 1 test OK, 2 metrics unchanged\n...",
+])  # fmt: skip
 def test_transcript_of_what_was_printed_has_no_difference(shown):
     assert difference(shown, PRINTED) is None
 

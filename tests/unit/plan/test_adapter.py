@@ -88,18 +88,14 @@ def test_match_that_is_no_number_is_reported():
         log_records(PATTERN, "step 1: loss abc in 1 ms", "x")
 
 
-@pytest.mark.parametrize(
-    ("adapter", "read", "times", "clock"),
-    [
-        (LOGGED, records({"step_time_ms": 9.0}), [9.0], "logged step_time_ms"),
-        (Adapter("log", "(?P<step>)(?P<step_time_s>)"), records({"step_time_s": 0.5}), [500.0], "logged step_time_s"),
-        (BY_TOKENS, records({"tokens_per_s": 4096.0}, {"tokens_per_s": 1024.0}), [500.0, 2000.0],
-         "logged tokens_per_s"),
-        (BY_MOMENTS, records({"moment": 1.0}, {"moment": 1.5}, {"moment": 2.25}), [500.0, 750.0], "moments of logging"),
-        (replace(LOGGED, every=10), records({"step_time_ms": 3.0}, {"step_time_ms": 4.0}, first=10, stride=10),
-         [3.0, 4.0], "logged step_time_ms"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("adapter", "read", "times", "clock"), [
+    (LOGGED, records({"step_time_ms": 9.0}), [9.0], "logged step_time_ms"),
+    (Adapter("log", "(?P<step>)(?P<step_time_s>)"), records({"step_time_s": 0.5}), [500.0], "logged step_time_s"),
+    (BY_TOKENS, records({"tokens_per_s": 4096.0}, {"tokens_per_s": 1024.0}), [500.0, 2000.0], "logged tokens_per_s"),
+    (BY_MOMENTS, records({"moment": 1.0}, {"moment": 1.5}, {"moment": 2.25}), [500.0, 750.0], "moments of logging"),
+    (replace(LOGGED, every=10), records({"step_time_ms": 3.0}, {"step_time_ms": 4.0}, first=10, stride=10),
+     [3.0, 4.0], "logged step_time_ms"),
+])  # fmt: skip
 def test_step_times_come_from_the_best_quantity_that_is_logged(adapter, read, times, clock):
     found = adapted(adapter, read, "x")
     assert (found.step_times_ms, found.environment["step_clock"]) == (times, clock)

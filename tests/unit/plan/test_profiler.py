@@ -15,15 +15,11 @@ from pytest_aorta.plan.options import LauncherKind, ProfilerSchedule
 from tests.unit.builders import make_plan
 
 
-@pytest.mark.parametrize(
-    ("profiler", "first", "others"),
-    [
-        ("nsys", ["nsys", "profile", "--output={}/nsys"],
-         {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"}),
-        ("rocprofv3", ["rocprofv3"], {"-d", "{}/rocprofv3", "--"}),
-        ("torch", [], set()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("profiler", "first", "others"), [
+    ("nsys", ["nsys", "profile", "--output={}/nsys"], {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"}),
+    ("rocprofv3", ["rocprofv3"], {"-d", "{}/rocprofv3", "--"}),
+    ("torch", [], set()),
+])  # fmt: skip
 def test_wrapper_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path, profiler, first, others):
     bare, command = agent_command(make_plan(tmp_path)), agent_command(make_plan(tmp_path, profiler=profiler))
     before = command[: -len(bare)]

@@ -288,14 +288,10 @@ def test_own_workload_is_the_commits_with_the_keys_that_the_commit_has(opener, p
     assert request.config == config | {"environment": {}}
 
 
-@pytest.mark.parametrize(
-    ("yaml", "config", "message"),
-    [
-        (toy_yaml("speed"), {"speed": "slow"}, r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are"),
-        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is one of .*"),
-    ],
-    ids=["key", "value"],
-)
+@pytest.mark.parametrize(("yaml", "config", "message"), [
+    (toy_yaml("speed"), {"speed": "slow"}, r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are"),
+    (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is one of .*"),
+], ids=["key", "value"])  # fmt: skip
 def test_config_that_the_commit_does_not_know_is_reported(opener, project, yaml, config, message):
     write(project / "workloads/toy/default.yaml", yaml)
     with pytest.raises(SpecError, match=message):

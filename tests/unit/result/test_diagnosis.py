@@ -20,6 +20,7 @@ from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, wri
 Files = dict[str, str | bytes]
 NOTHING: Files = {}
 DONE: Files = {"result.json": json.dumps(rank_values())}
+STARTED: Files = {"pid": "7"}
 SUSPENDED: Files = {"suspended": ""}
 TIMED_OUT = "Timed out waiting 800ms for recv operation to complete"
 PEER_CLOSED = "Connection closed by peer"
@@ -87,6 +88,10 @@ def log(text: str) -> Files:
     return {"output.log": text}
 
 
+def in_flight(*entries: dict[str, object]) -> Files:
+    return {"collectives.json": json.dumps({"entries": entries or None})}
+
+
 def frames(*places: str) -> str:
     lines = [f'  File "{file}", line 1 in {function}' for file, function in (place.split(":") for place in places)]
     return "\n".join(["Current thread 0x02 (most recent call first):", *lines, ""])
@@ -97,8 +102,14 @@ WAITING_FOR_WORK = frames("lanes.py:wait", "train.py:step")
 IN_BACKWARD = frames("/site/torch/autograd/graph.py:_engine_run_backward", "train.py:step")
 BROADCASTING = frames("/site/torch/nn/parallel/distributed.py:_distributed_broadcast_coalesced", "train.py:step")
 COMPUTING = frames("train.py:tokenize", "train.py:step")
+FATAL = "Fatal Python error: Segmentation fault\n\n"
+DECODING = frames("loader.py:decode", "/lib/python3.11/threading.py:_bootstrap")
 OTHER_THREAD = frames("threading.py:wait").replace("Current thread", "Thread")
 IMPORTING = frames("/v/torch/autograd/__init__.py:<module>", "/v/torch/distributed/rpc/__init__.py:<module>")
+IN_HARNESS = frames(
+    "/p/pytest_aorta/launch/process/last_words.py:<lambda>", "/p/torch/nn/module.py:call", "/home/me/train.py:step",
+    "<frozen runpy>:_run_code", "/p/pytest_aorta/worker/lifecycle.py:run_rank",
+)  # fmt: skip
 LIBRARIES = [f"/lib/python3.11/site-packages/torch/nn/m{number}.py:call" for number in range(9)]
 AT_WAIT = "all_reduce (torch/distributed/distributed_c10d.py:1) < step (train.py:1)"
 AT_COMPUTE = "tokenize (train.py:1) < step (train.py:1)"
@@ -147,50 +158,28 @@ ERRORS = {
     "earliest by nanoseconds": (
         Left({0: raised(1_700_000_000_000_000_002), 1: raised(1_700_000_000_000_000_001, "the cause")}),
         "rank exception: rank 1 failed first: ValueError: the cause",
-        'Traceback (most recent call last):\n  File "train.py", line 3\n',
-        "  then rank 0: ValueError: boom",
-    ),
+        'Traceback (most recent call last):\n  File "train.py", line 3\n', "  then rank 0: ValueError: boom"),
     "exit code after the last step": (
         Left({0: stuck(frames("/torch/a.py:wait"), 31) | RETURNED, 1: entered(31)}, exits={1: 3}),
-        "rank 1 failed first: exit code 3",
-        "  then rank 0: stopped after the last step\n",
-    ),
+        "rank 1 failed first: exit code 3", "  then rank 0: stopped after the last step\n"),
     "rank whose value is NaN first": (
-        Left({
-            0: raised(1, "loss of rank 0 is nan first in step 11 of 30; look", "NotFinite", ""),
-            1: raised(2, "parameter a of rank 1 is NaN or infinite first after step 10; look", "NotFinite", ""),
-        }),
+        Left({0: raised(1, "loss of rank 0 is nan first in step 11 of 30; look", "NotFinite", ""),
+              1: raised(2, "parameter a of rank 1 is NaN or infinite first after step 10; look", "NotFinite", "")}),
         "rank 1 failed first: NotFinite: parameter a of rank 1 is NaN or infinite first after step 10",
-        "\n  then rank 0: NotFinite: loss of rank 0 is nan first in step 11 of 30",
-    ),
+        "\n  then rank 0: NotFinite: loss of rank 0 is nan first in step 11 of 30"),
     "exit code before the errors of its peers": (
         Left({0: lost_peer(1), 1: log("first\nUSDT: profiler_start\nlast words\n")}, exits={1: 3}),
         "rank 1 failed first: exit code 3",
         "\n  | first\n  | last words\n  then rank 0: connection to a peer lost (follows from rank 1)"),
     "killed while torchrun is stopped": (
         Left({0: {"pid": "7"}, 1: {"pid": "8"}}, ended(EndReason.RANK_GONE, -9), exits={1: -9}),
-        "rank 1 failed first: signal SIGKILL",
-        "next: look for rank 1 in dmesg",
-    ),
+        "rank 1 failed first: signal SIGKILL", "next: look for rank 1 in dmesg"),
     "fatal signal of a rank that was still ending": (
-        Left({0: lost_peer(1), 1: stuck(f"Fatal Python error: Segmentation fault\n\n{COMPUTING}", 3)}),
-        "rank 1 failed first: signal SIGSEGV",
-        "  then rank 0: connection to a peer lost (follows from rank 1)",
-    ),
+        Left({0: lost_peer(1), 1: stuck(FATAL + COMPUTING, 3)}),
+        "rank 1 failed first: signal SIGSEGV", "  then rank 0: connection to a peer lost (follows from rank 1)"),
     "fatal signal of another thread": (
-        Left(
-            {
-                1: stuck(
-                    "Fatal Python error: Segmentation fault\n\n"
-                    + frames("loader.py:decode", "/lib/python3.11/threading.py:_bootstrap")
-                    + f"\n{WAITING.replace('Current thread', 'Thread')}",
-                    3,
-                )
-            }
-        ),
-        "signal SIGSEGV",
-        "\n  at decode (loader.py:1)\n",
-    ),
+        Left({1: stuck(f"{FATAL}{DECODING}\n{WAITING.replace('Current thread', 'Thread')}", 3)}),
+        "signal SIGSEGV", "\n  at decode (loader.py:1)\n"),
     "out of memory": (Left({1: raised(5, "CUDA out of memory", "OutOfMemoryError")}),
         "out of memory: rank 1 failed first"),
     "failed after its result": (Left({0: DONE, 1: DONE}, exits={1: 7}), "rank 1 failed first: exit code 7"),
@@ -198,72 +187,43 @@ ERRORS = {
         *(f"  then rank {rank}: ValueError: {'abcdefgh'[rank]}\n" for rank in range(1, 5)),
         "  then ranks 5-7: other errors"),
     "ranks that ended in one way": (
-        Left(
-            {
-                0: raised(2, "layer 1 of 4"),
-                1: raised(1, "layer 1 of 4"),
-                7: raised(2, "layer 7 of 4"),
-                **{rank: lost_peer(3, f"{PEER_CLOSED} [127.0.0.1]:{rank}") for rank in (2, 3, 4)},
-                **{rank: stuck(COMPUTING, rank) for rank in (5, 6)},
-            },
-            exits={8: -6},
-        ),
-        "rank 1 failed first",
-        "  then rank 0: the same error\n",
+        Left({0: raised(2, "layer 1 of 4"), 1: raised(1, "layer 1 of 4"), 7: raised(2, "layer 7 of 4")}
+             | {rank: lost_peer(3, f"{PEER_CLOSED} [127.0.0.1]:{rank}") for rank in (2, 3, 4)}
+             | {rank: stuck(COMPUTING, rank) for rank in (5, 6)}, exits={8: -6}),
+        "rank 1 failed first", "  then rank 0: the same error\n",
         "  then ranks 2-4: connection to a peer lost (follows from rank 1)\n",
-        "  then rank 7: the same error with other numbers\n",
-        "  then rank 8: signal SIGABRT (follows from rank 1)\n",
-        "  then ranks 5, 6: stopped in steps 5 to 6",
-    ),
+        "  then rank 7: the same error with other numbers\n", "  then rank 8: signal SIGABRT (follows from rank 1)\n",
+        "  then ranks 5, 6: stopped in steps 5 to 6"),
     "ended without an error before its peers lost it": (
         Left({0: DONE | entered(5), 1: lost_peer(1, "Connection reset by peer")}),
-        "rank 0 ended without an error in step 5, and then rank 1 failed: RuntimeError: Connection reset by peer",
-    ),
+        "rank 0 ended without an error in step 5, and then rank 1 failed: RuntimeError: Connection reset by peer"),
     "gave up before peers that then lost their connection to it": (Left({0: lost_peer(2, TIMED_OUT), 1: lost_peer(1)}),
         f"rank 0 failed first: RuntimeError: {TIMED_OUT}"),
     "agent was stopping the rank with an exit code": (
-        Left({0: raised(1), 1: {"pid": "8"}}, exits={0: 1, 1: 5}, running=(1,)),
-        "rank 0 failed first",
-    ),
+        Left({0: raised(1), 1: {"pid": "8"}}, exits={0: 1, 1: 5}, running=(1,)), "rank 0 failed first"),
     "lost its pipe to the rank with an exit code": (
         Left({0: raised(1, "EPIPE", "OSError"), 1: {"pid": "8"}}, exits={0: 1, 1: 5}, running=(1,)),
-        "rank 1 failed first",
-    ),
+        "rank 1 failed first"),
     "SIGSEGV before another exit code": (Left({}, exits={0: 1, 1: -11}), "rank 1 failed first: signal SIGSEGV"),
     "error before SIGABRT": (Left({1: raised(5)}, exits={0: -6}), "rank 1 failed first: ValueError: boom"),
     "error before SIGTERM": (Left({1: raised(5)}, exits={0: -15, 1: 1}), "rank 1 failed first: ValueError: boom"),
     **{
         f"error before {outcome.reason}": (
             Left({0: stuck(WAITING, 4), 1: stuck("", 4) | raised(5)}, outcome),
-            "rank exception: rank 1 failed first: ValueError: boom",
-        )
+            "rank exception: rank 1 failed first: ValueError: boom")
         for outcome in (AT_LIMIT, STRAGGLED)
     },
     "result left by a rank that lost its peers": (
-        Left({0: DONE | entered(4) | lost_peer(2), 1: lost_peer(1, TIMED_OUT)}),
-        "rank 1 failed first",
-        "\n  rank 0 had left a result in step 4, and waited for the other ranks\n",
-    ),
+        Left({0: DONE | entered(4) | lost_peer(2), 1: lost_peer(1, TIMED_OUT)}), "rank 1 failed first",
+        "\n  rank 0 had left a result in step 4, and waited for the other ranks\n"),
     "stopped ranks with their collective": (
-        Left(
-            {
-                0: stuck(WAITING, 3)
-                | {
-                    "collectives.json": json.dumps(
-                        {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 2}]}
-                    )
-                }
-            },
-            exits={0: -15, 1: -9},
-        ),
+        Left({0: stuck(WAITING, 3) | in_flight({"profiling_name": "nccl:all_reduce", "collective_seq_id": 2})},
+             exits={0: -15, 1: -9}),
         "rank 1 failed first: signal SIGKILL",
-        "  rank 0, step 3: in nccl:all_reduce number 2, all_reduce (torch/distributed/distributed_c10d.py:1)",
-    ),
+        "  rank 0, step 3: in nccl:all_reduce number 2, all_reduce (torch/distributed/distributed_c10d.py:1)"),
     "position where the first rank is a victim": (
-        Left({0: lost_peer(1, "Timed out waiting 48000ms for recv operation"), 1: stuck(COMPUTING, 2)}),
-        "",
-        f"  rank 1, step 2: {AT_COMPUTE}",
-    ),
+        Left({0: lost_peer(1, "Timed out waiting 48000ms for recv operation"), 1: stuck(COMPUTING, 2)}), "",
+        f"  rank 1, step 2: {AT_COMPUTE}"),
     "result missing": (Left({0: DONE}, ENDED_WELL), "result missing: rank 1 exited with code 0 and left no result",
         "\n  ranks/1/output.log is empty\n"),
     "process left": (Left({0: DONE, 1: DONE}, ended(status=0, survivors=(41, 42))),
@@ -284,18 +244,11 @@ def test_rank_with_a_result_that_lost_its_peers_is_not_said_to_have_ended_withou
     assert "without an error" not in diagnose(tmp_path, left).text
 
 
-@pytest.mark.parametrize(
-    "complaint",
-    [
-        "Connection closed by peer [127.0.0.1]:3",
-        "read: connection reset by peer",
-        "Broken pipe",
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
-        "[c10d] recvValue failed on SocketImpl",
-        TIMED_OUT,
-        "wait timeout after 32000ms, keys: /default_pg/0//cpu//0/1",
-    ],
-)
+@pytest.mark.parametrize("complaint", [
+    "Connection closed by peer [127.0.0.1]:3", "read: connection reset by peer", "Broken pipe",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+    "[c10d] recvValue failed on SocketImpl", TIMED_OUT, "wait timeout after 32000ms, keys: /default_pg/0//cpu//0/1",
+])  # fmt: skip
 def test_rank_that_complains_about_its_peer_comes_last_however_early(tmp_path, complaint):
     check_parts(diagnose(tmp_path, Left({0: lost_peer(1, complaint), 1: raised(2)})).text, ("rank 1 failed first",))
 
@@ -312,56 +265,40 @@ INNER = 'Traceback (most recent call last):\n  File "data.py", line 9, in load\n
 CAUGHT = f"Caught KeyError in DataLoader worker process 0.\nOriginal {INNER}"
 UNMATCHED = "pattern 'x' matches no line of a.log, which ends:\n  | [5] loss=0.2"
 CUDA = "CUDA error\nCompile with TORCH_USE_CUDA_DSA"
+FAILED_RUN = f"{TRACE}    run()\ntorch.AcceleratorError: {CUDA}\n"
 SYNTAX = '  File "train.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n'
 WATCHED = '  File "site-packages/pytest_aorta/worker/observing.py", line 352, in wrapped\n    return original()\n'
 IN_TORCH = '  File "site-packages/torch/autograd/graph.py", line 9, in backward\n    run_backward()\n'
 # Files of rank 0 -> the end of the first line, and the lines after it.
 SHOWN = {
     "message of several lines is written once": (
-        raised(1, CUDA, "AcceleratorError", f"{TRACE}    run()\ntorch.AcceleratorError: {CUDA}\n")
-        | log(f"loading\n{TRACE}    run()\ntorch.AcceleratorError: {CUDA}\n"),
-        "AcceleratorError: CUDA error",
-        f"    Compile with TORCH_USE_CUDA_DSA\n{TRACE}    run()\n  | loading\n",
-    ),
+        raised(1, CUDA, "AcceleratorError", FAILED_RUN) | log(f"loading\n{FAILED_RUN}"), "AcceleratorError: CUDA error",
+        f"    Compile with TORCH_USE_CUDA_DSA\n{TRACE}    run()\n  | loading\n"),
     "indented lines of a message stay indented": (
-        raised(1, UNMATCHED, "AdapterError", f"AdapterError: {UNMATCHED}\n") | log("[5] loss=0.2\n"),
-        "which ends:",
-        "  | [5] loss=0.2\n",
-    ),
+        raised(1, UNMATCHED, "AdapterError", f"AdapterError: {UNMATCHED}\n") | log("[5] loss=0.2\n"), "which ends:",
+        "  | [5] loss=0.2\n"),
     "message that ends with a traceback of its type is shown once": (
         raised(1, CAUGHT, "KeyError", f"{TRACE}KeyError: {CAUGHT}\n"),
         "KeyError: Caught KeyError in DataLoader worker process 0.",
         f'    Original Traceback (most recent call last):\n  File "data.py", line 9, in load\n    KeyError: 3\n{TRACE}',
     ),
     "functions of torch that are watched are shown without who watches": (
-        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}{IN_TORCH}ValueError: boom\n"),
-        "ValueError: boom",
-        f"{TRACE}    loss.backward()\n{IN_TORCH}",
-    ),
+        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}{IN_TORCH}ValueError: boom\n"), "ValueError: boom",
+        f"{TRACE}    loss.backward()\n{IN_TORCH}"),
     "error of a watched function's watcher is shown where it was raised": (
-        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}ValueError: boom\n"),
-        "ValueError: boom",
-        f"{TRACE}    loss.backward()\n{WATCHED}",
-    ),
+        raised(1, text=f"{TRACE}    loss.backward()\n{WATCHED}ValueError: boom\n"), "ValueError: boom",
+        f"{TRACE}    loss.backward()\n{WATCHED}"),
     "notes of an error are kept": (raised(1, text=f"{TRACE}ValueError: boom\nwhile loading shard 7\n"),
         "ValueError: boom", f"{TRACE}while loading shard 7\n"),
     "error without frames is its message alone": (
         raised(1, "no", "AssertionError", "AssertionError: no\n") | log("many\nwords\nAssertionError: no\n"),
-        "AssertionError: no",
-        "",
-    ),
+        "AssertionError: no", ""),
     "script that returned without a step is shown with its last lines": (
-        raised(1, "no step", "RuntimeError", "RuntimeError: no step\n")
-        | log("found no GPU, done\nRuntimeError: no step\n")
-        | RETURNED,
-        "RuntimeError: no step",
-        "  | found no GPU, done\n",
-    ),
+        RETURNED | raised(1, "no step", "RuntimeError", "RuntimeError: no step\n")
+        | log("found no GPU, done\nRuntimeError: no step\n"), "RuntimeError: no step", "  | found no GPU, done\n"),
     "error without frames and message is its type alone": (
-        raised(1, "", "AssertionError", "AssertionError\n") | log("many\nwords\nAssertionError\n"),
-        "AssertionError",
-        "",
-    ),
+        raised(1, "", "AssertionError", "AssertionError\n") | log("many\nwords\nAssertionError\n"), "AssertionError",
+        ""),
     "line of a script that can not be compiled": (raised(1, "invalid syntax (train.py, line 1)", "SyntaxError", SYNTAX),
         "SyntaxError: invalid syntax (train.py, line 1)", SYNTAX.removesuffix("SyntaxError: invalid syntax\n")),
 }  # fmt: skip
@@ -398,82 +335,52 @@ def test_script_that_exits_is_reported_with_its_exit_code(tmp_path, code, text):
     check_parts(found.text, (f"rank 1 failed first: {text}", TRACE, "  ranks/1/output.log is empty"))
 
 
+WATCHDOG = "[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType={}, N=1"
 GAVE_UP = "  then rank 0: gave up waiting for a peer (follows from rank 1)"
 COLLECTIVE, ELSEWHERE = "hang in collective", "hang elsewhere"
 # What was left -> kind and rank of the failure, and parts of its text.
 HANGS = {
     **{
         f"not in the collective that a peer {name}": (
-            Left({0: stuck(stacks, 5), 1: stuck(COMPUTING, 4)}, AT_LIMIT),
-            (COLLECTIVE, 1),
-            "rank 0 waits for rank 1",
-            f"rank 1, step 4: {AT_COMPUTE}",
-        )
-        for name, stacks in (
-            ("is in", WAITING),
-            ("waits for", WAITING_FOR_WORK),
-            ("reduces in backward", IN_BACKWARD),
-            ("broadcasts buffers in", BROADCASTING),
-        )
+            Left({0: stuck(stacks, 5), 1: stuck(COMPUTING, 4)}, AT_LIMIT), (COLLECTIVE, 1), "rank 0 waits for rank 1",
+            f"rank 1, step 4: {AT_COMPUTE}")
+        for name, stacks in (("is in", WAITING), ("waits for", WAITING_FOR_WORK), ("reduces in backward", IN_BACKWARD),
+                             ("broadcasts buffers in", BROADCASTING))
     },
     "all in collectives": (Left({0: stuck(WAITING, 5), 1: stuck(WAITING, 4)}, AT_LIMIT), (COLLECTIVE, 1), ""),
     **{
         f"ended before the others at {outcome.reason}": (
             Left({0: DONE | entered(4), **{rank: stuck(WAITING, 5) for rank in (1, 2, 3)}}, outcome),
-            (COLLECTIVE, 0),
-            f"{limit}; ranks 1-3 wait for rank 0, which ended without an error in step 4",
-        )
-        for outcome, limit in (
-            (AT_LIMIT, "time limit of 60 s reached"),
-            (STRAGGLED, "a rank was done for 60 s and others were not"),
-        )
+            (COLLECTIVE, 0), f"{limit}; ranks 1-3 wait for rank 0, which ended without an error in step 4")
+        for outcome, limit in ((AT_LIMIT, "time limit of 60 s reached"),
+                               (STRAGGLED, "a rank was done for 60 s and others were not"))
     },
     **{
         f"suspended before peers that timed out at {reason}": (
-            Left(
-                {0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | SUSPENDED, 2: stuck(WAITING, 4)},
-                ended(reason),
-            ),
-            (COLLECTIVE, 1),
-            "rank 1 suspended by a signal such as SIGSTOP in step 4\n",
-            f"{GAVE_UP}\n  rank 2, step 4: {AT_WAIT}\nplan",
-        )
+            Left({0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4) | SUSPENDED, 2: stuck(WAITING, 4)},
+                 ended(reason)),
+            (COLLECTIVE, 1), "rank 1 suspended by a signal such as SIGSTOP in step 4\n",
+            f"{GAVE_UP}\n  rank 2, step 4: {AT_WAIT}\nplan")
         for reason in (EndReason.EXIT, EndReason.RANK_ERROR)
     },
     "did not start": (
-        Left(
-            {0: raised(1, "wait timeout after 800ms, keys: /default_pg/0//cpu//0/1", "DistStoreError") | {"pid": "7"}}
-        ),
-        ("rendezvous", 1),
-        f"rank 1 did not start, and rank 0 gave up waiting\n{GAVE_UP}\nplan",
-    ),
+        Left({0: STARTED | raised(1, "wait timeout after 800ms, keys: /default_pg/0//cpu//0/1", "DistStoreError")}),
+        ("rendezvous", 1), f"rank 1 did not start, and rank 0 gave up waiting\n{GAVE_UP}\nplan"),
     "killed without a trace": (
-        Left({0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4)}, exits={0: 1}, running=(1,)),
-        (COLLECTIVE, 1),
-        f"rank 0 gave up waiting for rank 1\n  rank 1, step 4: no stack, and output.log is empty\n{GAVE_UP}\nplan",
-    ),
+        Left({0: entered(4) | lost_peer(1, TIMED_OUT), 1: entered(4)}, exits={0: 1}, running=(1,)), (COLLECTIVE, 1),
+        f"rank 0 gave up waiting for rank 1\n  rank 1, step 4: no stack, and output.log is empty\n{GAVE_UP}\nplan"),
     "ran on": (
-        Left(
-            {0: stuck("", 4) | timed_out_at(7), 1: stuck(COMPUTING, 5), 2: stuck(WAITING, 4), 3: stuck(COMPUTING, 5)},
-            exits={0: 1},
-            running=(1, 2, 3),
-        ),
-        (COLLECTIVE, 1),
+        Left({0: stuck("", 4) | timed_out_at(7), 1: stuck(COMPUTING, 5), 2: stuck(WAITING, 4), 3: stuck(COMPUTING, 5)},
+             exits={0: 1}, running=(1, 2, 3)), (COLLECTIVE, 1),
         "rank 0 gave up waiting for ranks 1, 3\n  ranks 1, 3, step 5: ",
-        f"{GAVE_UP}\n  rank 0, step 4: step (train.py:7)\n  rank 2, step 4: {AT_WAIT}\nplan",
-    ),
+        f"{GAVE_UP}\n  rank 0, step 4: step (train.py:7)\n  rank 2, step 4: {AT_WAIT}\nplan"),
     "error of a rank that was stopped at the limit": (
         Left({0: stuck(WAITING, 4), 1: stuck(COMPUTING, 4) | raised(5, "terminated", "RuntimeError")}, AT_LIMIT),
-        (COLLECTIVE, 1),
-        "rank 0 waits for rank 1",
-    ),
-    "in different collectives": (
-        Left({rank: stuck("", 4) | timed_out_at(line) for rank, line in enumerate((7, 8, 7))}),
-        ("rank exception", 0),
-        "",
+        (COLLECTIVE, 1), "rank 0 waits for rank 1"),
+    "in different collectives": (Left({rank: stuck("", 4) | timed_out_at(line) for rank, line in enumerate((7, 8, 7))}),
+        ("rank exception", 0), "",
         '  File "train.py", line 7, in step\n    reduce()\n  rank 1, step 4: step (train.py:8)\n'
-        "  then ranks 1, 2: the same error\nplan",
-    ),
+        "  then ranks 1, 2: the same error\nplan"),
     "suspended at the limit": (Left({0: stuck(WAITING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT), (COLLECTIVE, 1),
         "rank 0 waits for rank 1\n  rank 1, step 4: suspended by a signal such as SIGSTOP\n"),
     "suspended beside a rank that runs on": (Left({0: stuck(COMPUTING, 4), 1: stuck("", 4) | SUSPENDED}, AT_LIMIT),
@@ -481,79 +388,34 @@ HANGS = {
     "straggler": (Left({0: DONE, 1: stuck(COMPUTING, 4)}, STRAGGLED), (ELSEWHERE, 1),
         "a rank was done for 60 s and others were not"),
     "watchdog of NCCL": (
-        Left(
-            {
-                0: log("[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, N=1"),
-                1: log("nothing"),
-            },
-            exits={0: -6},
-        ),
-        (COLLECTIVE, 1),
-        "rank 0 timed out in ALLREDUCE number 5; rank 1 not in this collective",
-    ),
+        Left({0: log(WATCHDOG.format("ALLREDUCE")), 1: log("nothing")}, exits={0: -6}), (COLLECTIVE, 1),
+        "rank 0 timed out in ALLREDUCE number 5; rank 1 not in this collective"),
     "watchdogs of NCCL in different collectives": (
-        Left(
-            {
-                rank: log(f"[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType={kind}, N=1")
-                for rank, kind in enumerate(("ALLREDUCE", "BROADCAST"))
-            },
-            exits={0: -6, 1: -6},
-        ),
-        (COLLECTIVE, 0),
-        "rank 0 timed out in ALLREDUCE number 5 and rank 1 timed out in BROADCAST number 5",
-    ),
-    "without stacks and output": (Left({0: {"pid": "7"}}, AT_LIMIT), (ELSEWHERE, 0), "",
+        Left({rank: log(WATCHDOG.format(kind)) for rank, kind in enumerate(("ALLREDUCE", "BROADCAST"))},
+             exits={0: -6, 1: -6}),
+        (COLLECTIVE, 0), "rank 0 timed out in ALLREDUCE number 5 and rank 1 timed out in BROADCAST number 5"),
+    "without stacks and output": (Left({0: STARTED}, AT_LIMIT), (ELSEWHERE, 0), "",
         "\n  ranks 0, 1, step 0: no stack, and output.log is empty\n"),
     "without stacks": (Left({0: {"pid": "7"} | log("\n".join(f"line {number}" for number in range(50)))}, AT_LIMIT),
         (ELSEWHERE, 0), "", "rank 0, step 0: no stack; the log ends with: line 48 | line 49"),
-    "frames of the harness are left out": (
-        Left(
-            {
-                0: stuck(
-                    frames(
-                        "/p/pytest_aorta/launch/process/last_words.py:<lambda>",
-                        "/p/torch/nn/module.py:call",
-                        "/home/me/train.py:step",
-                        "<frozen runpy>:_run_code",
-                        "/p/pytest_aorta/worker/lifecycle.py:run_rank",
-                    ),
-                    2,
-                )
-            },
-            AT_LIMIT,
-        ),
-        (ELSEWHERE, 1),
-        "",
-        "\n  rank 0, step 2: call (torch/nn/module.py:1) < step (home/me/train.py:1)\n",
-    ),
+    "frames of the harness are left out": (Left({0: stuck(IN_HARNESS, 2)}, AT_LIMIT), (ELSEWHERE, 1), "",
+        "\n  rank 0, step 2: call (torch/nn/module.py:1) < step (home/me/train.py:1)\n"),
     "users' own code is reached": (
         Left({0: stuck(frames(*LIBRARIES, "/home/me/train.py:step", "/home/me/train.py:main"), 2)}, AT_LIMIT),
-        (ELSEWHERE, 1),
-        "",
-        "\n  rank 0, step 2: call (torch/nn/m0.py:1) < call (torch/nn/m1.py:1) < ... < step (home/me/train.py:1)\n",
-    ),
+        (ELSEWHERE, 1), "",
+        "\n  rank 0, step 2: call (torch/nn/m0.py:1) < call (torch/nn/m1.py:1) < ... < step (home/me/train.py:1)\n"),
     "ranks at one place share a line": (
-        Left({rank: stuck(COMPUTING if rank == 3 else WAITING, 7) for rank in range(5)}, AT_LIMIT),
-        (COLLECTIVE, 3),
-        "ranks 0-2, 4 wait for rank 3\n  rank 3, step 7: tokenize ",
-        "\n  ranks 0-2, 4, step 7: all_reduce ",
-    ),
+        Left({rank: stuck(COMPUTING if rank == 3 else WAITING, 7) for rank in range(5)}, AT_LIMIT), (COLLECTIVE, 3),
+        "ranks 0-2, 4 wait for rank 3\n  rank 3, step 7: tokenize ", "\n  ranks 0-2, 4, step 7: all_reduce "),
     "current thread is located": (Left({0: DONE, 1: stuck(OTHER_THREAD + COMPUTING, 7)}, AT_LIMIT), (ELSEWHERE, 1),
         f"time limit of 60 s reached; rank 1 in no collective\n  rank 1, step 7: {AT_COMPUTE}\n"),
     "before the first step": (Left({rank: stuck(frames(":get_code"), 0) for rank in (0, 1)}, AT_LIMIT), (ELSEWHERE, 0),
         "ranks 0, 1 in no collective, before the first measured step: a hang, or a start that takes longer",
         "get_code (:1)"),
     "imports torch.distributed": (
-        Left(
-            {
-                0: stuck(IMPORTING, 0),
-                1: stuck(frames("/v/torch/distributed/tensor/_api.py:_ToTorchTensor") + IMPORTING, 0),
-            },
-            AT_LIMIT,
-        ),
-        (ELSEWHERE, 0),
-        "ranks 0, 1 in no collective",
-    ),
+        Left({0: stuck(IMPORTING, 0),
+              1: stuck(frames("/v/torch/distributed/tensor/_api.py:_ToTorchTensor") + IMPORTING, 0)}, AT_LIMIT),
+        (ELSEWHERE, 0), "ranks 0, 1 in no collective"),
 }  # fmt: skip
 
 
@@ -700,7 +562,7 @@ def recorded(rank: int, *names: str, retired: int | None = None, **changes: obje
         }
         for number, name in enumerate(names, 1)
     ]
-    return {"collectives.json": json.dumps({"entries": entries or None})}
+    return in_flight(*entries)
 
 
 @pytest.mark.parametrize("stacks", [COMPUTING, WAITING, IN_BACKWARD], ids=["computing", "waiting", "in backward"])
@@ -774,35 +636,22 @@ def test_rank_that_waits_for_its_data_with_no_collective_in_flight_is_not_waitin
     assert "hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective" in text
 
 
-STARTED = {"pid": "7"}
 COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the command train.py ended with exit code 1"}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "outcome", "said", "rank"),
-    [
-        ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
-        ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
-        ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
-        ({0: DONE, 1: STARTED}, ended(status=1),
-         f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}", 1),
-        ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
-        ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
-        (
-            {0: lost_peer(5), 1: STARTED},
-            ended(status=1),
-            f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}",
-            1,
-        ),
-        (
-            {0: DONE, 1: STARTED},
-            ended(EndReason.RANK_GONE, None),
-            "rank 1 ended without a result or an error, as by SIGKILL or os._exit; the command train.py was still run",
-            1,
-        ),
-    ],
-    ids=["none", "absent", "absent at the limit", "killed", "exit code", "raised", "peer lost", "gone"],
-)  # fmt: skip
+@pytest.mark.parametrize(("ranks", "outcome", "said", "rank"), [
+    ({}, ended(status=1), f"no rank started; {COMMAND_ENDED[1]}", None),
+    ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
+    ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
+    ({0: DONE, 1: STARTED}, ended(status=1),
+     f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}", 1),
+    ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
+    ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
+    ({0: lost_peer(5), 1: STARTED}, ended(status=1),
+     f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}", 1),
+    ({0: DONE, 1: STARTED}, ended(EndReason.RANK_GONE, None),
+     "rank 1 ended without a result or an error, as by SIGKILL or os._exit; the command train.py was still run", 1),
+], ids=["none", "absent", "absent at the limit", "killed", "exit code", "raised", "peer lost", "gone"])  # fmt: skip
 def test_rank_of_a_command_that_did_not_end_well_is_named(tmp_path, ranks, outcome, said, rank):
     found = diagnose(tmp_path, Left(ranks, outcome, starts_ranks=True))
     assert said in found.headline

@@ -21,18 +21,14 @@ WHOLE = {STARTED: 101.0, IMPORTED: 103.0, SET_UP: 104.0, RAN: 110.0}
 LATER = {STARTED: 102.0, IMPORTED: 103.0, SET_UP: 106.0, RAN: 111.0}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "began_s", "phases"),
-    [
-        ([WHOLE, LATER], 100.0, {"start": 2.0, "import": 2.0, "init": 3.0, "run": 6.0, "leave": 1.5}),
-        ([{STARTED: 101.0, RAN: 110.0}], 100.0, {"start": 1.0, "leave": 2.5}),
-        ([WHOLE, {}], 100.0, {}),
-        ([WHOLE, {STARTED: 101.0}], 100.0, {"start": 1.0}),
-        ([WHOLE, {STARTED: 101.0, IMPORTED: 103.0}], 100.0, {"start": 1.0, "import": 2.0}),
-        ([WHOLE | {SET_UP: 90.0}], 105.0, {"start": 0.0, "import": 2.0, "init": 0.0, "run": 20.0, "leave": 2.5}),
-    ],
-    ids=["slowest rank", "script", "no mark", "ended in import", "ended in init", "clock set back"],
-)
+@pytest.mark.parametrize(("ranks", "began_s", "phases"), [
+    ([WHOLE, LATER], 100.0, {"start": 2.0, "import": 2.0, "init": 3.0, "run": 6.0, "leave": 1.5}),
+    ([{STARTED: 101.0, RAN: 110.0}], 100.0, {"start": 1.0, "leave": 2.5}),
+    ([WHOLE, {}], 100.0, {}),
+    ([WHOLE, {STARTED: 101.0}], 100.0, {"start": 1.0}),
+    ([WHOLE, {STARTED: 101.0, IMPORTED: 103.0}], 100.0, {"start": 1.0, "import": 2.0}),
+    ([WHOLE | {SET_UP: 90.0}], 105.0, {"start": 0.0, "import": 2.0, "init": 0.0, "run": 20.0, "leave": 2.5}),
+], ids=["slowest rank", "script", "no mark", "ended in import", "ended in init", "clock set back"])  # fmt: skip
 def test_phases_are_those_that_every_rank_has_ended_and_of_the_slowest(tmp_path, ranks, began_s, phases):
     assert phases_s(folders(tmp_path, *ranks), began_s, 112.5) == phases
 

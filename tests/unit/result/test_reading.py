@@ -212,23 +212,18 @@ def test_loss_of_each_ranks_own_batch_in_a_log_says_how_to_read_rank_0_alone(tmp
     assert "; log a loss that is reduced over the ranks, or set `ranks: first` in the adapter to read" in message
 
 
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"weight_hashes": {"3": "cd" * 8}}, "weight_hashes of rank 1 is {'3': 'cdcdcdcdcdcdcdcd'}, of rank 0"),
-        ({"loss": [3.0, 2.0, 9.0]}, "loss of rank 1 is [3.0, 2.0, 9.0], of rank 0 [3.0, 2.0, 1.0]"),
-        ({"grad_norm": [1.5] * 3}, "grad_norm of rank 1 is [1.5, 1.5, 1.5], of rank 0 []"),
-        ({"metrics": {}}, "metrics of rank 1 is [], of rank 0 ['tokens_per_s']"),
-        (
-            {"step_times_ms": [1.0, 2.0], "configured_iterations": 2, "total_iterations": 2, "loss": [3.0, 2.0]},
-            "number of step times of rank 1 is 2, of rank 0 3; they have to be equal",
-        ),
-        ({"canary_before": {"gemm_ms": 1.0}}, "canary_before of rank 1 is ['gemm_ms'], of rank 0 []"),
-        ({"canary_after": {"gemm_ms": 1.0}}, "canary_after of rank 1 is ['gemm_ms'], of rank 0 []"),
-        ({"tensor_hashes": {"weights": {"names": [], "shapes": [], "steps": {}}}}, "tensor_hashes of rank 1 is"),
-        ({"overlap": [STEP]}, "number of profiled steps of rank 1 is 1, of rank 0 0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "what"), [
+    ({"weight_hashes": {"3": "cd" * 8}}, "weight_hashes of rank 1 is {'3': 'cdcdcdcdcdcdcdcd'}, of rank 0"),
+    ({"loss": [3.0, 2.0, 9.0]}, "loss of rank 1 is [3.0, 2.0, 9.0], of rank 0 [3.0, 2.0, 1.0]"),
+    ({"grad_norm": [1.5] * 3}, "grad_norm of rank 1 is [1.5, 1.5, 1.5], of rank 0 []"),
+    ({"metrics": {}}, "metrics of rank 1 is [], of rank 0 ['tokens_per_s']"),
+    ({"step_times_ms": [1.0, 2.0], "configured_iterations": 2, "total_iterations": 2, "loss": [3.0, 2.0]},
+     "number of step times of rank 1 is 2, of rank 0 3; they have to be equal"),
+    ({"canary_before": {"gemm_ms": 1.0}}, "canary_before of rank 1 is ['gemm_ms'], of rank 0 []"),
+    ({"canary_after": {"gemm_ms": 1.0}}, "canary_after of rank 1 is ['gemm_ms'], of rank 0 []"),
+    ({"tensor_hashes": {"weights": {"names": [], "shapes": [], "steps": {}}}}, "tensor_hashes of rank 1 is"),
+    ({"overlap": [STEP]}, "number of profiled steps of rank 1 is 1, of rank 0 0"),
+])  # fmt: skip
 def test_ranks_that_contradict_each_other_are_named(tmp_path, changes, what):
     assert what in ranks_error(tmp_path, **changes)
 
@@ -365,15 +360,9 @@ def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):
 
 
 NAMES = [
-    names.PID_FILE,
-    names.MARKS_FILE,
-    names.PROGRESS_FILE,
-    names.OUTPUT_LOG,
-    names.STACKS_FILE,
-    names.ERROR_FILE,
-    names.IN_FLIGHT_FILE,
-    names.RESULT_FILE,
-]
+    names.PID_FILE, names.MARKS_FILE, names.PROGRESS_FILE, names.OUTPUT_LOG, names.STACKS_FILE, names.ERROR_FILE,
+    names.IN_FLIGHT_FILE, names.RESULT_FILE,
+]  # fmt: skip
 ROOT = Path(__file__).parents[3]
 
 
@@ -412,18 +401,13 @@ LOCATED = FailureDetail(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("detail", "text"),
-    [
-        (
-            LOCATED,
-            "all_gather: iteration 4, layer 2, on rank 1, from source rank 0: 3 of 16 elements wrong, "
-            "first at index 7: expected 1.5, got 0 (zeroed shard)",
-        ),
-        (FailureDetail("loss", iteration=0, rank=3), "loss: iteration 0, on rank 3: 1 elements wrong"),
-        (FailureDetail("h2d", iteration=0, rank=0, index=5), "first at index 5"),
-    ],
-)
+@pytest.mark.parametrize(("detail", "text"), [
+    (LOCATED,
+     "all_gather: iteration 4, layer 2, on rank 1, from source rank 0: 3 of 16 elements wrong, "
+     "first at index 7: expected 1.5, got 0 (zeroed shard)"),
+    (FailureDetail("loss", iteration=0, rank=3), "loss: iteration 0, on rank 3: 1 elements wrong"),
+    (FailureDetail("h2d", iteration=0, rank=0, index=5), "first at index 5"),
+])  # fmt: skip
 def test_failed_check_says_what_it_knows_of_where_how_many_and_what(detail, text):
     assert str(detail).endswith(text)
 

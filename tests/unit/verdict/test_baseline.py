@@ -184,16 +184,12 @@ def test_other_version_is_refused_with_the_remedy(tmp_path, version):
     assert "--update-baselines" in message
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "empty"),
-        ("{", "not valid JSON"),
-        *((text, "schema_version is None") for text in ("[]", "1", "null", '"text"')),
-        (" " * (MAX_BYTES + 1), "larger than the 4,194,304 bytes allowed"),
-    ],
-    ids=lambda text: text[:20].strip() or "blank",
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "empty"),
+    ("{", "not valid JSON"),
+    *((text, "schema_version is None") for text in ("[]", "1", "null", '"text"')),
+    (" " * (MAX_BYTES + 1), "larger than the 4,194,304 bytes allowed"),
+], ids=lambda text: text[:20].strip() or "blank")  # fmt: skip
 def test_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
     path = tmp_path / "baseline.json"
     path.write_text(text)

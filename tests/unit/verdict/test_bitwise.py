@@ -40,15 +40,11 @@ def test_sign_of_a_zero_is_a_difference():
 
 
 @pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize(
-    ("metric", "lacking", "remedy"),
-    [
-        ("weight_hash", {"weight_hashes": {"3": "c" * 32}},
-         "1 of steps 1 to 3, but not for step 1; *config hash_every=1"),
-        ("loss", {"loss": []}, "0 of steps 1 to 3, but not for step 1; use recorder.loss"),
-        ("grad_norm", {"grad_norm": [0.3, 0.2]}, "2 of steps 1 to 3, but not for step 3; use recorder.grad_norm"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("metric", "lacking", "remedy"), [
+    ("weight_hash", {"weight_hashes": {"3": "c" * 32}}, "1 of steps 1 to 3, but not for step 1; *config hash_every=1"),
+    ("loss", {"loss": []}, "0 of steps 1 to 3, but not for step 1; use recorder.loss"),
+    ("grad_norm", {"grad_norm": [0.3, 0.2]}, "2 of steps 1 to 3, but not for step 3; use recorder.grad_norm"),
+])  # fmt: skip
 def test_what_one_side_lacks_is_lost_and_never_passes(side, metric, lacking, remedy):
     pair = [trained(), trained()]
     pair[side] = trained(**lacking)
@@ -399,17 +395,11 @@ def test_arguments_that_are_no_tensors_tell_calls_apart():
     assert first_operator(0, wrong, right).call is wrong[1]
 
 
-@pytest.mark.parametrize(
-    ("here", "there", "expected"),
-    [
-        ({"arguments": "[torch.bfloat16]"}, {"arguments": "[torch.float32]"}, "[torch.bfloat16], the reference's"),
-        (
-            {"outputs": ("x",), "group": "ranks 0, 1", "is_collective": True},
-            {"group": "ranks 0, 2", "is_collective": True},
-            "it runs with ranks 0, 1, the reference's with ranks 0, 2",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("here", "there", "expected"), [
+    ({"arguments": "[torch.bfloat16]"}, {"arguments": "[torch.float32]"}, "[torch.bfloat16], the reference's"),
+    ({"outputs": ("x",), "group": "ranks 0, 1", "is_collective": True}, {"group": "ranks 0, 2", "is_collective": True},
+     "it runs with ranks 0, 1, the reference's with ranks 0, 2"),
+])  # fmt: skip
 def test_call_with_other_arguments_or_another_group_says_which(here, there, expected):
     right = [replace(STEP[0], **there)]
     line = locate_operator({0: [replace(STEP[0], **{"outputs": ("x",), **here})]}, {0: right})
@@ -421,46 +411,31 @@ NAN, INF = {"wrote": 2}, {"wrote": 1}
 FROM_NAN = {"read": 2, "wrote": 2}
 
 
-@pytest.mark.parametrize(
-    ("calls", "expected"),
-    [
-        ({0: STEP}, ("no captured operator wrote a NaN", False)),
+@pytest.mark.parametrize(("calls", "expected"), [
+    ({0: STEP}, ("no captured operator wrote a NaN", False)),
+    ({0: [call(MM, "a", "b"), call(MM, "n", "m", **FROM_NAN)], 1: [call("aten.log.default", "a", "n", **NAN)]},
+     ("first NaN: aten.log.default in forward of layers.0 (model.py:7) on rank 1, from finite inputs", True)),
+    (
+        # A masked score is infinite in every step; an exponential that overflows is not.
+        {
+            0: [
+                call("aten.masked_fill.Scalar", "a", "i", arguments="[-inf]", **INF),
+                call("aten.exp.default", "a", "j", **INF),
+                call("aten.sub.Tensor", "ij", "n", read=1, wrote=2),
+            ]
+        },
         (
-            {0: [call(MM, "a", "b"), call(MM, "n", "m", **FROM_NAN)], 1: [call("aten.log.default", "a", "n", **NAN)]},
-            ("first NaN: aten.log.default in forward of layers.0 (model.py:7) on rank 1, from finite inputs", True),
+            "first infinity: aten.exp.default in forward of layers.0 (model.py:7) on rank 0, from finite inputs",
+            True,
         ),
-        (
-            # A masked score is infinite in every step; an exponential that overflows is not.
-            {
-                0: [
-                    call("aten.masked_fill.Scalar", "a", "i", arguments="[-inf]", **INF),
-                    call("aten.exp.default", "a", "j", **INF),
-                    call("aten.sub.Tensor", "ij", "n", read=1, wrote=2),
-                ]
-            },
-            (
-                "first infinity: aten.exp.default in forward of layers.0 (model.py:7) on rank 0, from finite inputs",
-                True,
-            ),
-        ),
-        (
-            {0: [call(ADAMW, "pq", "rs", parameters=((0, "a.weight"),), **NAN)]},
-            (
-                "first NaN in a.weight: aten._fused_adamw_.default in forward of layers.0 (model.py:7) on rank 0, "
-                "from finite inputs",
-                True,
-            ),
-        ),
-        (
-            {0: [call(MM, "n", "m", **FROM_NAN)]},
-            (
-                "first NaN: aten.mm.default in forward of layers.0 (model.py:7) on rank 0 read one that "
-                "no operator wrote",
-                False,
-            ),
-        ),
-    ],
-)
+    ),
+    ({0: [call(ADAMW, "pq", "rs", parameters=((0, "a.weight"),), **NAN)]},
+     ("first NaN in a.weight: aten._fused_adamw_.default in forward of layers.0 (model.py:7) on rank 0, "
+      "from finite inputs", True)),
+    ({0: [call(MM, "n", "m", **FROM_NAN)]},
+     ("first NaN: aten.mm.default in forward of layers.0 (model.py:7) on rank 0 read one that no operator wrote",
+      False)),
+])  # fmt: skip
 def test_first_nan_is_named_with_its_rank_and_what_it_came_from(calls, expected):
     assert locate_non_finite(calls) == expected
 

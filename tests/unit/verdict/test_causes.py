@@ -117,15 +117,11 @@ def test_slow_rank_is_noted_with_what_the_others_wait():
     assert straggler(lagging(-0.5, 0.9)).note("baseline") == "others wait 0.9 ms/step for rank 1"
 
 
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({"step_time_growth": 0.041}, ["steps get slower within a launch by at least 4.1%"]),
-        ({"step_time_growth": -0.2}, ["steps get faster within a launch by at least 20.0%"]),
-        ({"memory_growth": -0.1}, []),
-    ],
-    ids=["slower", "faster", "less memory"],
-)
+@pytest.mark.parametrize(("changes", "found"), [
+    ({"step_time_growth": 0.041}, ["steps get slower within a launch by at least 4.1%"]),
+    ({"step_time_growth": -0.2}, ["steps get faster within a launch by at least 20.0%"]),
+    ({"memory_growth": -0.1}, []),
+], ids=["slower", "faster", "less memory"])  # fmt: skip
 def test_steps_that_change_within_a_launch_are_noted_and_memory_that_shrinks_is_not(changes, found):
     assert notes([make_facts(**changes)], [], "baseline") == found
 

@@ -217,17 +217,13 @@ def test_slower_transfer_is_told_from_a_late_rank():
 TURNS = "all_gather: ranks arrive late in turns, each waits {} ms/step or more, was 0"
 
 
-@pytest.mark.parametrize(
-    ("wait_ms", "text"),
-    [
-        ([19.0, 21.0], TURNS.format("19")),
-        ([19.0, 21.0, 20.0, 20.0], TURNS.format("19")),
-        # A rank that is late in two thirds of the calls waits half as long as its peer.
-        ([10.5, 20.0], TURNS.format("10.5")),
-        ([9.9, 20.0], "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"),
-    ],
-    ids=["two ranks", "four ranks", "late in two thirds", "one rank is later"],
-)
+@pytest.mark.parametrize(("wait_ms", "text"), [
+    ([19.0, 21.0], TURNS.format("19")),
+    ([19.0, 21.0, 20.0, 20.0], TURNS.format("19")),
+    # A rank that is late in two thirds of the calls waits half as long as its peer.
+    ([10.5, 20.0], TURNS.format("10.5")),
+    ([9.9, 20.0], "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"),
+], ids=["two ranks", "four ranks", "late in two thirds", "one rank is later"])  # fmt: skip
 def test_ranks_that_wait_about_equally_arrive_late_in_turns(wait_ms, text):
     assert gathers_moved(CollectiveFacts(32.0, 2e8, 1.0, wait_ms, wait_ms.index(min(wait_ms)))) == text
 

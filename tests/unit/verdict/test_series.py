@@ -162,16 +162,12 @@ REPLICAS = {
     "equal": (({"1": "ab", "2": "cd"}, {"1": "ab", "2": "cd"}), ""),
     # Shards, stages and tensors of other seeds are no replicas.
     "own": (({"1": "ab", "2": "cd"}, {"1": "ef", "2": "01"}), ""),
-    "differ": (
-        ({"0": "ab", "2": "cd"}, {"0": "ab", "2": "c0"}),
-        f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal before the first step",
-    ),
-    "averaged": (
-        ({"1": "ab", "2": "cd", "4": "ab"}, {"1": "ab", "2": "00", "4": "ab"}),
+    "differ": (({"0": "ab", "2": "cd"}, {"0": "ab", "2": "c0"}),
+        f"replicas differ: p1 of {NAME} on rank 1 and on rank 0 after step 2; they are equal before the first step"),
+    "averaged": (({"1": "ab", "2": "cd", "4": "ab"}, {"1": "ab", "2": "00", "4": "ab"}),
         f"replicas differ: p0 and 1 other of {NAME} on rank 1 and on rank 0 after step 2; they are equal after "
-        f"step 1, and again after step 4",
-    ),
-}
+        f"step 1, and again after step 4"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("ranks", "text"), REPLICAS.values(), ids=REPLICAS)

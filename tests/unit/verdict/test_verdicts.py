@@ -57,25 +57,14 @@ REGRESSION = make_verdict(
 )
 
 
-@pytest.mark.parametrize(
-    ("row", "text"),
-    [
-        (
-            REGRESSION,
-            "Regression: step_time_p50 +10.0% (10 -> 11 ms, limit 5%); why",
-        ),
-        (make_verdict(Outcome.MISSING, baseline=None, detail="why"), "Missing: step_time_p50, why"),
-        (
-            make_verdict(Outcome.PASS, detail="why", reference=VerdictReference(ReferenceKind.AB, "main")),
-            "Pass: step_time_p50 (1 -> 1 ms, limit 5%); A/B with main, why",
-        ),
-        (
-            make_verdict(Outcome.PASS, delta=0.0, reference=VerdictReference(ReferenceKind.AB)),
-            "Pass: step_time_p50 +0.00% (1 -> 1 ms, limit 5%)",
-        ),
-    ],
-    ids=["regression", "one launch without a change", "A/B with a version", "two variants"],
-)  # fmt: skip
+@pytest.mark.parametrize(("row", "text"), [
+    (REGRESSION, "Regression: step_time_p50 +10.0% (10 -> 11 ms, limit 5%); why"),
+    (make_verdict(Outcome.MISSING, baseline=None, detail="why"), "Missing: step_time_p50, why"),
+    (make_verdict(Outcome.PASS, detail="why", reference=VerdictReference(ReferenceKind.AB, "main")),
+     "Pass: step_time_p50 (1 -> 1 ms, limit 5%); A/B with main, why"),
+    (make_verdict(Outcome.PASS, delta=0.0, reference=VerdictReference(ReferenceKind.AB)),
+     "Pass: step_time_p50 +0.00% (1 -> 1 ms, limit 5%)"),
+], ids=["regression", "one launch without a change", "A/B with a version", "two variants"])  # fmt: skip
 def test_verdict_is_one_line_with_everything_it_was_made_from(row, text):
     assert str(row) == text
 

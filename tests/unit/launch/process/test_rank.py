@@ -96,19 +96,15 @@ def script_error(tmp_path: Path, text: str) -> BaseException:
 HEAD = "Traceback (most recent call last):\n"
 
 
-@pytest.mark.parametrize(
-    ("script", "shown"),
-    [
-        (
-            "def load():\n    raise ValueError('boom')\nload()\n",
-            HEAD + '  File "{0}", line 3, in <module>\n    load()\n'
-            "  File \"{0}\", line 2, in load\n    raise ValueError('boom')\nValueError: boom\n",
-        ),
-        ("import runpy\nrunpy.run_path('/no/such.py')\n", HEAD + '  File "{0}", line 2, in <module>\n*in run_path*'),
-        ("def main(:\n", '  File "{0}", line 1\n    def main(:\n*SyntaxError: invalid syntax\n'),
-    ],
-    ids=["own frames", "frames of a library", "syntax error"],
-)
+@pytest.mark.parametrize(("script", "shown"), [
+    (
+        "def load():\n    raise ValueError('boom')\nload()\n",
+        HEAD + '  File "{0}", line 3, in <module>\n    load()\n'
+        "  File \"{0}\", line 2, in load\n    raise ValueError('boom')\nValueError: boom\n",
+    ),
+    ("import runpy\nrunpy.run_path('/no/such.py')\n", HEAD + '  File "{0}", line 2, in <module>\n*in run_path*'),
+    ("def main(:\n", '  File "{0}", line 1\n    def main(:\n*SyntaxError: invalid syntax\n'),
+], ids=["own frames", "frames of a library", "syntax error"])  # fmt: skip
 def test_traceback_begins_with_the_first_frame_of_the_script(tmp_path, script, shown):
     # Python 3.13 marks calls in further lines.
     text = re.sub(r"^ +[~^]+\n", "", _shown_traceback(script_error(tmp_path, script)), flags=re.MULTILINE)

@@ -99,26 +99,22 @@ RUNNING = {
 LAYERS = [op("x::a", begin, number=begin) for begin in (21, 31, 41)]
 
 
-@pytest.mark.parametrize(
-    ("events", "places"),
-    [
-        ([op("x::a", 12)], {"train.py:3": 1}),
-        ([op("x::a", 6)], {}),  # before the first line
-        ([op("x::a", 22)], {"layers.0.mlp at model.py:8": 1}),
-        (LAYERS, {"layers.*.mlp at model.py:8": 3}),
-        ([*LAYERS, op("x::a", 35), op("x::a", 91)],
-         {"layers.1.mlp at model.py:8": 2, "train.py:5": 1, "layers.*.mlp at model.py:8": 2}),
-        ([op("x::b", 31, number=7), node(55, 7), op("x::a", 57, BACKWARD)],
-         {"backward of layers.1.mlp at model.py:8": 1}),
-        # The second operator with the number has made the node.
-        ([op("x::b", 21, number=7), op("x::b", 31, number=7), node(55, 7), op("x::a", 57, BACKWARD)],
-         {"backward of layers.1.mlp at model.py:8": 1}),
-        ([node(55), op("x::a", 57, BACKWARD)], {"backward at train.py:4": 1}),
-        ([node(75, 7), op("x::a", 81, BACKWARD)], {"recomputation in layers.0 at model.py:9": 1}),
-        ([node(55, 7), of_fsdp(55, "layers.1"), op("x::a", 57, BACKWARD)], {"backward of layers.1 at train.py:4": 1}),
-        ([of_fsdp(20, "0", 100), op("x::a", 22)], {"module 0 at model.py:8": 1}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("events", "places"), [
+    ([op("x::a", 12)], {"train.py:3": 1}),
+    ([op("x::a", 6)], {}),  # before the first line
+    ([op("x::a", 22)], {"layers.0.mlp at model.py:8": 1}),
+    (LAYERS, {"layers.*.mlp at model.py:8": 3}),
+    ([*LAYERS, op("x::a", 35), op("x::a", 91)],
+     {"layers.1.mlp at model.py:8": 2, "train.py:5": 1, "layers.*.mlp at model.py:8": 2}),
+    ([op("x::b", 31, number=7), node(55, 7), op("x::a", 57, BACKWARD)], {"backward of layers.1.mlp at model.py:8": 1}),
+    # The second operator with the number has made the node.
+    ([op("x::b", 21, number=7), op("x::b", 31, number=7), node(55, 7), op("x::a", 57, BACKWARD)],
+     {"backward of layers.1.mlp at model.py:8": 1}),
+    ([node(55), op("x::a", 57, BACKWARD)], {"backward at train.py:4": 1}),
+    ([node(75, 7), op("x::a", 81, BACKWARD)], {"recomputation in layers.0 at model.py:9": 1}),
+    ([node(55, 7), of_fsdp(55, "layers.1"), op("x::a", 57, BACKWARD)], {"backward of layers.1 at train.py:4": 1}),
+    ([of_fsdp(20, "0", 100), op("x::a", 22)], {"module 0 at model.py:8": 1}),
+])  # fmt: skip
 def test_operators_have_the_places_of_modules_and_lines(events, places):
     moments = [Moment(round(BASE_NS + (ORIGIN_US + at) * 1000), *what) for at, what in RUNNING.items()]
     step = trace(boundary(0), *events, boundary(100))
