@@ -2,7 +2,6 @@
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,14 +33,14 @@ def record(recorder: Recorder, losses: list[float]) -> None:
         recorder.loss(loss)
 
 
-def test_first_step_starts_the_recorder(recorder: Recorder) -> None:
+def test_first_step_starts_the_recorder(recorder):
     record(recorder, [3.0, 2.0])
     result = recorder.result()
     assert (len(result.step_times_ms), result.loss, result.environment["device"]) == (2, [3.0, 2.0], "cpu")
     assert result.metrics["tokens_per_s"] == pytest.approx(20 / (sum(result.step_times_ms) / 1000))
 
 
-def test_warm_up_has_neither_times_nor_losses_nor_tokens(recorder: Recorder) -> None:
+def test_warm_up_has_neither_times_nor_losses_nor_tokens(recorder):
     recorder.start(warmup=2)
     record(recorder, [5.0, 4.0, 3.0])
     result = recorder.result()
@@ -49,19 +48,19 @@ def test_warm_up_has_neither_times_nor_losses_nor_tokens(recorder: Recorder) -> 
     assert result.metrics["tokens_per_s"] == pytest.approx(10 / (result.step_times_ms[0] / 1000))
 
 
-def test_without_tokens_there_is_no_throughput(recorder: Recorder) -> None:
+def test_without_tokens_there_is_no_throughput(recorder):
     with recorder.step():
         pass
     assert recorder.result().metrics == {}
 
 
-def test_own_throughput_is_not_replaced(recorder: Recorder) -> None:
+def test_own_throughput_is_not_replaced(recorder):
     recorder.metric("tokens_per_s", 7.0)
     record(recorder, [1.0])
     assert recorder.result().metrics == {"tokens_per_s": 7.0}
 
 
-def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder: Recorder) -> None:
+def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder):
     loss = torch.tensor(2.0, requires_grad=True)
     with recorder.step():
         pass
@@ -72,14 +71,14 @@ def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder: Recorder) ->
     assert (recorder.result().loss, recorder.result().grad_norm) == ([2.0], [4.0])
 
 
-def test_weights_are_hashed_after_the_last_step(recorder: Recorder) -> None:
+def test_weights_are_hashed_after_the_last_step(recorder):
     model = torch.nn.Linear(3, 3)
     record(recorder, [1.0, 1.0])
     recorder.weights(model)
     assert recorder.result().weight_hashes == {"2": hash_parameters(model.named_parameters()).hex}
 
 
-def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_path: Path) -> None:
+def test_weights_under_ddp_have_the_hash_of_the_model(recorder, tmp_path):
     model = torch.nn.Linear(2, 3)
     with own_group(tmp_path):
         record(recorder, [1.0])
@@ -94,14 +93,14 @@ def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_pa
 
 
 @pytest.mark.parametrize("given", [7, {"w": torch.zeros(1)}, [torch.nn.Linear(2, 2)]], ids=["number", "state", "list"])
-def test_weights_of_something_else_than_a_module_are_refused(recorder: Recorder, given: object) -> None:
+def test_weights_of_something_else_than_a_module_are_refused(recorder, given):
     expected = rf"recorder.weights: got a {type(given).__name__}, allowed is a torch.nn.Module, .*ModuleList"
     with pytest.raises(TypeError, match=expected):
-        recorder.weights(given)  # type: ignore[arg-type]
+        recorder.weights(given)
 
 
 @pytest.mark.parametrize("kind", ["loss", "grad_norm"])
-def test_tensor_of_several_elements_is_refused_where_it_is_recorded(recorder: Recorder, kind: str) -> None:
+def test_tensor_of_several_elements_is_refused_where_it_is_recorded(recorder, kind):
     with recorder.step():
         pass
     expected = rf"recorder.{kind}: got a tensor of shape \[4\], allowed is a number or a tensor with one element"
@@ -109,7 +108,7 @@ def test_tensor_of_several_elements_is_refused_where_it_is_recorded(recorder: Re
         getattr(recorder, kind)(torch.ones(4))
 
 
-def test_second_model_after_the_same_step_is_refused(recorder: Recorder) -> None:
+def test_second_model_after_the_same_step_is_refused(recorder):
     one, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     recorder.start(warmup=1)
     for _ in range(2):
@@ -121,7 +120,7 @@ def test_second_model_after_the_same_step_is_refused(recorder: Recorder) -> None
         recorder.weights(other)
 
 
-def test_same_weights_may_be_recorded_again(recorder: Recorder) -> None:
+def test_same_weights_may_be_recorded_again(recorder):
     model = torch.nn.Linear(3, 3)
     record(recorder, [1.0])
     recorder.weights(model)
@@ -129,7 +128,7 @@ def test_same_weights_may_be_recorded_again(recorder: Recorder) -> None:
     assert list(recorder.result().weight_hashes) == ["1"]
 
 
-def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder: Recorder) -> None:
+def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder):
     def last_step() -> None:
         with recorder.step():
             recorder.loss(1.0)
@@ -144,7 +143,7 @@ def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recorder: Recorder, warmup: int) -> None:
+def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recorder, warmup):
     recorder.start(warmup=warmup)
     with recorder.step(), pytest.raises(RuntimeError, match="inside of another step"), recorder.step():
         pass
@@ -152,13 +151,13 @@ def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recor
     assert len(recorder.result().step_times_ms) == 2 - warmup
 
 
-def test_second_start_is_refused(recorder: Recorder) -> None:
+def test_second_start_is_refused(recorder):
     record(recorder, [1.0])
     with pytest.raises(RuntimeError, match="called twice, or after the first"):
         recorder.start()
 
 
-def test_script_without_a_measured_step_fails_with_what_to_do(recorder: Recorder) -> None:
+def test_script_without_a_measured_step_fails_with_what_to_do(recorder):
     recorder.start(warmup=5)
     record(recorder, [1.0])
     with pytest.raises(RuntimeError, match="run more steps than the warm-up has"):
@@ -176,23 +175,22 @@ def ranks(monkeypatch):
     return lambda rank: monkeypatch.setenv("RANK", str(rank))
 
 
-def test_log_of_a_rank_becomes_its_result(tmp_path, ranks) -> None:
+def test_log_of_a_rank_becomes_its_result(tmp_path, ranks):
     ranks(1)
     (tmp_path / "output.log").write_text("step 1: 9 ms, loss 3\nstep 2: 1.5 ms, loss 2\n")
     result = _adapted_result(adapter(warmup=1), tmp_path)
-    assert result is not None
     assert (result.step_times_ms, result.loss, result.weight_hashes, result.collective_ms) == ([1.5], [2.0], {}, [])
     assert result.environment["torch"] == torch.__version__
 
 
-def test_rank_that_does_not_log_has_no_result(tmp_path, ranks) -> None:
+def test_rank_that_does_not_log_has_no_result(tmp_path, ranks):
     ranks(1)
     assert _adapted_result(adapter(ranks="first"), tmp_path) is None
     ranks(0)
     assert _adapted_result(adapter(ranks="last"), tmp_path) is None
 
 
-def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, ranks) -> None:
+def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, ranks):
     ranks(0)
     (tmp_path / "output.log").write_text("nothing of it\n")
     with pytest.raises(AdapterError, match=r"which ends:\n  \| nothing of it"):
@@ -200,15 +198,15 @@ def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, rank
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(("record_value", "quantity"), [("loss", "loss"), ("grad_norm", "gradient norm")])
+@pytest.mark.parametrize(("method", "quantity"), [("loss", "loss"), ("grad_norm", "gradient norm")])
 def test_value_that_is_not_finite_names_quantity_rank_and_first_step(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, record_value: str, quantity: str, value: float
-) -> None:
+    recorder, monkeypatch, method, quantity, value
+):
     monkeypatch.setenv("RANK", "3")
     for recorded in (2.0, value, value, 1.0):
         with recorder.step():
             pass
-        getattr(recorder, record_value)(torch.tensor(recorded))
+        getattr(recorder, method)(torch.tensor(recorded))
     expected = f"{quantity} of rank 3 is {value} first in measured step 2 of 4; "
     with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
         refuse_non_finite(recorder.result())
@@ -216,9 +214,7 @@ def test_value_that_is_not_finite_names_quantity_rank_and_first_step(
         recorder.weights(torch.nn.Linear(2, 2))
 
 
-def test_loss_that_only_some_steps_have_names_the_recorded_value(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_that_only_some_steps_have_names_the_recorded_value(recorder, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     record(recorder, [1.0, float("nan")])
     with recorder.step():
@@ -227,7 +223,7 @@ def test_loss_that_only_some_steps_have_names_the_recorded_value(
         refuse_non_finite(recorder.result())
 
 
-def test_metric_that_is_not_finite_is_named(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metric_that_is_not_finite_is_named(recorder, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     recorder.metric("samples_per_s", float("inf"))
     record(recorder, [1.0])
@@ -236,9 +232,7 @@ def test_metric_that_is_not_finite_is_named(recorder: Recorder, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_parameter_that_is_not_finite_names_the_rank_and_the_step(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_parameter_that_is_not_finite_names_the_rank_and_the_step(recorder, monkeypatch, dtype):
     monkeypatch.setenv("RANK", "2")
     model = torch.nn.Linear(3, 2, dtype=dtype)
     record(recorder, [2.0, 1.0])
@@ -287,7 +281,7 @@ main(sys.argv[1])
         ("end", "parameter 1.bias of rank 1 has 4 of 4 elements that are NaN or infinite at the end of the script"),
     ],
 )
-def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path, way, found) -> None:
+def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path, way, found):
     (tmp_path / "train.py").write_text(DIVERGING)
     (folder := tmp_path / "ranks" / "1").mkdir(parents=True)
     command, adapter = Command(script="train.py", args=(way,)), {"kind": "log", "pattern": PATTERN, "file": "log"}
@@ -305,7 +299,7 @@ def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path,
     assert not (folder / "result.json").exists()
 
 
-def test_hashes_of_single_parameters_are_recorded_of_the_first_steps(recorder: Recorder) -> None:
+def test_hashes_of_single_parameters_are_recorded_of_the_first_steps(recorder):
     model = torch.nn.Linear(3, 2)
     for _ in range(6):
         with recorder.step():
