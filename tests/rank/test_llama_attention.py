@@ -57,15 +57,12 @@ def test_every_kernel_computes_causal_attention_and_its_gradients(kernel, num_qu
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("hip", "deterministic", "device", "unfused"),
-    [
-        (None, True, "cuda", False),
-        ("6.4", False, "cuda", False),
-        ("6.4", True, "cuda", True),
-        (None, False, "cpu", True),
-    ],
-)
+@pytest.mark.parametrize(("hip", "deterministic", "device", "unfused"), [
+    (None, True, "cuda", False),
+    ("6.4", False, "cuda", False),
+    ("6.4", True, "cuda", True),
+    (None, False, "cpu", True),
+])  # fmt: skip
 def test_flex_attention_runs_unfused_where_compiled_kernels_do_not_repeat_their_bits(
     monkeypatch, hip, deterministic, device, unfused
 ):

@@ -199,9 +199,7 @@ def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, rank
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(("method", "quantity"), [("loss", "loss"), ("grad_norm", "gradient norm")])
-def test_value_that_is_not_finite_names_quantity_rank_and_first_step(
-    recorder, monkeypatch, method, quantity, value
-):
+def test_value_that_is_not_finite_names_quantity_rank_and_first_step(recorder, monkeypatch, method, quantity, value):
     monkeypatch.setenv("RANK", "3")
     for recorded in (2.0, value, value, 1.0):
         with recorder.step():
@@ -273,14 +271,11 @@ main(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize(
-    ("way", "found"),
-    [
-        ("recorder.step", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; "),
-        ("optimizer", "loss of rank 1 is nan first in step 10 of 12; "),
-        ("end", "parameter 1.bias of rank 1 has 4 of 4 elements that are NaN or infinite at the end of the script"),
-    ],
-)
+@pytest.mark.parametrize(("way", "found"), [
+    ("recorder.step", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; "),
+    ("optimizer", "loss of rank 1 is nan first in step 10 of 12; "),
+    ("end", "parameter 1.bias of rank 1 has 4 of 4 elements that are NaN or infinite at the end of the script"),
+])  # fmt: skip
 def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path, way, found):
     (tmp_path / "train.py").write_text(DIVERGING)
     (folder := tmp_path / "ranks" / "1").mkdir(parents=True)

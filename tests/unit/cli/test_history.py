@@ -189,15 +189,12 @@ def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys
     assert "history/z.jsonl:2: not valid JSON" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["history", "--since", "f" * 40], 2, "--since: got 'fff"),
-        (["history", "--since", commit_of(0)[:6]], 2, "allowed are 7 or more digits of a commit"),
-        (["history", "--branch", "gone"], 2, "--branch: got 'gone', allowed is one of ['main']"),
-        (["empty"], 1, "contains no history, i.e. no file whose name ends in .jsonl; the option --aorta-history="),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "message"), [
+    (["history", "--since", "f" * 40], 2, "--since: got 'fff"),
+    (["history", "--since", commit_of(0)[:6]], 2, "allowed are 7 or more digits of a commit"),
+    (["history", "--branch", "gone"], 2, "--branch: got 'gone', allowed is one of ['main']"),
+    (["empty"], 1, "contains no history, i.e. no file whose name ends in .jsonl; the option --aorta-history="),
+])  # fmt: skip
 def test_what_can_not_be_searched_is_an_error(here, otava, capsys, arguments, code, message):
     write_history(here / "history", entries_of(STEADY))
     (here / "empty").mkdir()

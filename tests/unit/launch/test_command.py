@@ -78,16 +78,13 @@ def test_ranks_get_devices_threads_limit_and_kernels_of_the_plan(tmp_path, monke
     assert {name: found.get(name) for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "is_pinned"),
-    [
-        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse4_1 avx2 fma\n", True),
-        # Without AVX2, ATen's AVX2 kernels would be an illegal instruction.
-        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu sse4_1 avx\n", False),
-        ("Features\t: fp asimd\n", False),
-        (None, False),
-    ],
-)
+@pytest.mark.parametrize(("cpuinfo", "is_pinned"), [
+    ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse4_1 avx2 fma\n", True),
+    # Without AVX2, ATen's AVX2 kernels would be an illegal instruction.
+    ("vendor_id\t: GenuineIntel\nflags\t\t: fpu sse4_1 avx\n", False),
+    ("Features\t: fp asimd\n", False),
+    (None, False),
+])  # fmt: skip
 def test_kernels_are_pinned_only_on_a_cpu_that_has_them(tmp_path, cpuinfo, is_pinned):
     file = tmp_path / "cpuinfo"
     if cpuinfo is not None:
@@ -95,14 +92,11 @@ def test_kernels_are_pinned_only_on_a_cpu_that_has_them(tmp_path, cpuinfo, is_pi
     assert pinned_cpu_kernels(file) == (CPU_KERNELS if is_pinned else {})
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"spec": SPEC, "script": None, "world": ON_GPUS},
-        {"args": ("--lr", "1"), "profiler": "torch", "profiler_schedule": ProfilerSchedule.parse("wait=2 memory")},
-        {"cwd": Path(os.fsdecode(b"/not-utf-8-\xff"))},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"spec": SPEC, "script": None, "world": ON_GPUS},
+    {"args": ("--lr", "1"), "profiler": "torch", "profiler_schedule": ProfilerSchedule.parse("wait=2 memory")},
+    {"cwd": Path(os.fsdecode(b"/not-utf-8-\xff"))},
+])  # fmt: skip
 def test_ranks_read_the_plan_that_pytest_has_written(tmp_path, changes):
     plan = make_plan(tmp_path, **changes)
     prepare_folder(plan)

@@ -83,19 +83,16 @@ def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only
     assert "1 of 3 tests failed, 1 regression, 1 inconclusive, 1 metric unchanged" in text
 
 
-@pytest.mark.parametrize(
-    ("records", "start"),
-    [
-        ([GOOD], CHECK + "pytest-aorta: 1 of 1 test passed"),
-        ([GOOD, OPEN], WARNING),
-        ([GOOD, FAILED], CROSS + "pytest-aorta: 1 of 2 tests failed"),
-        ([TestRecord("a", lacked_devices="needs 8 GPUs", outcome="skipped")], WARNING),
-        ([], WARNING),
-        ([replace(FAILED, outcome=RETRIED), GOOD], WARNING),
-        ([make_record("a.py::run", launches=ran(1))], WARNING),
-        ([make_record("a.py::caught", comparisons=(Comparison("a", has_failed=True),))], CROSS),
-    ],
-)
+@pytest.mark.parametrize(("records", "start"), [
+    ([GOOD], CHECK + "pytest-aorta: 1 of 1 test passed"),
+    ([GOOD, OPEN], WARNING),
+    ([GOOD, FAILED], CROSS + "pytest-aorta: 1 of 2 tests failed"),
+    ([TestRecord("a", lacked_devices="needs 8 GPUs", outcome="skipped")], WARNING),
+    ([], WARNING),
+    ([replace(FAILED, outcome=RETRIED), GOOD], WARNING),
+    ([make_record("a.py::run", launches=ran(1))], WARNING),
+    ([make_record("a.py::caught", comparisons=(Comparison("a", has_failed=True),))], CROSS),
+])  # fmt: skip
 def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, start):
     assert f"## {headline(records)}".startswith(start)
     assert markdown(records).startswith(start)

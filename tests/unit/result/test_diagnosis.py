@@ -448,26 +448,20 @@ def test_rank_that_stays_after_its_script_returned_is_named_with_its_steps(tmp_p
     assert f"rank 1, step {steps}: run_script" in text.splitlines()[1]
 
 
-@pytest.mark.parametrize(
-    ("reason", "headline"),
-    [
-        (EndReason.TIME_LIMIT, "rendezvous: no rank started; time limit of 60 s reached"),
-        (EndReason.OUTPUT_CAP, "output cap: logs exceed 64 MiB, rank 0 wrote most; ranks 0, 1 left no result"),
-        (EndReason.PARENT_GONE, "interrupted: pytest ended before the launch did"),
-        (EndReason.GUARD_LOST, "guard lost: the process that watches the ranks was killed"),
-    ],
-)
+@pytest.mark.parametrize(("reason", "headline"), [
+    (EndReason.TIME_LIMIT, "rendezvous: no rank started; time limit of 60 s reached"),
+    (EndReason.OUTPUT_CAP, "output cap: logs exceed 64 MiB, rank 0 wrote most; ranks 0, 1 left no result"),
+    (EndReason.PARENT_GONE, "interrupted: pytest ended before the launch did"),
+    (EndReason.GUARD_LOST, "guard lost: the process that watches the ranks was killed"),
+])  # fmt: skip
 def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
     check_parts(diagnose(tmp_path, Left({}, ended(reason, None))).text, (headline,))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "headline"),
-    [
-        ({}, "rendezvous: no rank started; {} ended with exit code 1"),
-        ({0: {"pid": "7"}}, "rendezvous: {} ended with exit code 1 before any rank failed; ranks 0, 1 left no result"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "headline"), [
+    ({}, "rendezvous: no rank started; {} ended with exit code 1"),
+    ({0: {"pid": "7"}}, "rendezvous: {} ended with exit code 1 before any rank failed; ranks 0, 1 left no result"),
+])  # fmt: skip
 @pytest.mark.parametrize(
     ("launcher", "program"), [(LauncherKind.TORCHRUN, "torchrun"), (LauncherKind.FORKSERVER, "the fork server's agent")]
 )
@@ -507,14 +501,11 @@ def test_huge_log_is_read_from_its_end_only(tmp_path):
     assert "last words" in diagnose(tmp_path, Left({}, exits={0: 3})).text
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        (EndReason.NODE_LOST, "node lost"),
-        (EndReason.NODE_LAUNCHER, "node launcher"),
-        (EndReason.NODE_MISMATCH, "node mismatch"),
-    ],
-)
+@pytest.mark.parametrize(("reason", "kind"), [
+    (EndReason.NODE_LOST, "node lost"),
+    (EndReason.NODE_LAUNCHER, "node launcher"),
+    (EndReason.NODE_MISMATCH, "node mismatch"),
+])  # fmt: skip
 def test_failure_of_a_node_is_reported_in_the_coordinators_words(tmp_path, reason, kind):
     (tmp_path / "agent.log").write_text("== node 1 (b) ==\nno such partition\n")
     write_rank_file(tmp_path, 0, "error.json", raised(1, "connection closed by peer")["error.json"])

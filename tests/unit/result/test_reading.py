@@ -147,54 +147,48 @@ def test_rank_file_that_is_too_large_says_how_large_it_may_be(tmp_path):
     assert "ranks/1/result.json: larger than the 16,777,216 bytes allowed" in collect_error(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"passed": "yes"}, '$.passed: got "yes"; Expected `bool`'),
-        ({"failure_count": -1}, "$.failure_count: got -1; Expected `int` >= 0"),
-        ({"step_times_ms": [1.0, "2", 3.0]}, '$.step_times_ms[1]: got "2"; Expected `float`'),
-        ({"step_times_ms": [1.0, -2.0, 3.0]}, "$.step_times_ms[1]: got -2.0; Expected `float` >= 0"),
-        ({"step_times_ms": []}, "$.step_times_ms: Expected `array` of length >= 1"),
-        ({"configured_iterations": 2.5}, "$.configured_iterations: got 2.5; Expected `int`"),
-        ({"metrics": {"a": 1.0, "b": None, "c": None}}, '$.metrics["b"]: got null; Expected `float`, got `null`'),
-        ({"metrics": {"a": 1.0, "Tokens/s": 1.0}}, '$.metrics: got "Tokens/s"; Expected `str` matching regex'),
-        ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
-        ({"loss": None}, "$.loss: got null; Expected `array`"),
-        ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
-        ({"failures": [{"kind": "x"}]}, "missing required field"),
-        ({"extra": 1}, "extra"),
-        ({"collective_ms": [-1.0]}, "$.collective_ms[0]: got -1.0; Expected `float` >= 0"),
-        ({"memory_bytes": [1.5]}, "$.memory_bytes[0]: got 1.5; Expected `int`"),
-        ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
-        ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
-        ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
-        ({"overlap": [{}]}, "$.profile.steps[0]: Object missing required field `step_ms`"),
-        ({"timeline": {"gossip": [[0.0, 1.0]]}}, '$.profile.timeline: got "gossip"'),
-        ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"passed": "yes"}, '$.passed: got "yes"; Expected `bool`'),
+    ({"failure_count": -1}, "$.failure_count: got -1; Expected `int` >= 0"),
+    ({"step_times_ms": [1.0, "2", 3.0]}, '$.step_times_ms[1]: got "2"; Expected `float`'),
+    ({"step_times_ms": [1.0, -2.0, 3.0]}, "$.step_times_ms[1]: got -2.0; Expected `float` >= 0"),
+    ({"step_times_ms": []}, "$.step_times_ms: Expected `array` of length >= 1"),
+    ({"configured_iterations": 2.5}, "$.configured_iterations: got 2.5; Expected `int`"),
+    ({"metrics": {"a": 1.0, "b": None, "c": None}}, '$.metrics["b"]: got null; Expected `float`, got `null`'),
+    ({"metrics": {"a": 1.0, "Tokens/s": 1.0}}, '$.metrics: got "Tokens/s"; Expected `str` matching regex'),
+    ({"weight_hashes": {"3": "XYZ"}}, '$.weight_hashes["3"]: got "XYZ"; Expected `str` matching regex'),
+    ({"loss": None}, "$.loss: got null; Expected `array`"),
+    ({"environment": {"torch": []}}, '$.environment["torch"]: Expected'),
+    ({"failures": [{"kind": "x"}]}, "missing required field"),
+    ({"extra": 1}, "extra"),
+    ({"collective_ms": [-1.0]}, "$.collective_ms[0]: got -1.0; Expected `float` >= 0"),
+    ({"memory_bytes": [1.5]}, "$.memory_bytes[0]: got 1.5; Expected `int`"),
+    ({"canary_before": {"fft_ms": 1.0}}, '$.canary_before: got "fft_ms"'),
+    ({"overlap": [STEP | {"step_ms": 0.0}]}, "$.profile.steps[0].step_ms: got 0.0; Expected `float` > 0"),
+    ({"overlap": [STEP | {"collectives": {"gossip": {}}}]}, '$.profile.steps[0].collectives: got "gossip"'),
+    ({"overlap": [{}]}, "$.profile.steps[0]: Object missing required field `step_ms`"),
+    ({"timeline": {"gossip": [[0.0, 1.0]]}}, '$.profile.timeline: got "gossip"'),
+    ({"timeline": {"compute": [[-1.0, 0.0]]}}, '$.profile.timeline["compute"][0][0]: got -1.0'),
+])  # fmt: skip
 def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, changes, message):
     assert message in rank_value_error(tmp_path, **changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"passed": True, "failure_count": 2}, "passed is True with failure_count 2"),
-        ({"passed": False, "failure_count": 0}, "passed is False with failure_count 0"),
-        ({"total_iterations": 2}, "3 iterations configured, 2 done, 3 step times; they have to be equal"),
-        ({"configured_iterations": 4}, "4 iterations configured, 3 done, 3 step times; they have to be equal"),
-        ({"step_times_ms": [1.0]}, "3 iterations configured, 3 done, 1 step times; they have to be equal"),
-        *(
-            ({name: [2.0, 1.0]}, f"{name} has 2 values for 3 measured steps; record it after every step, as recorder.")
-            for name in ("loss", "grad_norm")
-        ),
-        ({"collective_ms": [1.0] * 4}, "collective_ms has 4 entries for 3 steps; allowed is one per step"),
-        ({"tensor_hashes": {"weights": {"names": ["w", "v"], "shapes": [[2]] * 2, "steps": {"3": ["0" * 32] * 3}}}},
-         "hashes of weights: 2 names, 3 entries of step 3; they have to be equal"),
-        ({"overlap": [STEP, STEP | {"hidden_comm_ms": 3.5}]}, "profiled step 1: hidden_comm_ms is more than comm_ms"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"passed": True, "failure_count": 2}, "passed is True with failure_count 2"),
+    ({"passed": False, "failure_count": 0}, "passed is False with failure_count 0"),
+    ({"total_iterations": 2}, "3 iterations configured, 2 done, 3 step times; they have to be equal"),
+    ({"configured_iterations": 4}, "4 iterations configured, 3 done, 3 step times; they have to be equal"),
+    ({"step_times_ms": [1.0]}, "3 iterations configured, 3 done, 1 step times; they have to be equal"),
+    *(
+        ({name: [2.0, 1.0]}, f"{name} has 2 values for 3 measured steps; record it after every step, as recorder.")
+        for name in ("loss", "grad_norm")
+    ),
+    ({"collective_ms": [1.0] * 4}, "collective_ms has 4 entries for 3 steps; allowed is one per step"),
+    ({"tensor_hashes": {"weights": {"names": ["w", "v"], "shapes": [[2]] * 2, "steps": {"3": ["0" * 32] * 3}}}},
+     "hashes of weights: 2 names, 3 entries of step 3; they have to be equal"),
+    ({"overlap": [STEP, STEP | {"hidden_comm_ms": 3.5}]}, "profiled step 1: hidden_comm_ms is more than comm_ms"),
+])  # fmt: skip
 def test_values_of_one_rank_that_contradict_each_other_are_refused(tmp_path, changes, message):
     assert message in rank_value_error(tmp_path, **changes)
 
@@ -283,16 +277,13 @@ def test_document_has_the_names_of_aorta_beside_those_of_single_ranks(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda ranks: ranks[1]["step_times_ms"].pop(), "3 done, 2 step times"),
-        (lambda ranks: ranks[1]["step_times_ms"].__setitem__(0, -2.0), "got -2.0; Expected `float` >= 0"),
-        (lambda ranks: ranks[1]["metrics"].clear(), "metrics of rank 1 is []"),
-        (lambda ranks: ranks.append(ranks[0]), "got 3 ranks, allowed is 2"),
-        (lambda ranks: [rank.update(step_times_ms=[0.0] * 3) for rank in ranks], "got a median of 0 ms"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda ranks: ranks[1]["step_times_ms"].pop(), "3 done, 2 step times"),
+    (lambda ranks: ranks[1]["step_times_ms"].__setitem__(0, -2.0), "got -2.0; Expected `float` >= 0"),
+    (lambda ranks: ranks[1]["metrics"].clear(), "metrics of rank 1 is []"),
+    (lambda ranks: ranks.append(ranks[0]), "got 3 ranks, allowed is 2"),
+    (lambda ranks: [rank.update(step_times_ms=[0.0] * 3) for rank in ranks], "got a median of 0 ms"),
+])  # fmt: skip
 def test_stored_result_whose_ranks_contradict_each_other_is_refused(tmp_path, change, message):
     collect(tmp_path, rank_values(), rank_values())
     ranks = json.loads((tmp_path / "result.json").read_text())["ranks"]

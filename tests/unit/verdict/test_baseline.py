@@ -100,27 +100,24 @@ def test_one_changed_value_changes_one_line(tmp_path):
     assert len(before) == len(after)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("launches.0.facts.num_steps", "20", '$.launches[0].facts.num_steps: got "20"; Expected `int`'),
-        ("launches.0.facts.num_steps", 0, "$.launches[0].facts.num_steps: got 0; Expected `int` >= 1"),
-        ("launches.0.facts.step_time_ms", {"p50": -1.0}, "$.launches[0].facts.step_time_ms"),
-        ("launches.0.facts.launcher", "mpirun", "(torchrun|forkserver)"),
-        ("launches.0.facts.weight_hashes", {"3": "xyz"}, "^[0-9a-f]{16,64}$"),
-        ("launches.0.facts.block", "here", '$.launches[0].facts.block: got "here"; Expected `str` matching regex'),
-        ("launches", [], "$.launches: Expected `array` of length >= 1"),
-        ("launches", {}, "$.launches: Expected `array`"),
-        ("config", [], "$.config: Expected `object`"),
-        ("extra", 1, "unknown key 'extra'"),
-        ("launches.0.facts.slowest_rank_p50_ms", 1.0, "unknown key 'slowest_rank_p50_ms'"),
-        ("launches.0.revision", 0, "$.launches[0].revision: got 0; Expected `int` >= 1"),
-        ("launches.0.center", 1, "$.launches[0].center: got 1; Expected `bool`"),
-        ("launches.0.facts.canary_ms", {"fft_ms": 1.0}, "^(gemm|all_reduce)_ms$"),
-        ("forced", {"first": "why"}, "^[1-9][0-9]{0,5}$"),
-        ("forced", {"1": ""}, "length >= 1"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "message"), [
+    ("launches.0.facts.num_steps", "20", '$.launches[0].facts.num_steps: got "20"; Expected `int`'),
+    ("launches.0.facts.num_steps", 0, "$.launches[0].facts.num_steps: got 0; Expected `int` >= 1"),
+    ("launches.0.facts.step_time_ms", {"p50": -1.0}, "$.launches[0].facts.step_time_ms"),
+    ("launches.0.facts.launcher", "mpirun", "(torchrun|forkserver)"),
+    ("launches.0.facts.weight_hashes", {"3": "xyz"}, "^[0-9a-f]{16,64}$"),
+    ("launches.0.facts.block", "here", '$.launches[0].facts.block: got "here"; Expected `str` matching regex'),
+    ("launches", [], "$.launches: Expected `array` of length >= 1"),
+    ("launches", {}, "$.launches: Expected `array`"),
+    ("config", [], "$.config: Expected `object`"),
+    ("extra", 1, "unknown key 'extra'"),
+    ("launches.0.facts.slowest_rank_p50_ms", 1.0, "unknown key 'slowest_rank_p50_ms'"),
+    ("launches.0.revision", 0, "$.launches[0].revision: got 0; Expected `int` >= 1"),
+    ("launches.0.center", 1, "$.launches[0].center: got 1; Expected `bool`"),
+    ("launches.0.facts.canary_ms", {"fft_ms": 1.0}, "^(gemm|all_reduce)_ms$"),
+    ("forced", {"first": "why"}, "^[1-9][0-9]{0,5}$"),
+    ("forced", {"1": ""}, "length >= 1"),
+])  # fmt: skip
 def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, path, value, message):
     def change(document):
         *parents, key = path.split(".")

@@ -77,17 +77,14 @@ SLOWER_CPU = PINNED_CPU | {"num_threads": 2}
 EARLIER = make_facts().weight_hashes | {"9": "f" * 16}
 
 
-@pytest.mark.parametrize(
-    ("recorded", "changed", "detail"),
-    [
-        ({}, {"weight_hashes": EARLIER}, "after step 9; after the last step, 10, the weights are equal"),
-        ({"environment": PINNED_CPU}, {"weight_hashes": EARLIER, "environment": SLOWER_CPU},
-         "after step 9; after the last step, 10, the weights are equal; changed settings: num_threads 1 -> 2"),
-        # A setting says nothing of a count.
-        ({"environment": PINNED_CPU, "metrics": {"num_parameters": 4.0}},
-         {"environment": SLOWER_CPU, "metrics": {"num_parameters": 5.0}}, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("recorded", "changed", "detail"), [
+    ({}, {"weight_hashes": EARLIER}, "after step 9; after the last step, 10, the weights are equal"),
+    ({"environment": PINNED_CPU}, {"weight_hashes": EARLIER, "environment": SLOWER_CPU},
+     "after step 9; after the last step, 10, the weights are equal; changed settings: num_threads 1 -> 2"),
+    # A setting says nothing of a count.
+    ({"environment": PINNED_CPU, "metrics": {"num_parameters": 4.0}},
+     {"environment": SLOWER_CPU, "metrics": {"num_parameters": 5.0}}, ""),
+])  # fmt: skip
 def test_regression_says_after_which_step_and_with_which_settings(recorded, changed, detail):
     verdicts = check(make_facts(**changed), baseline=make_baseline(launches=stored(make_facts(**recorded))))
     assert [row.detail for row in verdicts.rows if row.outcome is Outcome.REGRESSION] == [detail]
@@ -131,16 +128,13 @@ def test_variants_that_hash_other_steps_are_compared_in_the_steps_of_both():
     ].detail.startswith("after step 4; ")
 
 
-@pytest.mark.parametrize(
-    ("recorded", "changed", "detail"),
-    [
-        ("0000", "ffff", "the weights first differ after step 1"),
-        ("0000", "00ff", "the weights first differ after step 4, and are equal after step 2"),
-        ("0000", "000f", "the weights first differ after step 8, and are equal after step 4"),
-        # Only the last step is hashed by both sides.
-        ("   0", "  ff", ""),
-    ],
-)
+@pytest.mark.parametrize(("recorded", "changed", "detail"), [
+    ("0000", "ffff", "the weights first differ after step 1"),
+    ("0000", "00ff", "the weights first differ after step 4, and are equal after step 2"),
+    ("0000", "000f", "the weights first differ after step 8, and are equal after step 4"),
+    # Only the last step is hashed by both sides.
+    ("   0", "  ff", ""),
+])  # fmt: skip
 def test_weights_that_differ_to_the_end_say_after_which_step_they_first_do(recorded, changed, detail):
     before, after = (
         {step: value * 16 for step, value in zip("1248", side, strict=True) if value != " "}

@@ -128,21 +128,18 @@ def test_every_measured_step_keeps_the_sum_rules(lanes, bounds):
 GOOD = StepOverlap(10, 6, 5, 2, 1, 3, {"all_gather": CollectiveTime(3, 2), "reduce_scatter": CollectiveTime(3, 1)})
 
 
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"hidden_comm_ms": 5.1}, "hidden_comm_ms is more than comm_ms"),
-        ({"compute_ms": 2.9}, "hidden_comm_ms is more than compute_ms"),
-        ({"comm_ms": 11.0, "hidden_comm_ms": 6.0}, "comm_ms is more than step_ms"),
-        ({"idle_ms": 2.1}, "idle_ms are more than step_ms"),
-        ({"exposed_wait_ms": 1.1, "copy_ms": 0.0}, "idle_ms are more than step_ms"),
-        ({"copy_ms": 0.9}, "idle_ms are less than step_ms"),
-        ({"collectives": {"all_gather": CollectiveTime(3, 2)}}, "comm_ms is more than all its collectives"),
-        ({"collectives": {"other": CollectiveTime(5, 5.1)}}, "hidden_ms of other is more than its total_ms"),
-        ({"collectives": {"other": CollectiveTime(5.1, 3)}}, "other is more than comm_ms"),
-        ({"collectives": {"other": CollectiveTime(5, 3.1)}}, "hidden_ms of other is more than hidden_comm_ms"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "rule"), [
+    ({"hidden_comm_ms": 5.1}, "hidden_comm_ms is more than comm_ms"),
+    ({"compute_ms": 2.9}, "hidden_comm_ms is more than compute_ms"),
+    ({"comm_ms": 11.0, "hidden_comm_ms": 6.0}, "comm_ms is more than step_ms"),
+    ({"idle_ms": 2.1}, "idle_ms are more than step_ms"),
+    ({"exposed_wait_ms": 1.1, "copy_ms": 0.0}, "idle_ms are more than step_ms"),
+    ({"copy_ms": 0.9}, "idle_ms are less than step_ms"),
+    ({"collectives": {"all_gather": CollectiveTime(3, 2)}}, "comm_ms is more than all its collectives"),
+    ({"collectives": {"other": CollectiveTime(5, 5.1)}}, "hidden_ms of other is more than its total_ms"),
+    ({"collectives": {"other": CollectiveTime(5.1, 3)}}, "other is more than comm_ms"),
+    ({"collectives": {"other": CollectiveTime(5, 3.1)}}, "hidden_ms of other is more than hidden_comm_ms"),
+])  # fmt: skip
 def test_impossible_lengths_are_named(changes, rule):
     assert GOOD.broken_rule() is None
     assert replace(GOOD, **changes).broken_rule().endswith(rule)

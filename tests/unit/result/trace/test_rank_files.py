@@ -61,14 +61,11 @@ def test_launch_in_which_a_rank_has_no_telemetry_has_no_iterations(tmp_path):
     assert read_iterations(tmp_path, 2) == ()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_comm_ms": -1.0}, r"line 1: \$.hidden_comm_ms: got -1.0"),
-        ({"step": 1.5}, r"line 1: \$.step: got 1.5"),
-        ({"step_time_ms": "1"}, r"line 1: \$.step_time_ms: got \"1\""),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"hidden_comm_ms": -1.0}, r"line 1: \$.hidden_comm_ms: got -1.0"),
+    ({"step": 1.5}, r"line 1: \$.step: got 1.5"),
+    ({"step_time_ms": "1"}, r"line 1: \$.step_time_ms: got \"1\""),
+])  # fmt: skip
 def test_line_of_another_shape_is_refused_with_its_number(tmp_path, changes, message):
     path = leave(tmp_path, 0, timed(0, 6.0, 3.0, 1.0) | changes)
     with pytest.raises(ResultError, match=message) as caught:
@@ -205,14 +202,11 @@ def test_waits_are_unknown_if_a_rank_left_no_arrivals_or_other_steps(tmp_path, d
     assert result_of(tmp_path, *documents).collective_ms == [[], []]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"began_ns": [1.5]}, r"\$.began_ns\[0\]: got 1.5"),
-        ({"ended_ns": None}, r"\$.ended_ns: got null"),
-        ({"arrived_ns": []}, r"\$.arrived_ns"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"began_ns": [1.5]}, r"\$.began_ns\[0\]: got 1.5"),
+    ({"ended_ns": None}, r"\$.ended_ns: got null"),
+    ({"arrived_ns": []}, r"\$.arrived_ns"),
+])  # fmt: skip
 def test_file_of_another_shape_is_an_error_that_names_file_and_key(tmp_path, change, message):
     path = tmp_path / "arrivals.json"
     path.write_text(json.dumps(to_builtins(rank(10)) | change))

@@ -8,14 +8,11 @@ from pytest_aorta.result.trace.profiled_steps import Cost
 from tests.unit.kineto_traces import BACKWARD, BASE_NS, ORIGIN_US, boundary, event, kernel, trace
 
 
-@pytest.mark.parametrize(
-    ("name", "tensors"),
-    [
-        ("all_gather_into_tensor", [[6]]),
-        ("all_gather_into_tensor_coalesced", [[[2], [4]]]),
-        ("all_gather_into_tensor_out", [[6], [24]]),  # which is given its result
-    ],
-)
+@pytest.mark.parametrize(("name", "tensors"), [
+    ("all_gather_into_tensor", [[6]]),
+    ("all_gather_into_tensor_coalesced", [[[2], [4]]]),
+    ("all_gather_into_tensor_out", [[6], [24]]),  # which is given its result
+])  # fmt: skip
 def test_a_functional_all_gather_moves_the_bytes_of_its_result(name, tensors):
     kind = "TensorList" if name.endswith("coalesced") else "float"
     shapes = {"Input type": [kind] * len(tensors), "Input Dims": tensors}
@@ -36,13 +33,10 @@ def test_a_message_of_gloo_has_the_type_of_the_annotation_that_begins_within_it(
     assert (row.kind, row.calls, row.dtype, row.bytes) == ("send_recv", 1, "bfloat16", 48)
 
 
-@pytest.mark.parametrize(
-    ("name", "kinds", "tensors", "kind"),
-    [
-        ("allgather_", ["", "TensorList"], [[], [[6]]], "all_gather"),
-        ("reduce_scatter_", ["TensorList", ""], [[[6]], []], "reduce_scatter"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kinds", "tensors", "kind"), [
+    ("allgather_", ["", "TensorList"], [[], [[6]]], "all_gather"),
+    ("reduce_scatter_", ["TensorList", ""], [[[6]], []], "reduce_scatter"),
+])  # fmt: skip
 def test_a_collective_on_lists_moves_the_tensors_of_all_ranks(name, kinds, tensors, kind):
     call = event("cpu_op", f"c10d::{name}", 20, 10, **{"Input type": kinds, "Input Dims": tensors})
     recorded = [RecordedCall("0", 4, "Float")]
