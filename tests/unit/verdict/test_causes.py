@@ -97,10 +97,6 @@ def test_straggler_is_the_rank_that_the_others_wait_for_more_than_in_the_referen
     assert straggler(here, there) == expected
 
 
-def test_ranks_that_are_late_in_turns_are_not_noted():
-    assert notes(TURNS, LEVEL, "baseline") == []
-
-
 @pytest.mark.parametrize("side", ["baseline", "reference"])
 def test_rank_that_arrives_last_while_all_hosts_are_late_is_not_the_straggler(side):
     """On 2 H200s, both hosts slept for 36 ms in each step, and one rank waited 20 ms for the other."""
@@ -117,18 +113,29 @@ def test_slow_rank_is_noted_with_what_the_others_wait():
     assert straggler(lagging(-0.5, 0.9)).note("baseline") == "others wait 0.9 ms/step for rank 1"
 
 
-@pytest.mark.parametrize(("changes", "found"), [
-    ({"step_time_growth": 0.041}, ["steps get slower within a launch by at least 4.1%"]),
-    ({"step_time_growth": -0.2}, ["steps get faster within a launch by at least 20.0%"]),
-    ({"memory_growth": -0.1}, []),
-], ids=["slower", "faster", "less memory"])  # fmt: skip
-def test_steps_that_change_within_a_launch_are_noted_and_memory_that_shrinks_is_not(changes, found):
-    assert notes([make_facts(**changes)], [], "baseline") == found
+def clocked(mhz: float):
+    return [make_facts(sm_clock_mhz=mhz)] * 3
 
 
-def test_growth_in_one_launch_out_of_three_is_not_noted():
-    growing = make_facts(step_time_growth=0.5, memory_growth=0.5)
-    assert notes([make_facts(), make_facts(), growing], [], "baseline") == []
+# Launches under test and the reference's -> the notes.
+NOTES = {
+    "late in turns": (TURNS, LEVEL, []),
+    "slower": ([make_facts(step_time_growth=0.041)], [], ["steps get slower within a launch by at least 4.1%"]),
+    "faster": ([make_facts(step_time_growth=-0.2)], [], ["steps get faster within a launch by at least 20.0%"]),
+    "less memory": ([make_facts(memory_growth=-0.1)], [], []),
+    "growth in one of three": ([*[make_facts()] * 2, make_facts(step_time_growth=0.5, memory_growth=0.5)], [], []),
+    "late steps": ([make_facts(), make_facts(late_steps="the host was late in 2 of 8 profiled steps")], [],
+        ["launch 2: the host was late in 2 of 8 profiled steps"]),
+    "clock well below": (clocked(1600.0), clocked(1755.0),
+        ["the SM clock was 9% lower than in the baseline: 1,600 against 1,755 MHz"]),
+    "clock a little below": (clocked(1700.0), clocked(1755.0), []),
+    "clock, unknown before": (clocked(1600.0), [make_facts()], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("here", "there", "found"), NOTES.values(), ids=NOTES)
+def test_what_changes_within_launches_or_slows_them_is_noted(here, there, found):
+    assert notes(here, there, "baseline") == found
 
 
 def canary_notes(launches, reference, side) -> list[str]:
@@ -163,11 +170,6 @@ def test_canary_within_the_range_of_the_reference_suspects_nothing():
 @pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
 def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
     assert canary_notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []
-
-
-def test_launch_with_late_steps_is_noted():
-    late = make_facts(late_steps="the host was late in 2 of 8 profiled steps")
-    assert notes([make_facts(), late], [], "baseline") == ["launch 2: the host was late in 2 of 8 profiled steps"]
 
 
 USUAL = {"compute": 8.0, "straggler": 0.0, "exposed_comm": 1.0, "copy": 0.5, "idle": 0.5}
@@ -290,14 +292,6 @@ def test_memory_that_grew_is_not_put_down_to_throttling():
 def test_throttled_reference_is_noted_since_it_can_hide_a_regression():
     verdicts = compare(launches_near(12, 3), launches_near(12, 3, throttled=HOT), max_pairs=3)
     assert f"3 of the reference's 3 launches: {HOT}" in verdicts.notes
-
-
-@pytest.mark.parametrize(("clock", "is_noted"), [(1700.0, False), (1600.0, True)])
-def test_clock_well_below_the_baselines_is_noted(clock, is_noted):
-    here, there = [make_facts(sm_clock_mhz=clock)] * 3, [make_facts(sm_clock_mhz=1755.0)] * 3
-    expected = ["the SM clock was 9% lower than in the baseline: 1,600 against 1,755 MHz"] if is_noted else []
-    assert notes(here, there, "baseline") == expected
-    assert notes(here, [make_facts()], "baseline") == []
 
 
 def test_throttling_is_no_objection_where_no_times_are_compared():

@@ -20,14 +20,10 @@ METRIC = METRICS["kernel_ms"]
 MARKED = parse_tolerances({"kernel_ms": "2%"}, "test")
 # Times and calls in a step of 10 ms.
 STEP = {
-    "nvjet_tst_NTT": FamilyTime(4.0, 32),
-    "nvjet_tst_TNN": FamilyTime(2.0, 32),
-    "flash_fwd_kernel": FamilyTime(0.9, 8),
-    "vectorized_elementwise_kernel[MulFunctor]": FamilyTime(0.4, 40),
-    "reduce_kernel[sum_functor]": FamilyTime(0.02, 4),
-    "ncclDevKernel_AllGather_RING_LL": FamilyTime(3.0, 16),
-    "Memcpy HtoD": FamilyTime(0.5, 2),
-}
+    "nvjet_tst_NTT": FamilyTime(4.0, 32), "nvjet_tst_TNN": FamilyTime(2.0, 32), "flash_fwd_kernel": FamilyTime(0.9, 8),
+    "vectorized_elementwise_kernel[MulFunctor]": FamilyTime(0.4, 40), "reduce_kernel[sum_functor]": FamilyTime(0.02, 4),
+    "ncclDevKernel_AllGather_RING_LL": FamilyTime(3.0, 16), "Memcpy HtoD": FamilyTime(0.5, 2),
+}  # fmt: skip
 ADDED = "vectorized_elementwise_kernel[AddFunctor]"
 
 
@@ -149,22 +145,16 @@ def test_at_most_three_families_of_a_kind_are_named_the_largest_change_first():
 def test_changes_within_the_range_of_launches_are_not_named():
     """Compare three launches with ten, as measured: matrix products of 9 ms vary by 1% between launches."""
     before_ms = (9.0, 9.01, 9.02, 9.03, 9.04, 9.05, 9.06, 9.08, 9.09, 9.3)
-    before = [
-        launch_of(
-            {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(ms % 9, 1)},
-            all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
-        )
-        for ms in before_ms
-    ]
+    before = [launch_of(
+        {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(ms % 9, 1)},
+        all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
+    ) for ms in before_ms]  # fmt: skip
 
     def after(*gemm_ms):
-        return [
-            launch_of(
-                {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(0.03, 1), "spin": FamilyTime(0.08, 1)},
-                all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
-            )
-            for ms in gemm_ms
-        ]
+        return [launch_of(
+            {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(0.03, 1), "spin": FamilyTime(0.08, 1)},
+            all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
+        ) for ms in gemm_ms]  # fmt: skip
 
     assert moved(after(9.085, 9.1, 9.12), before) == "kernels per step: new spin 0.08 ms (1 call)"
     # One launch in ten may be an outlier.
@@ -175,9 +165,25 @@ def test_changes_within_the_range_of_launches_are_not_named():
     assert "rare" not in text
 
 
-def test_family_that_only_some_launches_lack_is_not_new():
-    chosen, other = {"cutlass": FamilyTime(1.0, 4)}, {"nvjet": FamilyTime(1.0, 4)}
-    assert moved([launch_of(chosen)] * 3, [launch_of(other)] * 7 + [launch_of(chosen)] * 3) == ""
+CUTLASS, NVJET = launch_of({"cutlass": FamilyTime(1.0, 4)}), launch_of({"nvjet": FamilyTime(1.0, 4)})
+LATE = launch_of(BEFORE | {"ncclDevKernel_AllGather_RING_LL": FamilyTime(9.0, 32)})
+SLOWER = with_p50(launch_of(NOW, all_gather=GATHERS.replace(transfer_ms=9.0)), 510.0)
+NOTHING_MOVED = {
+    "family that only some launches lack": ([CUTLASS] * 3, [NVJET] * 7 + [CUTLASS] * 3),
+    "no profiled steps before": ([launch_of(NOW)], [launch_of({})]),
+    "no profiled steps now": ([launch_of({})], [launch_of(BEFORE)]),
+    "no change": ([launch_of(BEFORE)], [launch_of(BEFORE)]),
+    "no profiled steps": ([launch_of({})], [launch_of({})]),
+    # NOW changes by 1.9 ms at most, and the step by 500 ms.
+    "too small to explain the step's change": ([SLOWER], [with_p50(launch_of(BEFORE, all_gather=GATHERS), 10.0)]),
+    "communication, whose time includes waits": ([LATE], [launch_of(BEFORE)]),
+    "new collective": ([launch_of({}, all_reduce=GATHERS)], [launch_of({}, all_gather=GATHERS)]),
+}
+
+
+@pytest.mark.parametrize(("here", "there"), NOTHING_MOVED.values(), ids=NOTHING_MOVED)
+def test_nothing_is_named_that_explains_no_change(here, there):
+    assert moved(here, there) == ""
 
 
 def test_on_cpu_ranks_they_are_operators():
@@ -185,61 +191,32 @@ def test_on_cpu_ranks_they_are_operators():
     assert moved([now], [before]) == "operators per step: aten::mm +2 ms (4 calls, was 2)"
 
 
-@pytest.mark.parametrize(("here", "there"), [(NOW, {}), ({}, BEFORE), (BEFORE, BEFORE), ({}, {})])
-def test_without_profiled_steps_or_change_nothing_is_said(here, there):
-    assert moved([launch_of(here)], [launch_of(there)]) == ""
-
-
-def test_changes_too_small_to_explain_that_of_the_step_are_not_named():
-    # NOW changes by 1.9 ms at most, and the step by 500 ms.
-    slow = with_p50(launch_of(NOW, all_gather=GATHERS.replace(transfer_ms=9.0)), 510.0)
-    assert moved([slow], [with_p50(launch_of(BEFORE, all_gather=GATHERS), 10.0)]) == ""
-
-
-def test_communication_is_no_kernel_that_got_slower_since_its_time_includes_waits():
-    late = {"ncclDevKernel_AllGather_RING_LL": FamilyTime(9.0, 32)}
-    assert moved([launch_of(BEFORE | late)], [launch_of(BEFORE)]) == ""
-
-
-def gathers_moved(now, before=GATHERS) -> str:
-    return moved([launch_of({}, all_gather=now)], [launch_of({}, all_gather=before)])
-
-
-def test_slower_transfer_is_told_from_a_late_rank():
-    assert gathers_moved(CollectiveFacts(32.0, 2e8, 2.0, [0.1, 0.0, 0.1, 0.1], 1)) == (
-        "all_gather: transfer 2 ms/step, was 1, 32 calls, was 32, 200 MB on the bus, was 200, at 100 GB/s, was 200"
-    )
-    assert gathers_moved(CollectiveFacts(32.0, 2e8, 1.0, [2.1, 2.0, 2.2, 0.0], 3)) == (
-        "all_gather: rank 3 arrives late, its peers wait 2.1 ms/step, was 0.1"
-    )
-
-
 TURNS = "all_gather: ranks arrive late in turns, each waits {} ms/step or more, was 0"
-
-
-@pytest.mark.parametrize(("wait_ms", "text"), [
-    ([19.0, 21.0], TURNS.format("19")),
-    ([19.0, 21.0, 20.0, 20.0], TURNS.format("19")),
+TWO_WAIT = {"wait_ms": [5.0, 5.0], "straggler": 0}
+FEW = {"calls": 4.0, "bus_bytes": 0.0, "wait_ms": [0.0, 0.0], "straggler": 0}
+# What differs from GATHERS now and before -> what is said.
+GATHERED = {
+    "slower transfer": ({"transfer_ms": 2.0}, {},
+        "all_gather: transfer 2 ms/step, was 1, 32 calls, was 32, 200 MB on the bus, was 200, at 100 GB/s, was 200"),
+    "late rank": ({"wait_ms": [2.1, 2.0, 2.2, 0.0], "straggler": 3}, {},
+        "all_gather: rank 3 arrives late, its peers wait 2.1 ms/step, was 0.1"),
+    "two ranks in turns": ({"wait_ms": [19.0, 21.0], "straggler": 0}, {}, TURNS.format("19")),
+    "four ranks in turns": ({"wait_ms": [19.0, 21.0, 20.0, 20.0], "straggler": 0}, {}, TURNS.format("19")),
     # A rank that is late in two thirds of the calls waits half as long as its peer.
-    ([10.5, 20.0], TURNS.format("10.5")),
-    ([9.9, 20.0], "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"),
-], ids=["two ranks", "four ranks", "late in two thirds", "one rank is later"])  # fmt: skip
-def test_ranks_that_wait_about_equally_arrive_late_in_turns(wait_ms, text):
-    assert gathers_moved(CollectiveFacts(32.0, 2e8, 1.0, wait_ms, wait_ms.index(min(wait_ms)))) == text
+    "late in two thirds": ({"wait_ms": [10.5, 20.0], "straggler": 0}, {}, TURNS.format("10.5")),
+    "one rank is later": ({"wait_ms": [9.9, 20.0], "straggler": 0}, {},
+        "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"),
+    "waits that the reference has too": (TWO_WAIT | {"wait_ms": [5.0, 9.0]}, TWO_WAIT,
+        "all_gather: rank 0 arrives late, its peers wait 9 ms/step, was 5"),
+    "unknown size has no bandwidth": (FEW | {"transfer_ms": 2.0}, FEW,
+        "all_gather: transfer 2 ms/step, was 1, 4 calls, was 4"),
+}  # fmt: skip
 
 
-def test_waits_that_the_reference_has_too_are_no_turns():
-    before, late = (CollectiveFacts(32.0, 2e8, 1.0, [5.0, ms], 0) for ms in (5.0, 9.0))
-    assert gathers_moved(late, before) == "all_gather: rank 0 arrives late, its peers wait 9 ms/step, was 5"
-
-
-def test_transfer_of_unknown_size_has_no_bandwidth():
-    before, now = (CollectiveFacts(4.0, 0.0, ms, [0.0, 0.0], 0) for ms in (1.0, 2.0))
-    assert gathers_moved(now, before) == "all_gather: transfer 2 ms/step, was 1, 4 calls, was 4"
-
-
-def test_new_collective_has_nothing_to_compare_with():
-    assert moved([launch_of({}, all_reduce=GATHERS)], [launch_of({}, all_gather=GATHERS)]) == ""
+@pytest.mark.parametrize(("now", "before", "text"), GATHERED.values(), ids=GATHERED)
+def test_slower_transfer_is_told_from_a_late_rank_and_from_ranks_that_are_late_in_turns(now, before, text):
+    sides = (launch_of({}, all_gather=GATHERS.replace(**changes)) for changes in (now, before))
+    assert moved(*([launch] for launch in sides)) == text
 
 
 def test_regression_of_step_time_names_the_kernel_and_a_pass_does_not():
