@@ -29,13 +29,9 @@ SIZES = {"layers": LAYERS, "fsdp_shard_size": SHARD_SIZE, "h2d_tensor_size": INP
 SETTINGS = Settings.read(default_config("fsdp", warmup=WARMUP, verify=CHECKED, **SIZES), 0, WORLD_SIZE)
 bounded = settings(max_examples=20, deadline=None, database=None)
 faults = st.builds(
-    FaultSpec,
-    iteration=st.integers(0, CHECKED - 1),
-    layer=st.integers(0, LAYERS - 1),
-    phase=st.sampled_from(PHASES),
-    rank=st.integers(0, WORLD_SIZE - 1),
-    source_rank=st.integers(0, WORLD_SIZE - 1),
-)
+    FaultSpec, iteration=st.integers(0, CHECKED - 1), layer=st.integers(0, LAYERS - 1), phase=st.sampled_from(PHASES),
+    rank=st.integers(0, WORLD_SIZE - 1), source_rank=st.integers(0, WORLD_SIZE - 1),
+)  # fmt: skip
 
 
 class OneRank:

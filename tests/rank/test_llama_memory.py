@@ -43,14 +43,10 @@ def world():
 def test_a_kind_is_on_all_blocks_before_the_next_is_on_any():
     names = list(map(describe, choices(2)))
     assert names == [
-        "none on all 2 blocks",
-        "elementwise on 1 of 2 blocks, none on 1",
-        "elementwise on all 2 blocks",
-        "selective on 1 of 2 blocks, elementwise on 1",
-        "selective on all 2 blocks",
-        "full on 1 of 2 blocks, selective on 1",
-        "full on all 2 blocks",
-    ]
+        "none on all 2 blocks", "elementwise on 1 of 2 blocks, none on 1", "elementwise on all 2 blocks",
+        "selective on 1 of 2 blocks, elementwise on 1", "selective on all 2 blocks",
+        "full on 1 of 2 blocks, selective on 1", "full on all 2 blocks",
+    ]  # fmt: skip
 
 
 @given(st.integers(1, 40))
@@ -64,16 +60,11 @@ def test_each_choice_recomputes_more_on_one_block_than_the_choice_before(num_blo
 
 def make_step(**changes):
     facts = {
-        "embedding": Unit(10, 20, 40),
-        "block": Unit(5, 10, 20),
-        "head": Unit(10, 20, 40),
-        "blocks": range(4),
+        "embedding": Unit(10, 20, 40), "block": Unit(5, 10, 20), "head": Unit(10, 20, 40), "blocks": range(4),
         "inputs": 1,
         "by_kind": {kind: Activations(kept, 10) for kind, kept in zip(LADDER, (1000, 500, 300, 1), strict=True)},
-        "loss": Activations(50, 50),
-        "in_flight": 20,
-        "always": 3,
-    }
+        "loss": Activations(50, 50), "in_flight": 20, "always": 3,
+    }  # fmt: skip
     return StepMemory(**facts | changes)
 
 

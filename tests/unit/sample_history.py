@@ -44,17 +44,12 @@ def make_launch(
     found = dict(values or {"step_time_p50": 10.0})
     weights = found.pop("weight_hash", None)
     known = {
-        "recorded_at": moment_of(number),
-        "commit": commit_of(number),
-        "branch": "main",
-        "dirty": False,
-        "num_steps": 200,
-        "environment": {"torch": torch, "device": "cuda", "device_name": "NVIDIA H200"},
+        "recorded_at": moment_of(number), "commit": commit_of(number), "branch": "main", "dirty": False,
+        "num_steps": 200, "environment": {"torch": torch, "device": "cuda", "device_name": "NVIDIA H200"},
         "step_time_ms": {name: found.pop(f"step_time_{name}", 10.0) for name in STATISTICS},
-        "weight_hashes": {"10": weights} if weights else {},
-        "final_loss": found.pop("final_loss", None),
+        "weight_hashes": {"10": weights} if weights else {}, "final_loss": found.pop("final_loss", None),
         "metrics": found,
-    }
+    }  # fmt: skip
     return ComparedLaunch(side, make_facts(**known | changes))
 
 
@@ -68,15 +63,9 @@ def make_entry(number: int = 0, *values: float, **changes: object) -> HistoryEnt
     launches = tuple(make_launch({"step_time_p50": value}, number=number) for value in values or (10.0,))
     defaults = HistoryEntry(
         run=f"{time.strftime('%Y%m%dT%H%M%S.000000Z', time.gmtime(BEGAN_S + COMMIT_S * number))}-{number:08x}",
-        command="pytest -m overlap",
-        test="tests/test_a.py::test_x",
-        case="tests/test_a.py::test_x::fsdp",
-        outcome="passed",
-        platform=PLATFORM,
-        workload="fsdp",
-        revision=1,
-        launches=launches,
-    )
+        command="pytest -m overlap", test="tests/test_a.py::test_x", case="tests/test_a.py::test_x::fsdp",
+        outcome="passed", platform=PLATFORM, workload="fsdp", revision=1, launches=launches,
+    )  # fmt: skip
     return defaults.replace(**changes)
 
 
@@ -114,12 +103,9 @@ def _entry(rng: random.Random, case: int, number: int, age: float, launches: int
     baseline_ms = base_ms * (1.03 * 0.96 if age >= 0.7 else 1.0)
     verdict = make_verdict(value=measured[0], baseline=baseline_ms, delta=measured[0] / baseline_ms - 1)
     return make_entry(number).replace(
-        test=label,
-        case=f"{label}::fsdp",
-        revision=2 if age >= 0.7 else 1,
-        verdicts=(verdict,),
+        test=label, case=f"{label}::fsdp", revision=2 if age >= 0.7 else 1, verdicts=(verdict,),
         launches=tuple(_launch(rng, number, age, step_ms) for step_ms in measured),
-    )
+    )  # fmt: skip
 
 
 def _launch(rng: random.Random, number: int, age: float, step_ms: float) -> ComparedLaunch:

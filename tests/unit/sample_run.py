@@ -163,15 +163,9 @@ class _Test:
         """Return the record of the test, which fails on a failing or missing verdict."""
         platform = self.plan.platform(self.ranks)
         ended = Comparison(
-            comparison.case,
-            platform=platform,
-            workload=self.plan.workload,
-            launches=tuple(self.launches),
-            rows=verdicts.rows,
-            notes=verdicts.notes,
-            suspect=verdicts.suspect,
-            baseline=comparison.file,
-        )
+            comparison.case, platform=platform, workload=self.plan.workload, launches=tuple(self.launches),
+            rows=verdicts.rows, notes=verdicts.notes, suspect=verdicts.suspect, baseline=comparison.file,
+        )  # fmt: skip
         found = TestRecord(self.nodeid, outcome="passed", comparisons=(ended,), launches=ran(len(self.launches)))
         if failing := verdicts.failing({Outcome.MISSING}):
             shown = replace(ended, baseline=str(baseline_path(Path("baselines"), platform, ended.case)))

@@ -10,13 +10,9 @@ from pytest_aorta.plan.device_kind import AMD
 from tests.unit.builders import gpus, replace
 
 TORCH = {
-    "torch": "2.13.0+cu130",
-    "cuda": "13.0",
-    "hip": None,
-    "device_count": 2,
-    "backends": ["gloo", "nccl"],
+    "torch": "2.13.0+cu130", "cuda": "13.0", "hip": None, "device_count": 2, "backends": ["gloo", "nccl"],
     "nccl": "2.28",
-}
+}  # fmt: skip
 
 
 def states(findings) -> list[str]:

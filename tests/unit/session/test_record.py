@@ -34,15 +34,11 @@ VERDICT = st.builds(
 
 
 COMPARISON = st.builds(
-    Comparison,
-    case=st.text(),
-    kind=st.sampled_from(ReferenceKind),
+    Comparison, case=st.text(), kind=st.sampled_from(ReferenceKind),
     launches=st.lists(st.builds(ComparedLaunch, st.sampled_from(Side), st.just(make_facts())), max_size=2).map(tuple),
-    rows=st.lists(VERDICT, max_size=2).map(tuple),
-    notes=st.lists(st.text(), max_size=2).map(tuple),
-    baseline=st.text(),
+    rows=st.lists(VERDICT, max_size=2).map(tuple), notes=st.lists(st.text(), max_size=2).map(tuple), baseline=st.text(),
     new=st.none() | st.just(NewLaunches(make_baseline(), MARKED, {"steps": 1}, fresh=True)),
-)
+)  # fmt: skip
 LAUNCH = st.builds(
     LaunchNote,
     launcher=st.just("torchrun"),

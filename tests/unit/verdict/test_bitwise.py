@@ -209,13 +209,9 @@ def test_difference_that_a_capture_makes_disappear_is_explained_by_a_race(losses
 
 def test_location_without_the_keys_that_it_needs_says_so_and_launches_nothing():
     lines = bitwise.locate_first(
-        make_result([[1.0]], loss=[1.0]),
-        make_result([[1.0]], loss=[2.0]),
-        Difference(1, "loss"),
-        {"steps"},
-        lambda *_: pytest.fail("launched"),
-        lambda _: None,
-    )
+        make_result([[1.0]], loss=[1.0]), make_result([[1.0]], loss=[2.0]), Difference(1, "loss"), {"steps"},
+        lambda *_: pytest.fail("launched"), lambda _: None,
+    )  # fmt: skip
     assert lines == [
         "first difference: step 1, loss",
         "not located further: a side has no config keys hash_operators_step and hash_tensors",

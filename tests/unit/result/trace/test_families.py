@@ -107,12 +107,9 @@ def test_family_is_bounded_and_a_family_is_its_own(name):
 
 def test_kinds_of_families_are_told_apart_by_name():
     communication = [
-        "ncclDevKernel_AllGather_RING_LL",
-        "gloo:all_gather",
-        "multimem_all_reduce_kernel",
-        "mscclKernel_Sum_hip_bfloat16_Simple_false",
-        "exchange[all_gather]",
-    ]
+        "ncclDevKernel_AllGather_RING_LL", "gloo:all_gather", "multimem_all_reduce_kernel",
+        "mscclKernel_Sum_hip_bfloat16_Simple_false", "exchange[all_gather]",
+    ]  # fmt: skip
     copies, compute = ["Memcpy HtoD", "Memset"], ["reduce_kernel[sum_functor]", "nvjet_tst_NTT", "aten::copy_"]
     every = [*communication, *copies, *compute]
     assert [family for family in every if is_communication(family)] == communication

@@ -81,16 +81,9 @@ def test_damaged_file_is_refused(tmp_path, text):
 
 
 CALL = OperatorCall(
-    name="aten.mm.default",
-    phase="backward",
-    module="layers.0",
-    source="model.py:7",
-    is_collective=False,
-    arguments="[1]",
-    inputs=("a" * 32, "b" * 32),
-    outputs=("c" * 32,),
-    parameters=((0, "layers.0.weight"),),
-)
+    name="aten.mm.default", phase="backward", module="layers.0", source="model.py:7", is_collective=False,
+    arguments="[1]", inputs=("a" * 32, "b" * 32), outputs=("c" * 32,), parameters=((0, "layers.0.weight"),),
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -82,14 +82,9 @@ def of_fsdp(begin_us, name, thread=BACKWARD):
 
 # What the main thread runs from these microseconds on.
 RUNNING = {
-    10: ("", "train.py:3"),
-    20: ("layers.0.mlp", "model.py:8"),
-    30: ("layers.1.mlp", "model.py:8"),
-    40: ("layers.2.mlp", "model.py:8"),
-    50: ("", "train.py:4"),
-    80: ("layers.0", "model.py:9"),
-    90: ("", "train.py:5"),
-}
+    10: ("", "train.py:3"), 20: ("layers.0.mlp", "model.py:8"), 30: ("layers.1.mlp", "model.py:8"),
+    40: ("layers.2.mlp", "model.py:8"), 50: ("", "train.py:4"), 80: ("layers.0", "model.py:9"), 90: ("", "train.py:5"),
+}  # fmt: skip
 LAYERS = [op("x::a", begin, number=begin) for begin in (21, 31, 41)]
 
 
