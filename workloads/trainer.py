@@ -200,8 +200,8 @@ class LlamaWorkload(TrainingWorkload[_Settings]):
         metrics |= throughput_metrics(
             settings.model, settings.seq_len, settings.param_dtype, tokens_per_s, self._device
         )
-        if self._decision is not None:
-            metrics |= self._decision.metrics
+        if (made := self._decision) is not None:
+            metrics |= {"memory_estimate_bytes": float(made.estimate), "memory_budget_bytes": float(made.budget)}
         if self._device.type != "cpu":
             metrics["peak_memory_reserved_bytes"] = float(torch.accelerator.max_memory_reserved(self._device))
         return metrics

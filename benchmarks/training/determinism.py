@@ -7,13 +7,13 @@ that is not deterministic. The variants that are deterministic train the same st
 determinism.md and determinism.json in --out are rewritten after each part; a part that fails leaves its error in them.
 No part begins once --budget seconds are over. --tiny makes sizes that a CPU runs.
 
-cuDNN's deterministic backward pass needs the package nvidia-cudnn-frontend; without it the table says so.
+cuDNN's deterministic backward pass needs the package nvidia-cudnn-frontend, which then serves cuDNN's kernels in both
+modes; without it the table says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -34,7 +34,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 from aorta_workloads.llama_fsdp2 import LlamaFsdp2Workload
 from aorta_workloads.models.common import flex
-from aorta_workloads.models.common.attention import SDPA
+from aorta_workloads.models.common.attention import SDPA, has_deterministic_cudnn
 
 from pytest_aorta.plan.workloads import find_workload, resolve_config
 from pytest_aorta.worker import hash_local
@@ -217,16 +217,6 @@ def flex_passes(options: Options, tensors: Sequence[torch.Tensor]) -> Passes:
     )
 
 
-def cudnn_passes(tensors: Sequence[torch.Tensor], *, deterministic: bool) -> Passes:
-    """Return the passes of cuDNN's frontend."""
-    from benchmarks.training.cudnn_attention import CudnnAttention
-
-    q, k, v, grad = tensors
-    attention = CudnnAttention(q, k, v, deterministic=deterministic)
-    attention.forward()
-    return Passes(attention.forward, lambda: attention.backward(grad), deterministic)
-
-
 @contextmanager
 def kernel_options(options: Options) -> Iterator[None]:
     """Compile FlexAttention with ``options``, or reuse an earlier compilation with these options."""
@@ -256,12 +246,12 @@ def attention_variants(device: torch.device) -> dict[str, Callable[[Sequence[tor
     variants: dict[str, Callable[[Sequence[torch.Tensor]], Passes]] = {}
     if device.type == "cuda":
         variants["cudnn"] = lambda tensors: torch_passes("cudnn", tensors, deterministic=False)
+        if has_deterministic_cudnn():
+            variants["cudnn, deterministic"] = lambda tensors: torch_passes("cudnn", tensors, deterministic=True)
     variants["flash"] = lambda tensors: torch_passes("flash", tensors, deterministic=False)
     variants["flash, deterministic"] = lambda tensors: torch_passes("flash", tensors, deterministic=True)
     for name, options in FLEX_OPTIONS.items():
         variants[f"flex, {name}"] = lambda tensors, options=options: flex_passes(options, tensors)  # type: ignore[misc]
-    for name, is_deterministic in (("cudnn frontend", False), ("cudnn frontend, deterministic", True)):
-        variants[name] = lambda tensors, on=is_deterministic: cudnn_passes(tensors, deterministic=on)  # type: ignore[misc]
     return variants
 
 
@@ -417,6 +407,8 @@ def step_variants(kernel: str, *, filled: bool) -> list[Variant]:
         Variant("deterministic, flex, torch's options", "flex", options="torch's"),
         Variant("deterministic, flex, fastest options", "flex", options="fastest"),
     ]
+    if torch.cuda.is_available() and has_deterministic_cudnn():
+        variants.append(Variant("deterministic, cudnn", "cudnn"))
     if filled:
         variants.append(Variant("deterministic, flex, fastest options, filled", "flex", options="fastest", filled=True))
     return variants
@@ -504,7 +496,7 @@ def facts_of(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": name,
         "cudnn": torch.backends.cudnn.version(),
-        "nvidia-cudnn-frontend": "present" if importlib.util.find_spec("cudnn") else "absent: not measured",
+        "nvidia-cudnn-frontend": "present" if has_deterministic_cudnn() else "absent: not measured",
     }
 
 

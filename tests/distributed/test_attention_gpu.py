@@ -1,5 +1,7 @@
 """Attention kernels of the Llama workloads on GPUs: which one runs, and every layout's bits under it."""
 
+import importlib.util
+
 import pytest
 
 from pytest_aorta.common.errors import LaunchError
@@ -13,6 +15,8 @@ pytestmark = [
 
 TRAINING = small_llama.TRAINING | {"seq_len": 512, "param_dtype": "bfloat16", "steps": 5}
 DETERMINISTIC = TRAINING | {"deterministic": True}
+# Of the package nvidia-cudnn-frontend.
+HAS_CUDNN = importlib.util.find_spec("cudnn") is not None
 LAYOUTS = {
     "plain": {},
     "selective": {"activation_checkpointing": "selective"},
@@ -22,7 +26,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("deterministic", "kernel"), [(False, "cudnn"), (True, "flex")])
+@pytest.mark.parametrize(("deterministic", "kernel"), [(False, "cudnn"), (True, "cudnn" if HAS_CUDNN else "flex")])
 def test_auto_takes_the_fastest_kernel_of_the_mode(workload, deterministic, kernel):
     result = workload.run("llama_fsdp2", **TRAINING | {"deterministic": deterministic})
     assert result.environment["attention"] == kernel
@@ -44,17 +48,20 @@ def test_efficient_kernel_is_refused_for_fewer_heads_of_keys(workload):
         workload.run("llama_fsdp2", attention="efficient", **TRAINING)
 
 
-def test_cudnn_is_refused_in_a_deterministic_run(workload):
-    message = r"attention is 'cudnn', which can't run on cuda \(deterministic, torch.bfloat16\): cudnn: .+ flex"
+@pytest.mark.skipif(HAS_CUDNN, reason="nvidia-cudnn-frontend is installed")
+def test_cudnn_is_refused_in_a_deterministic_run_without_its_package(workload):
+    message = r"attention is 'cudnn', which can't run on cuda \(deterministic, .+ nvidia-cudnn-frontend.+ flex"
     with pytest.raises(LaunchError, match=message):
         workload.run("llama_fsdp2", attention="cudnn", **DETERMINISTIC)
 
 
-@pytest.mark.parametrize("kernel", ["flash", "flex"])
+@pytest.mark.parametrize("kernel", ["flash", "flex", "cudnn"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_aot_eager_has_every_bit_of_fsdp2(workload, kernel, layout):
-    if (kernel, layout) == ("flash", "float32"):
-        pytest.skip("the flash kernel takes no float32")
+    if layout == "float32" and kernel != "flex":
+        pytest.skip(f"the {kernel} kernel takes no float32")
+    if kernel == "cudnn" and (not HAS_CUDNN or layout == "cp"):
+        pytest.skip("which needs nvidia-cudnn-frontend, and as many keys as queries")
     training = DETERMINISTIC | LAYOUTS[layout] | {"attention": kernel}
     eager, again, traced = (
         workload.run(name, **training) for name in ("llama_fsdp2", "llama_fsdp2", "llama_simple_fsdp")

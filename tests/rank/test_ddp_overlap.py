@@ -42,7 +42,9 @@ def test_gradients_are_those_of_the_model_alone(overlap, bucket_view, static_gra
     expected = backward(make_model(), 3)
     stress = ReduceScatterStress(CPU, clone=True, beside=overlap)
     reduction = BucketReduction(CPU, overlap=overlap, stress=stress)
-    wrapped = wrap(make_model(), reduction, bucket_cap_mb=BUCKET_MB, bucket_view=bucket_view, static_graph=static_graph)
+    wrapped = wrap(
+        make_model(), reduction, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=bucket_view, static_graph=static_graph
+    )
     found = backward(wrapped, 3, reduction.finish)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
@@ -55,7 +57,9 @@ def test_without_overlap_nothing_is_summed_before_backward_has_ended(monkeypatch
     summed = []
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: summed.append(tensor.mul_(2)))
     reduction = BucketReduction(CPU, overlap=False, stress=None)
-    wrapped = wrap(make_model(), reduction, bucket_cap_mb=BUCKET_MB, bucket_view=bucket_view, static_graph=False)
+    wrapped = wrap(
+        make_model(), reduction, bucket_cap_mb=BUCKET_MB, gradient_as_bucket_view=bucket_view, static_graph=False
+    )
     alone = backward(make_model(), 1)
     wrapped(torch.ones(2, 64)).sum().backward()
     assert summed == []

@@ -1,12 +1,13 @@
 """Kernels of attention on CPU, and the choice between them; CUDA's are in tests/distributed/test_attention_gpu.py."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from aorta_workloads.distributed.activation_checkpoint import checkpoint_blocks
 from aorta_workloads.models import build_model
-from aorta_workloads.models.common import flex
+from aorta_workloads.models.common import attention, flex
 from aorta_workloads.models.common.attention import KERNELS, SDPA, AttentionInputs, choose_kernel
 from aorta_workloads.models.common.data import initialize, sequences
 from aorta_workloads.models.common.flex import causal_blocks, flex_attention, flex_attention_backward
@@ -172,3 +173,51 @@ def test_a_kernel_that_can_not_run_is_refused_with_those_that_can(kernel):
     message = rf"attention is '{kernel}', which can't run on cpu \(deterministic, torch.float32\): {kernel}: .+"
     with pytest.raises(ValueError, match=message + "Allowed here are auto, flash, math, flex$"):
         choose_kernel(kernel, INPUTS, deterministic=True)
+
+
+ON_CUDA = AttentionInputs(1, 32, 8, 8192, (8192,), 128, torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("changes", "deterministic", "kernel"), [
+    ({}, False, "cudnn"),
+    ({}, True, "cudnn"),
+    # Its backward pass would store gradients of 16 GiB of scores.
+    ({"num_queries": 16384, "num_keys": (16384,)}, True, "flex"),
+    ({"num_queries": 16384, "num_keys": (16384,)}, False, "cudnn"),
+    # Chunks of context parallelism
+    ({"num_keys": (8192, 16384)}, True, "flex"),
+    ({"num_keys": (8192, 16384)}, False, "flash"),
+])  # fmt: skip
+def test_auto_takes_the_fastest_kernel_on_cuda_that_fits(monkeypatch, changes, deterministic, kernel):
+    monkeypatch.setattr(attention, "_refusal", lambda *_: None)
+    assert choose_kernel("auto", replace(ON_CUDA, **changes), deterministic=deterministic) == kernel
+
+
+def test_cudnn_is_refused_in_a_deterministic_run_without_its_package(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(attention, "has_deterministic_cudnn", lambda: False)
+    with pytest.raises(ValueError, match=r"cudnn: its backward pass is .+ only with the package nvidia-cudnn-frontend"):
+        choose_kernel("cudnn", ON_CUDA, deterministic=True)
+
+
+def test_cudnn_of_a_deterministic_run_is_torchs_operator(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    operator = SimpleNamespace(_scaled_dot_product_cudnn_attention=lambda *given, **options: [(given, options)])
+    monkeypatch.setattr(attention, "aten", operator)
+    assert SDPA("cudnn")("q", "k", "v") == (("q", "k", "v", None, True), {"is_causal": True})
+
+
+class NoPlanError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(NoPlanError("no plan\nat 5"), "no plan"), (NoPlanError(), "NoPlanError")]
+)
+def test_any_error_of_a_kernel_refuses_it_with_its_first_line(monkeypatch, error, reason):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(SDPA, "__call__", fail)
+    with pytest.raises(ValueError, match=rf"flash: {reason}.*\. Allowed here are auto, math$"):
+        choose_kernel("flash", INPUTS, deterministic=False)

@@ -1,6 +1,5 @@
 """The ``copy_compute`` workload."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import fmean
@@ -84,12 +83,8 @@ class CopyComputeWorkload(SpansWorkload):
         left, right = (torch.randn(size, size, device=self._device, generator=random) for _ in range(2))
         self._left, self._right = left.to(self._settings.dtype), (right / size**0.5).to(self._settings.dtype)
         self._product = torch.empty_like(self._left)
-        self._variants: dict[str, Callable[[], None]] = {
-            "serial": self._serial,
-            "overlapped": self._overlapped,
-            "compute": self._compute,
-            "copy": self._copy,
-        }
+        parts = self._serial, self._overlapped, self._compute, self._copy
+        self._variants = dict(zip(("serial", "overlapped", "compute", "copy"), parts, strict=True))
 
     def run(self) -> RankResult:
         """Check copied data, measure, and check again."""
@@ -161,8 +156,7 @@ class CopyComputeWorkload(SpansWorkload):
 
         def run_round(number: int, timer: StepTimer) -> None:
             for variant in self._order(number):
-                is_step = variant == "overlapped"
-                with timer.step(), self._spans.step(number) if is_step else nullcontext():
+                with timer.step(), self._spans.step(number) if variant == "overlapped" else nullcontext():
                     self._variants[variant]()
                 order.append(variant)
 

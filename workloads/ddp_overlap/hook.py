@@ -1,7 +1,6 @@
 """A communication hook for DDP that all-reduces each bucket beside backward, or all buckets after backward."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -11,13 +10,8 @@ from ..common.collectives import reduce_scatter
 from ..common.gradients import fill_gradients
 from ..common.streams import Work, collective_stream
 
-
-@dataclass
-class _Bucket:
-    """Gradients of ``parameters`` as one message."""
-
-    buffer: torch.Tensor
-    parameters: list[torch.Tensor]
+# Gradients as one message, and the parameters that they belong to.
+_Bucket: TypeAlias = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class ReduceScatterStress:
@@ -44,7 +38,7 @@ class ReduceScatterStress:
         source = (buffer.clone() if self._clone else buffer)[: size * world_size]
         target = buffer.new_empty(size)
         work = self._stream.submit(
-            lambda asynchronous: reduce_scatter(target, source, group=self._group, async_op=asynchronous)
+            lambda is_async: reduce_scatter(target, source, group=self._group, async_op=is_async)
         )
         self._in_flight.append((work, source, target))
 
@@ -79,9 +73,9 @@ class BucketReduction:
 
     def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Return a future that is done, for ``bucket``, a ``dist.GradBucket`` that DDP has filled."""
-        self._buckets.append(_Bucket(bucket.buffer(), bucket.parameters()))
+        self._buckets.append((bucket.buffer(), bucket.parameters()))
         if self._overlap:
-            self._works.append(self._start(self._buckets[-1]))
+            self._works.append(self._start(bucket.buffer()))
         # DDP would wait for it at the end of backward, which is when finish() waits for the sums.
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=self._devices)
         future.set_result(bucket.buffer())
@@ -89,32 +83,28 @@ class BucketReduction:
 
     def finish(self) -> None:
         """Make every gradient the sum over ranks; called after backward."""
-        works = self._works or [self._start(bucket) for bucket in self._buckets]
-        for bucket, work in zip(self._buckets, works, strict=True):
+        works = self._works or [self._start(buffer) for buffer, _ in self._buckets]
+        for (buffer, parameters), work in zip(self._buckets, works, strict=True):
             work.wait()
-            gradient = bucket.parameters[0].grad
+            gradient = parameters[0].grad
             assert gradient is not None
             # With gradient_as_bucket_view, gradients are views of the bucket.
-            if gradient.untyped_storage().data_ptr() != bucket.buffer.untyped_storage().data_ptr():
-                fill_gradients(bucket.parameters, bucket.buffer)
+            if gradient.untyped_storage().data_ptr() != buffer.untyped_storage().data_ptr():
+                fill_gradients(parameters, buffer)
         self.num_in_last_step = len(self._buckets)
         self._buckets, self._works = [], []
         if self._stress is not None:
             self._stress.finish()
 
-    def _start(self, bucket: _Bucket) -> Work:
+    def _start(self, buffer: torch.Tensor) -> Work:
         if self._stress is not None:
-            self._stress.start(bucket.buffer)
-        return self._stream.submit(lambda asynchronous: dist.all_reduce(bucket.buffer, async_op=asynchronous))
+            self._stress.start(buffer)
+        return self._stream.submit(lambda asynchronous: dist.all_reduce(buffer, async_op=asynchronous))
 
 
-def wrap(
-    model: nn.Module, reduction: BucketReduction, *, bucket_cap_mb: float, bucket_view: bool, static_graph: bool
-) -> nn.parallel.DistributedDataParallel:
-    """Return ``model`` under DDP with ``reduction`` as its communication hook."""
-    wrapped = nn.parallel.DistributedDataParallel(
-        model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=bucket_view, static_graph=static_graph
-    )
+def wrap(model: nn.Module, reduction: BucketReduction, **options: Any) -> nn.parallel.DistributedDataParallel:
+    """Return ``model`` under DDP, which takes ``options``, with ``reduction`` as its communication hook."""
+    wrapped = nn.parallel.DistributedDataParallel(model, **options)
     # DDP compares the hook's annotations with types, and postponed annotations are strings; a lambda has none.
     wrapped.register_comm_hook(None, lambda _state, bucket: reduction(bucket))
     return wrapped

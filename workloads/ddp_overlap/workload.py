@@ -45,7 +45,7 @@ class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
             model,
             self._reduction,
             bucket_cap_mb=settings.bucket_cap_mb,
-            bucket_view=settings.gradient_as_bucket_view,
+            gradient_as_bucket_view=settings.gradient_as_bucket_view,
             static_graph=settings.static_graph,
         )
         return self._wrapped if settings.compute_dtype == torch.float32 else self._forward_by_autocast

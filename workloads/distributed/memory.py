@@ -12,6 +12,7 @@ from pytest_aorta.worker import without_data
 from ..common.gradients import own_shard
 from ..config import LlamaSettings, MemorySettings
 from ..models import build_model
+from ..models.common.attention import CUDNN
 from ..models.common.decoder import Block, Decoder
 from ..models.common.moe import Experts
 from .activation_checkpoint import LADDER, checkpointed, choices, describe
@@ -164,6 +165,9 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
         # Attention's backward pass adds up the gradients of the queries in float32.
         width = settings.model.n_heads * settings.model.key_dim // mesh.degrees.tensor_parallel
         always += _MATMUL_WORKSPACE + tokens * width * _FLOAT32
+        if settings.deterministic and settings.model.attention == CUDNN:
+            # A gradient of each score, in two bytes.
+            always += 2 * settings.batch_size * settings.model.n_heads // mesh.degrees.tensor_parallel * positions**2
     if is_accumulated and gathering.accumulates_unsharded:
         always += embedding.reduced + len(blocks) * block.reduced + head.reduced
     return StepMemory(
@@ -254,11 +258,6 @@ class Decision:
     kinds: tuple[str, ...]
     estimate: int
     budget: int
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Return the bytes as metrics of the result."""
-        return {"memory_estimate_bytes": float(self.estimate), "memory_budget_bytes": float(self.budget)}
 
     def __str__(self) -> str:
         """Return the decision as a sentence."""

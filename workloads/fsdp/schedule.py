@@ -126,6 +126,4 @@ class TrainingStep:
 
     def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
         out = self._buffers.reduced[layer]
-        return self._spans.around(
-            "reduce_scatter", lambda asynchronous: reduce_scatter(out, gradient, async_op=asynchronous)
-        )
+        return self._spans.around("reduce_scatter", lambda is_async: reduce_scatter(out, gradient, async_op=is_async))

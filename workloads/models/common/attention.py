@@ -1,5 +1,6 @@
 """Causal attention by one named kernel, which is chosen in setup() and not replaced by another during a run."""
 
+import functools
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,17 +14,20 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 from ...common.torch_private import FakeTensorMode
 from .flex import MIN_HEAD_DIM, flex_attention
 
-AUTO, FLEX = "auto", "flex"
+aten = torch.ops.aten
+AUTO, CUDNN, FLEX = "auto", "cudnn", "flex"
 _TORCH_KERNELS = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    CUDNN: SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
 KERNELS = (*_TORCH_KERNELS, FLEX)
 # The fastest first, on an H200. cuDNN has a kernel for the plain causal mask only; other masks would be stored whole.
-_FASTEST = ("cudnn", "flash", "efficient", "math")
-_FASTEST_DETERMINISTIC = (FLEX, "flash", "efficient", "math")
+_FASTEST = (CUDNN, "flash", "efficient", "math")
+_FASTEST_DETERMINISTIC = (CUDNN, FLEX, "flash", "efficient", "math")
+# cuDNN's deterministic backward pass stores a gradient of each score in two bytes. ``auto`` takes it up to this size.
+_MAX_SCORES_BYTES = 5 << 30
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class SDPA:
         if self.kernel == FLEX:
             out: torch.Tensor = flex_attention(q, k, v)[0]
             return out
+        if self.kernel == CUDNN and mask is None and torch.are_deterministic_algorithms_enabled():
+            # The public function refuses cuDNN in this mode, whatever serves the operator.
+            served: torch.Tensor = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, is_causal=True)[0]
+            return served
         with sdpa_kernel(_TORCH_KERNELS[self.kernel]):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
@@ -70,27 +78,26 @@ class AttentionInputs:
 
     def make(self, num_keys: int) -> list[torch.Tensor]:
         """Return queries, keys and values of zeros that need gradients."""
-
-        def zeros(heads: int, length: int) -> torch.Tensor:
-            sizes = self.batch_size, heads, length, self.head_dim
-            return torch.zeros(sizes, dtype=self.dtype, device=self.device, requires_grad=True)
-
-        return [zeros(self.num_heads, self.num_queries), *(zeros(self.num_kv_heads, num_keys) for _ in range(2))]
+        sizes = (self.num_heads, self.num_queries), (self.num_kv_heads, num_keys), (self.num_kv_heads, num_keys)
+        empty = torch.zeros(0, dtype=self.dtype, device=self.device)
+        return [empty.new_zeros((self.batch_size, *size, self.head_dim), requires_grad=True) for size in sizes]
 
 
 def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -> str:
     """Return the kernel of ``KERNELS`` that is to run: the one asked for, or with ``auto`` the first that runs here.
 
-    ``auto`` takes FlexAttention in a deterministic run on CUDA, where torch's other deterministic kernels are slow, and
-    else torch's fastest. On CPU that is the flash kernel in both modes. Each candidate runs forward and backward once.
+    ``auto`` takes cuDNN's kernel or FlexAttention in a deterministic run on CUDA, where torch's other deterministic
+    kernels are slow, and else torch's fastest. On CPU that is the flash kernel in both modes. Each candidate runs
+    forward and backward once.
 
     Raises:
         ValueError: The kernel that is asked for can't run; the message says why and names the kernels that can.
     """
     candidates: Sequence[str] = (asked,)
     if asked == AUTO:
-        fastest = _FASTEST if inputs.is_square else _FASTEST[1:]
-        on_gpu = _FASTEST_DETERMINISTIC if deterministic else fastest
+        fastest = _FASTEST_DETERMINISTIC if deterministic else _FASTEST
+        scores_bytes = 2 * inputs.batch_size * inputs.num_heads * inputs.num_queries**2 if deterministic else 0
+        on_gpu = fastest if inputs.is_square and scores_bytes <= _MAX_SCORES_BYTES else fastest[1:]
         candidates = ("flash", "math") if inputs.device.type == "cpu" else on_gpu
     refusals = {}
     for kernel in candidates:
@@ -116,14 +123,27 @@ def _refusal(kernel: str, inputs: AttentionInputs) -> str | None:
     without_data = FakeTensorMode() if inputs.device.type == "cpu" and inputs.is_square else nullcontext()
     with warnings.catch_warnings(record=True) as seen, without_data:
         warnings.simplefilter("always")
+        if kernel == CUDNN and torch.are_deterministic_algorithms_enabled() and not has_deterministic_cudnn():
+            return "its backward pass is deterministic only with the package nvidia-cudnn-frontend, from 1.32 on"
         try:
             for num_keys in inputs.num_keys:
                 attend = SDPA(kernel)
                 q, k, v = inputs.make(num_keys)
                 attend(q, k, v, attend.mask(inputs.num_queries, num_keys)).sum().backward()
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - a package's kernel has errors of its own
             # Torch warns about the reason, and also about each kernel that was not asked for.
             warned = [str(warning.message).splitlines()[0] for warning in seen]
             reasons = [reason for reason in warned if "disabled" not in reason and "not used because" not in reason]
-            return "; ".join([str(error).splitlines()[0], *dict.fromkeys(reasons)])
+            return "; ".join([(str(error) or repr(error)).splitlines()[0], *dict.fromkeys(reasons)])
     return None
+
+
+@functools.cache
+def has_deterministic_cudnn() -> bool:
+    """Serve torch's cuDNN kernels by nvidia-cudnn-frontend, which has a deterministic backward pass, if installed."""
+    try:
+        from cudnn.torch import install
+    except ImportError:
+        return False
+    install()
+    return True
