@@ -371,55 +371,41 @@ def test_a_scalar_and_an_empty_tensor_have_hashes():
     assert len(digest(torch.zeros(0, 3))) == 32
 
 
-def test_missing_elements_are_an_error_that_counts_them():
-    with pytest.raises(RuntimeError, match=r"w: the ranks hold 3 elements of 4"):
-        hash_shards([LocalShard("w", (4,), torch.zeros(3), 0)])
+@pytest.mark.parametrize(("begin", "error", "message"), [
+    (0, RuntimeError, "w: the ranks hold 3 elements of 4"), (2, ValueError, r"w: run \[2, 5\) leaves \[0, 4\)"),
+], ids=["missing elements", "outside"])  # fmt: skip
+def test_run_that_is_no_whole_tensor_is_an_error_that_says_what_it_holds(begin, error, message):
+    with pytest.raises(error, match=message):
+        hash_shards([LocalShard("w", (4,), torch.zeros(3), begin)])
 
 
-def test_a_name_given_twice_is_an_error():
-    with pytest.raises(RuntimeError, match=r"w: the ranks hold 4 elements of 2"):
-        hash_parameters([("w", torch.zeros(2)), ("w", torch.zeros(2))])
+def ragged():
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
 
-def test_a_name_given_with_two_dtypes_is_an_error():
-    with pytest.raises(ValueError, match="two dtypes or shapes"):
-        hash_parameters([("w", torch.zeros(2)), ("w", torch.zeros(2, dtype=torch.int32))])
+TWO, DENSE = ("w", torch.zeros(2)), "; dense tensors can be hashed"
+# A function that makes named tensors, and the error of hashing them.
+REFUSED = {
+    "name twice": (lambda: [TWO, TWO], RuntimeError, "w: the ranks hold 4 elements of 2"),
+    "two dtypes": (lambda: [TWO, ("w", TWO[1].int())], ValueError, "two dtypes or shapes"),
+    "complex": (lambda: [("w", TWO[1].to(torch.complex128))], ValueError, r"w is torch\..* can be hashed"),
+    "without data": (lambda: [("w", TWO[1].to("meta"))], ValueError, r"w is torch\..* can be hashed"),
+    "quantized": (lambda: [("w", torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8))], ValueError,
+        f"^w is quantized.*{DENSE}"),
+    "sparse": (lambda: [("w", torch.eye(3).to_sparse())], ValueError, f"^w is torch.sparse_coo.*{DENSE}"),
+    "rows": (lambda: [("w", torch.eye(3).to_sparse_csr())], ValueError, f"^w is torch.sparse_csr.*{DENSE}"),
+    "mkldnn": (lambda: [("w", torch.eye(3).to_mkldnn())], ValueError, f"^w is torch._mkldnn.*{DENSE}"),
+    "nested": (lambda: [("w", ragged())], ValueError, f"^w is nested.*{DENSE}"),
+    "not initialized": (lambda: torch.nn.LazyLinear(2, bias=False).named_parameters(), ValueError,
+        "^weight is not initialized; run the model once before"),
+    "nothing": (list, ValueError, "no tensors"),
+}  # fmt: skip
 
 
-def test_a_run_outside_its_tensor_is_an_error():
-    with pytest.raises(ValueError, match=r"w: run \[2, 5\) leaves \[0, 4\)"):
-        hash_shards([LocalShard("w", (4,), torch.zeros(3), 2)])
-
-
-@pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.complex128), torch.zeros(2, device="meta")])
-def test_what_cannot_be_hashed_is_an_error_that_names_it(tensor):
-    with pytest.raises(ValueError, match=r"w is torch\..* can be hashed"):
-        digest(tensor)
-
-
-NOT_DENSE = {
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8), "quantized"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo"),
-    "rows": (lambda: torch.eye(3).to_sparse_csr(), "torch.sparse_csr"),
-    "mkldnn": (lambda: torch.eye(3).to_mkldnn(), "torch._mkldnn"),
-    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
-}
-
-
-@pytest.mark.parametrize(("make", "kind"), NOT_DENSE.values(), ids=NOT_DENSE)
-def test_tensor_that_is_not_dense_is_an_error_that_names_it(make, kind):
+@pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_hashed_is_an_error_that_names_it(make, error, message):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tensor = make()
-    with pytest.raises(ValueError, match=rf"^w is {kind}.*; dense tensors can be hashed"):
-        digest(tensor)
-
-
-def test_parameter_that_is_not_initialized_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match=r"^weight is not initialized; run the model once before"):
-        hash_parameters(torch.nn.LazyLinear(2, bias=False).named_parameters())
-
-
-def test_no_tensors_is_an_error():
-    with pytest.raises(ValueError, match="no tensors"):
-        hash_parameters([])
+        named = make()
+    with pytest.raises(error, match=message):
+        hash_parameters(named)

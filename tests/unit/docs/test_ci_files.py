@@ -14,6 +14,7 @@ from tests.integration.ci_runner import as_text, component
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())
 ACTION, TEMPLATE = ROOT / "action.yml", ROOT / "examples/ci/aorta.yml"
+ACTION_YAML = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
 GITHUB = sorted([*ROOT.glob("examples/ci/github-*.yml"), *ROOT.glob(".github/workflows/*.yml")])
 SCRIPTS = [*sorted((ROOT / "examples").rglob("*.sh")), ROOT / "dev", ROOT / ".ci/run"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,7 +48,7 @@ def test_examples_give_the_action_and_the_component_inputs_that_they_have():
         step for job in workflow["jobs"].values() for step in job["steps"] if "pytest-aorta@" in step.get("uses", "")
     ]
     assert steps
-    assert {name for step in steps for name in step["with"]} <= set(yaml.safe_load(ACTION.read_text())["inputs"])
+    assert {name for step in steps for name in step["with"]} <= set(ACTION_YAML["inputs"])
     (included,) = yaml.safe_load((ROOT / "examples/ci/gitlab-component.yml").read_text(encoding="utf-8"))["include"]
     assert set(included["inputs"]) <= set(next(yaml.safe_load_all(TEMPLATE.read_text()))["spec"]["inputs"])
 
@@ -55,12 +56,11 @@ def test_examples_give_the_action_and_the_component_inputs_that_they_have():
 def test_component_and_action_use_every_input_and_no_other():
     spec, jobs = yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8"))
     assert set(re.findall(r"\$\[\[ inputs\.([\w-]+) \]\]", yaml.safe_dump(jobs))) == set(spec["spec"]["inputs"])
-    document = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
-    assert set(re.findall(r"inputs\.([\w-]+)", yaml.safe_dump(document["runs"]))) == set(document["inputs"])
+    assert set(re.findall(r"inputs\.([\w-]+)", yaml.safe_dump(ACTION_YAML["runs"]))) == set(ACTION_YAML["inputs"])
 
 
 def test_action_and_component_have_the_same_defaults_where_both_have_an_input():
-    inputs = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["inputs"]
+    inputs = ACTION_YAML["inputs"]
     spec = next(yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8")))["spec"]["inputs"]
     shared = set(inputs) & set(spec) - {"requirements"}
     assert shared == {"pytest-args", "name", "baselines", "report", "comment"}
@@ -70,13 +70,13 @@ def test_action_and_component_have_the_same_defaults_where_both_have_an_input():
 
 
 def test_token_of_the_action_reaches_the_comment_alone_and_inputs_reach_no_script():
-    steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
+    steps = ACTION_YAML["runs"]["steps"]
     assert [step["with"]["header"] for step in steps if "token" in yaml.safe_dump(step)] == ["${{ inputs.name }}"]
     assert [step["run"] for step in steps if "${{" in step.get("run", "")] == []
 
 
 def test_shell_code_of_the_action_and_of_the_component_is_sound():
-    steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
+    steps = ACTION_YAML["runs"]["steps"]
     code = [step["run"] for step in steps if "run" in step]
     heredoc = component()["aorta"]["script"][0]
     code += [heredoc.split("<<'END'\n")[1].rpartition("END")[0]]
@@ -99,13 +99,9 @@ def test_shell_script_is_sound(path):
 
 
 @pytest.mark.parametrize("path", [*EXAMPLES, *PAGES, ACTION], ids=lambda path: path.name)
-def test_every_option_that_is_named_exists(path):
+def test_every_option_and_ini_key_that_is_named_exists(path):
     text = path.read_text(encoding="utf-8")
     named = {f"--{name}" for name in re.findall(r"(?<![\w-])--((?:aorta|update)-[a-z-]*[a-z])(?![\w*…-])", text)}
     assert named <= FLAGS
-
-
-@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES, ACTION], ids=lambda path: path.name)
-def test_every_ini_key_that_is_named_exists(path):
-    named = set(re.findall(r"(?:-o |^)(aorta_[a-z_]+) ?=", path.read_text(encoding="utf-8"), re.MULTILINE))
-    assert named <= {option.key for option in OPTIONS if option.ini}
+    keys = set(re.findall(r"(?:-o |^)(aorta_[a-z_]+) ?=", text, re.MULTILINE))
+    assert keys <= {option.key for option in OPTIONS if option.ini}

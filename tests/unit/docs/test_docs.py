@@ -27,46 +27,40 @@ from tests.unit.docs.transcripts import difference
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
+
+
+def page_text(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 def test_every_public_name_of_the_rank_side_is_on_the_page_of_the_api():
     tree = ast.parse((ROOT / "pytest_aorta/worker/__init__.py").read_text(encoding="utf-8"))
     public = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
-    names = re.findall(
-        r":: pytest_aorta\.[\w.]*?\.(\w+)(?:\(\))?$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M
-    )
+    names = re.findall(r":: pytest_aorta\.[\w.]*?\.(\w+)(?:\(\))?$", page_text("api"), re.M)
     assert set(ast.literal_eval(public)) - set(names) == set()
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_every_verdict_is_in_the_reference(outcome):
-    assert f"| {outcome.value} |" in REFERENCE
-
-
-@pytest.mark.parametrize("reason", list(NotApplicable))
-def test_every_reason_of_a_verdict_that_is_not_applicable_has_a_remedy(reason):
-    assert f"| {reason} |" in (DOCS / "read-a-failure.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
-def test_every_subcommand_is_on_its_page(command):
-    assert f"`aorta {command}" in (DOCS / "command.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("name", "text"), [
+    *(("reference", f"| {outcome.value} |") for outcome in Outcome),
+    *(("read-a-failure", f"| {reason} |") for reason in NotApplicable),
+    *(("command", f"`aorta {command.name}") for command in COMMANDS),
+    *(("own-scripts", f"`{key}`") for key in Adapter.__struct_fields__),
+])  # fmt: skip
+def test_every_verdict_reason_subcommand_and_key_of_an_adapter_is_on_its_page(name, text):
+    assert text in page_text(name)
 
 
 def test_every_option_of_a_run_is_on_its_page():
     parser = argparse.ArgumentParser()
     run_command.add_arguments(parser)
     flags = {action.option_strings[0] for action in parser._actions if action.option_strings} - {"-h"}
-    page = (DOCS / "command.md").read_text(encoding="utf-8")
-    assert {flag for flag in flags if f"`{flag}" not in page} == set()
+    assert {flag for flag in flags if f"`{flag}" not in page_text("command")} == set()
 
 
 def test_lists_of_workloads_are_those_that_the_command_prints(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "125")
-    page = (DOCS / "command.md").read_text(encoding="utf-8")
-    shown = page.partition("## `aorta workloads`")[2].partition("```console\n")[2].partition("```")[0]
+    shown = page_text("command").partition("## `aorta workloads`")[2].partition("```console\n")[2].partition("```")[0]
     for part in shown.split("$ aorta ")[1:]:
         command, _, transcript = part.partition("\n")
         assert main(command.split()) == 0
@@ -74,7 +68,7 @@ def test_lists_of_workloads_are_those_that_the_command_prints(capsys, monkeypatc
 
 
 def test_page_of_the_files_has_their_versions():
-    rows = [line.split(" | ") for line in (DOCS / "schemas.md").read_text(encoding="utf-8").splitlines()]
+    rows = [line.split(" | ") for line in page_text("schemas").splitlines()]
     versions = {row[0].removeprefix("| "): row[2].strip(" |") for row in rows if len(row) == 3}
     files = {"`result.json`": measurements, "a baseline": baseline, "a line of the history": history}
     assert {name: versions[name] for name in files} == {name: str(of.SCHEMA_VERSION) for name, of in files.items()}
@@ -88,11 +82,6 @@ def test_numbers_that_pages_and_messages_suggest_for_options_are_allowed():
     for flag, number in found:
         options[flag].read(number)
     assert len(found) > 5
-
-
-@pytest.mark.parametrize("key", Adapter.__struct_fields__)
-def test_every_key_of_an_adapter_is_on_its_page(key):
-    assert f"`{key}`" in (DOCS / "own-scripts.md").read_text(encoding="utf-8")
 
 
 def fenced(page: Path, language: str) -> list[str]:
@@ -116,18 +105,15 @@ def test_links_between_pages_lead_somewhere(page):
 
 
 def test_every_module_that_the_architecture_names_exists():
-    named = re.findall(
-        r"`([a-z_0-9]+/[a-z_0-9/]+\.(?:py|json))`", (DOCS / "architecture.md").read_text(encoding="utf-8")
-    )
+    named = re.findall(r"`([a-z_0-9]+/[a-z_0-9/]+\.(?:py|json))`", page_text("architecture"))
+    folders = (ROOT / "pytest_aorta", ROOT)
     assert len(named) > 20
-    assert {
-        name for name in named if not any((folder / name).exists() for folder in (ROOT / "pytest_aorta", ROOT))
-    } == set()
+    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
 
 
 def tuning_rows():
     """Return the code in each cell of the table of knobs, by row."""
-    table = (DOCS / "tuning.md").read_text(encoding="utf-8").split("## Knobs")[1].split("Options of FSDP1")[0]
+    table = page_text("tuning").split("## Knobs")[1].split("Options of FSDP1")[0]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
     return [[re.findall("`([^`]+)`", cell) for cell in row] for row in rows]
 
