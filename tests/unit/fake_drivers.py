@@ -20,9 +20,9 @@ class FakeNvml:
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 3, 9, 12
 
-    def __init__(
-        self, names: tuple[str, ...] = ("GPU-aaaa-1", "GPU-aabb-2", "MIG-cccc-3"), error: Exception | None = None
-    ) -> None:
+    NAMES = ("GPU-aaaa-1", "GPU-aabb-2", "MIG-cccc-3")
+
+    def __init__(self, names: tuple[str, ...] = NAMES, error: Exception | None = None) -> None:
         self.names, self.error = names, error
         self.hot: tuple[str, ...] = ()
         self.hot_bits = HOT_BITS
@@ -102,11 +102,9 @@ class FakeAmdsmi:
     class AmdSmiClkType:
         GFX = 0
 
-    def __init__(
-        self,
-        serials: tuple[str, ...] = ("0x00000000000000A1", "0x00000000000000A2", "0x00000000000000C3"),
-        error: Exception | None = None,
-    ) -> None:
+    SERIALS = ("0x00000000000000A1", "0x00000000000000A2", "0x00000000000000C3")
+
+    def __init__(self, serials: tuple[str, ...] = SERIALS, error: Exception | None = None) -> None:
         self.serials, self.error = serials, error
         self.tables: list[dict[str, Any]] = [{} for _ in serials]
 

@@ -1,5 +1,6 @@
 """A made-up run of pytest: result files, baselines and records as tests leave them, from a seed and without torch."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ ENVIRONMENT = {
     "cpu_capability": "AVX512", "weight_hash_version": 2, "tf32_matmul": False, "CUDA_DEVICE_MAX_CONNECTIONS": "1",
 }  # fmt: skip
 
+MISSPELLED = "SpecError: no workload named 'lama_fsdp2' (did you mean 'llama_fsdp2'?)"
+LACKED = "needs 16 GPUs, the host has 8"
 CPU_ENVIRONMENT = {"python": "3.12.11", "torch": "2.11.0+cpu", "device": "cpu", "num_threads": 16}
 COMMAND = ["pytest", "tests", "--aorta-ab=origin/main", "--aorta-report=report.html"]
 RAISED = """\
@@ -97,12 +100,8 @@ def make_varied_run(folder: Path, *, ranks: int = 4, steps: int = 120, seed: int
         _ab_record(folder, rng, ranks, steps),
         _record(Plan("test_scripts.py::test_on_cpu_ranks", step_ms=31.0, device="cpu"), folder, rng, 2, steps),
         _failed("test_llama.py::test_late_rank", RAISED, ran(3, failed=1)),
-        _failed(
-            "test_llama.py::test_misspelled", "SpecError: no workload named 'lama_fsdp2' (did you mean 'llama_fsdp2'?)"
-        ),
-        TestRecord(
-            "tests/test_scaling.py::test_16_gpus", lacked_devices="needs 16 GPUs, the host has 8", outcome="skipped"
-        ),
+        _failed("test_llama.py::test_misspelled", MISSPELLED),
+        TestRecord("tests/test_scaling.py::test_16_gpus", lacked_devices=LACKED, outcome="skipped"),
     ]
 
 
@@ -204,32 +203,23 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         waits[plan.late_rank % ranks] *= 0.3
     profiled = [_profiled(own, plan.hides, rng) for _ in range(ranks)]
     return make_result(
-        rank_step_times_ms=times.tolist(),
-        workload=plan.workload,
-        device=plan.device,
-        backend="nccl" if plan.device == "cuda" else "gloo",
-        platform=plan.platform(ranks),
-        config={"steps": steps},
-        collective_ms=waits.tolist(),
+        times.tolist(), workload=plan.workload, device=plan.device, platform=plan.platform(ranks),
+        backend="nccl" if plan.device == "cuda" else "gloo", config={"steps": steps}, collective_ms=waits.tolist(),
         environment=(ENVIRONMENT if plan.device == "cuda" else CPU_ENVIRONMENT) | dict(plan.environment),
         rank_metrics={
-            "peak_memory_bytes": [48.2 * 2**30] * ranks,
-            "tokens_per_s": [8.2e6 / own] * ranks,
+            "peak_memory_bytes": [48.2 * 2**30] * ranks, "tokens_per_s": [8.2e6 / own] * ranks,
             "num_parameters": [8_030_261_248.0] * ranks,
             **{name: [capture.metrics()[name] for capture in profiled] for name in profiled[0].metrics()},
         },
-        overlap=[capture.steps for capture in profiled],
-        timeline=[capture.timeline for capture in profiled],
+        overlap=[capture.steps for capture in profiled], timeline=[capture.timeline for capture in profiled],
         provenance=make_provenance(measured_at=stamp(0), command=COMMAND, commit=plan.commit, branch=plan.branch),
-    )
+    )  # fmt: skip
 
 
 def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: int = 16) -> Profile:
     """Return a step whose all-gathers run ahead of compute; with little hidden, compute waits for each all-gather."""
     gemm = step_ms / layers / 3.4
-    lanes: dict[str, list[tuple[float, float]]] = {
-        name: [] for name in ("compute", "wait", "all_gather", "reduce_scatter", "copy")
-    }
+    lanes: dict[str, list[tuple[float, float]]] = defaultdict(list)
     now, free = 0.3 * gemm, 0.0
     for phase in ("forward", "backward"):
         for _ in range(layers):

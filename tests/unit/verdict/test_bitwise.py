@@ -132,20 +132,13 @@ def result(weights=(), gradients=(), state=(), forward=((), ()), backward=((), (
     moments = [f"{name}.exp_avg" for name in WEIGHTS]
     optimizer = hashes(moments)
     optimizer.steps["1"] = hashes(moments, *state).steps["2"]
-    return make_result(
-        [[1.0] * 3] * 2,
-        tensor_hashes={
-            "weights": hashes(WEIGHTS, *weights),
-            "gradients": hashes(WEIGHTS, *gradients),
-            "clipped": hashes(WEIGHTS, *gradients),
-            "optimizer": optimizer,
-        },
-        boundary_hashes=[
-            {"forward": hashes(FORWARD, *one), "backward": hashes(BACKWARD, *other)}
-            for one, other in zip(forward, backward, strict=True)
-        ],
-        **changes,
-    )
+    tensors = {"weights": weights, "gradients": gradients, "clipped": gradients}
+    tensors = {kind: hashes(WEIGHTS, *odd) for kind, odd in tensors.items()} | {"optimizer": optimizer}
+    boundaries = [
+        {"forward": hashes(FORWARD, *one), "backward": hashes(BACKWARD, *other)}
+        for one, other in zip(forward, backward, strict=True)
+    ]
+    return make_result([[1.0] * 3] * 2, tensor_hashes=tensors, boundary_hashes=boundaries, **changes)
 
 
 def line(kind, **odd):

@@ -126,12 +126,9 @@ MS = 1_000_000
 
 
 def rank(
-    *arrivals_ms: int,
-    began_ms: tuple[int, ...] = (0, 100),
-    ended_ms: tuple[int, ...] = (100, 200),
-    known_from_ms: int = 0,
-    **named: int,
-) -> Arrivals:
+    *arrivals_ms: int, began_ms: tuple[int, ...] = (0, 100), ended_ms: tuple[int, ...] = (100, 200),
+    known_from_ms: int = 0, **named: int,
+) -> Arrivals:  # fmt: skip
     """Return arrivals at the collectives 0, 1, ... and at named ones; the two steps are 100 ms each."""
     arrived = {str(number): moment for number, moment in enumerate(arrivals_ms)} | named
     return Arrivals(
@@ -171,13 +168,8 @@ def test_waits_are_unknown_without_comparable_arrivals(ranks):
 
 
 def result_of(tmp_path, *documents, nodes=None):
-    write_ranks(
-        tmp_path,
-        *(
-            rank_values(step_times_ms=[100.0, 100.0], total_iterations=2, configured_iterations=2, loss=[])
-            for _ in range(2)
-        ),
-    )
+    values = rank_values(step_times_ms=[100.0, 100.0], total_iterations=2, configured_iterations=2, loss=[])
+    write_ranks(tmp_path, values, values)
     for number, document in enumerate(documents):
         write_rank_file(tmp_path, number, "arrivals.json", json.dumps(document))
     return collect_result(make_plan(tmp_path), ENDED_WELL)
