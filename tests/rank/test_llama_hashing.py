@@ -61,6 +61,10 @@ def test_hashing_tensors_changes_no_bit(checkpointing):
     assert len(set(one.weight_hashes.values())) == 3
 
 
+def by_name(hashes, step):
+    return dict(zip(hashes.names, hashes.steps[step], strict=True))
+
+
 def test_hashes_of_tensors_are_those_of_the_public_functions():
     model = make_model()
     hashes, optimizer = train(model, hash_tensors=["weights", "gradients", "optimizer"])
@@ -71,8 +75,7 @@ def test_hashes_of_tensors_are_those_of_the_public_functions():
         "optimizer": hash_optimizer(optimizer, model.named_parameters()),
     }
     for kind, whole in expected.items():
-        found = hashes.tensor_hashes[kind]
-        named = dict(zip(found.names, found.steps["3"], strict=True))
+        named = by_name(hashes.tensor_hashes[kind], "3")
         assert {name: value for name, value in named.items() if not name.startswith("group 0.")} == whole.per_tensor
     assert {name for name in hashes.tensor_hashes["optimizer"].names if name.startswith("group 0.")} == {
         "group 0.lr", "group 0.eps", "group 0.weight_decay",
@@ -115,15 +118,10 @@ def test_boundary_hashes_are_of_the_values():
     with torch.no_grad():
         logits = make_model()(TOKENS, ROTATIONS)
     logits.requires_grad_().logsumexp(-1).sum().backward()
-    found = dict(
-        zip(hashes.boundary_hashes["forward"].names, hashes.boundary_hashes["forward"].steps["1"], strict=True)
-    )
+    found = by_name(hashes.boundary_hashes["forward"], "1")
     assert found[":input"] == hash_local("", TOKENS)
     assert found[":output"] == hash_local("", logits)
-    found = dict(
-        zip(hashes.boundary_hashes["backward"].names, hashes.boundary_hashes["backward"].steps["1"], strict=True)
-    )
-    assert found[":output"] == hash_local("", logits.grad)
+    assert by_name(hashes.boundary_hashes["backward"], "1")[":output"] == hash_local("", logits.grad)
 
 
 def test_each_micro_batch_has_boundaries_of_its_own():
@@ -142,11 +140,8 @@ def test_compiled_graph_without_breaks_sees_the_same_boundaries():
         compiled.compile(backend="aot_eager", fullgraph=True)
         other, _ = train(compiled, hash_tensors=["forward", "backward"])
     for kind in ("forward", "backward"):
-        here, there = one.boundary_hashes[kind], other.boundary_hashes[kind]
         for step in "123":
-            assert dict(zip(here.names, here.steps[step], strict=True)) == dict(
-                zip(there.names, there.steps[step], strict=True)
-            )
+            assert by_name(one.boundary_hashes[kind], step) == by_name(other.boundary_hashes[kind], step)
 
 
 class Several(nn.Module):

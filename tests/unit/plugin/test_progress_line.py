@@ -145,17 +145,13 @@ def test_line_is_wanted_on_a_terminal_and_not_in_ci(on_a_terminal, environ, expe
     assert wanted(FakeConfig(), {"TERM": "xterm"} | environ) is expected
 
 
-@pytest.mark.parametrize(
-    "config",
-    [FakeConfig(capture="no"), FakeConfig(capture=None), FakeConfig(reporter=None), FakeConfig(reporter=OtherReporter)],
-)
-def test_line_is_never_wanted_beside_what_tests_print_or_without_pytests_own(on_a_terminal, config):
-    assert not wanted(config, {"TERM": "xterm"})
+IN_WORKER = FakeConfig()
+IN_WORKER.workerinput = {}
+REPORTED = [FakeConfig(reporter=None), FakeConfig(reporter=OtherReporter)]
 
 
-def test_line_is_never_wanted_in_a_worker_of_xdist(on_a_terminal):
-    config = FakeConfig()
-    config.workerinput = {}
+@pytest.mark.parametrize("config", [FakeConfig(capture="no"), FakeConfig(capture=None), *REPORTED, IN_WORKER])
+def test_line_is_never_wanted_beside_what_tests_print_without_pytests_own_or_in_a_worker(on_a_terminal, config):
     assert not wanted(config, {"TERM": "xterm"})
 
 

@@ -10,42 +10,26 @@ from tests.unit.builders import make_baseline, make_facts, make_record, make_ver
 
 MARKED = {"step_time_p50": Tolerance(0.05), "weight_hash": Tolerance(None)}
 VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+CHANGE = st.none() | st.floats(allow_nan=False)
+TOLERANCE = st.builds(Tolerance, CHANGE, st.sampled_from(Scale), st.sampled_from(Origin))
+REFERENCE = st.builds(VerdictReference, st.sampled_from(ReferenceKind), st.text(), st.none() | st.integers(1, 9))
 VERDICT = st.builds(
-    Verdict,
-    case=st.text(),
-    metric=st.just("step_time_p50"),
-    outcome=st.sampled_from(Outcome),
-    value=VALUE,
-    baseline=VALUE,
-    delta=st.none() | st.floats(allow_nan=False),
-    tolerance=st.builds(
-        Tolerance, st.none() | st.floats(allow_nan=False), st.sampled_from(Scale), st.sampled_from(Origin)
-    ),
-    reference=st.builds(VerdictReference, st.sampled_from(ReferenceKind), st.text(), st.none() | st.integers(1, 9)),
-    missing=st.none() | st.sampled_from(Missing),
-    detail=st.text(),
-    low=st.none() | st.floats(allow_nan=False),
-    high=st.none() | st.floats(allow_nan=False),
-    launches=st.integers(1, 13),
-    is_open=st.booleans(),
-    not_applicable=st.none() | st.sampled_from(NotApplicable),
-    is_expected=st.booleans(),
-)
-
-
+    Verdict, case=st.text(), metric=st.just("step_time_p50"), outcome=st.sampled_from(Outcome), value=VALUE,
+    baseline=VALUE, delta=CHANGE, tolerance=TOLERANCE, reference=REFERENCE, detail=st.text(),
+    missing=st.none() | st.sampled_from(Missing), low=CHANGE, high=CHANGE, launches=st.integers(1, 13), is_open=st.booleans(),
+    not_applicable=st.none() | st.sampled_from(NotApplicable), is_expected=st.booleans(),
+)  # fmt: skip
 COMPARISON = st.builds(
     Comparison, case=st.text(), kind=st.sampled_from(ReferenceKind),
     launches=st.lists(st.builds(ComparedLaunch, st.sampled_from(Side), st.just(make_facts())), max_size=2).map(tuple),
     rows=st.lists(VERDICT, max_size=2).map(tuple), notes=st.lists(st.text(), max_size=2).map(tuple), baseline=st.text(),
     new=st.none() | st.just(NewLaunches(make_baseline(), MARKED, {"steps": 1}, fresh=True)),
 )  # fmt: skip
+TIMES_S = st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6))
 LAUNCH = st.builds(
-    LaunchNote,
-    launcher=st.just("torchrun"),
-    times_s=st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6)),
-    has_result=st.booleans(),
+    LaunchNote, launcher=st.just("torchrun"), times_s=TIMES_S, has_result=st.booleans(),
     traces=st.lists(st.text(), max_size=1).map(tuple),
-)
+)  # fmt: skip
 
 
 @given(st.lists(COMPARISON, max_size=2), st.lists(LAUNCH, max_size=2), st.none() | st.text(), st.text())
