@@ -69,6 +69,15 @@ def make_sharded(mesh, dtype=torch.float32, config=DEBUG, stage=None):
     return model
 
 
+def compile_model(model, mesh, settings, buckets=(), no_reorder=(), **extra):
+    """Compile a sharded model as the workload does, with ``extra`` parameters that the model does not have."""
+    torch.compiler.reset()
+    parameters = dict(model.named_parameters()) | extra
+    groups = collective_groups(model, mesh) | dict.fromkeys(extra, UNGROUPED)
+    backend = compile.make_backend(settings, parameters, buckets, groups, no_reorder)
+    model.compile(backend=backend, fullgraph=True, dynamic=False)
+
+
 def names_of(model, prefix):
     return tuple(name for name, _ in model.named_parameters() if name.startswith(prefix))
 
@@ -86,16 +95,13 @@ def collectives_of_a_step(mesh, blocks_per_bucket=1, stage=None, **given):
 
     ``stage`` is the number of a stage of two.
     """
-    torch.compiler.reset()
     model, whole = make_sharded(mesh, stage=stage), make_model()
     settings = replace(PLANNED, **given)
     buckets = block_buckets(model, blocks_per_bucket) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = buckets_of_stage(model, module_buckets(whole, settings.bucket_modules))
     no_reorder = no_reorder_buckets(whole, buckets, settings.overlap_reorder_modules)
-    parameters, groups = dict(model.named_parameters()), collective_groups(model, mesh)
-    backend = compile.make_backend(settings, parameters, buckets, groups, no_reorder)
-    model.compile(backend=backend, fullgraph=True, dynamic=False)
+    compile_model(model, mesh, settings, buckets, no_reorder)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     freqs_cis = model.config.freqs_cis(torch.arange(8))
     model(tokens, freqs_cis).sum().backward()
@@ -262,12 +268,8 @@ def test_a_captured_step_has_the_gradients_of_one_that_is_not(mesh, recorded_gra
     gradients = {}
     alone = ParallelMesh(ParallelDims(1, 1, 1, 1), "cpu")
     for cuda_graphs in (False, True):
-        torch.compiler.reset()
         model = make_sharded(alone, config=ONE_BLOCK)
-        settings = replace(PLANNED, trace="step", cuda_graphs=cuda_graphs)
-        groups, parameters = collective_groups(model, alone), dict(model.named_parameters())
-        backend = compile.make_backend(settings, parameters, block_buckets(model), groups)
-        model.compile(backend=backend, fullgraph=True, dynamic=False)
+        compile_model(model, alone, replace(PLANNED, trace="step", cuda_graphs=cuda_graphs), block_buckets(model))
         for number in range(4):
             tokens, labels = torch.arange(number, number + 32).view(2, 2, 8)
             model(tokens, model.config.freqs_cis(torch.arange(8)), labels, 16).backward()
@@ -375,12 +377,8 @@ def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh
 
 def compile_forward(mesh, buckets=None, settings=PLANNED, **extra):
     """Compile and run forward with these buckets and with ``extra`` parameters, which the model does not have."""
-    torch.compiler.reset()
     model = make_sharded(mesh, config=ONE_BLOCK)
-    parameters = dict(model.named_parameters()) | extra
-    groups = collective_groups(model, mesh) | dict.fromkeys(extra, UNGROUPED)
-    backend = compile.make_backend(settings, parameters, buckets or block_buckets(model), groups)
-    model.compile(backend=backend, fullgraph=True, dynamic=False)
+    compile_model(model, mesh, settings, buckets or block_buckets(model), **extra)
     model(torch.zeros(2, 8, dtype=torch.int64), model.config.freqs_cis(torch.arange(8)))
 
 
@@ -637,16 +635,9 @@ def test_generators_that_torch_gives_to_backward_stay_behind_the_tangents():
     "kind", ["selective", "full", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("none", "elementwise"))]
 )
 def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
-    torch.compiler.reset()
     model = make_sharded(mesh, config=ONE_BLOCK)
     checkpoint_blocks(model, (kind,) * len(model.layers))
-    backend = compile.make_backend(
-        replace(PLANNED, bucketing="none", overlap_reorder=False),
-        dict(model.named_parameters()),
-        (),
-        collective_groups(model, mesh),
-    )
-    model.compile(backend=backend, fullgraph=True, dynamic=False)
+    compile_model(model, mesh, replace(PLANNED, bucketing="none", overlap_reorder=False))
     loss = model(torch.zeros(2, 8, dtype=torch.int64), model.config.freqs_cis(torch.arange(8))).sum()
     with profiled() as backward:
         loss.backward()

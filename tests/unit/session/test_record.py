@@ -16,8 +16,8 @@ REFERENCE = st.builds(VerdictReference, st.sampled_from(ReferenceKind), st.text(
 VERDICT = st.builds(
     Verdict, case=st.text(), metric=st.just("step_time_p50"), outcome=st.sampled_from(Outcome), value=VALUE,
     baseline=VALUE, delta=CHANGE, tolerance=TOLERANCE, reference=REFERENCE, detail=st.text(),
-    missing=st.none() | st.sampled_from(Missing), low=CHANGE, high=CHANGE, launches=st.integers(1, 13), is_open=st.booleans(),
-    not_applicable=st.none() | st.sampled_from(NotApplicable), is_expected=st.booleans(),
+    missing=st.none() | st.sampled_from(Missing), low=CHANGE, high=CHANGE, launches=st.integers(1, 13),
+    is_open=st.booleans(), not_applicable=st.none() | st.sampled_from(NotApplicable), is_expected=st.booleans(),
 )  # fmt: skip
 COMPARISON = st.builds(
     Comparison, case=st.text(), kind=st.sampled_from(ReferenceKind),
