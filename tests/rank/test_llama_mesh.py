@@ -54,9 +54,8 @@ def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them(
 
 
 def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
-    with pytest.raises(
-        RuntimeError, match=r"float8_linear is true, and this launch is missing CUDA \(ranks are on cpu\)"
-    ):
+    message = r"float8_linear is true, and this launch is missing CUDA \(ranks are on cpu\)"
+    with pytest.raises(RuntimeError, match=message):
         check_float8(torch.device("cpu"))
 
 

@@ -149,9 +149,8 @@ def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
         return parse_trace(path, data)
 
     monkeypatch.setattr(steps, "parse_trace", parse_but_the_first_kept)
-    with pytest.warns(
-        UserWarning, match=r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
-    ):
+    message = r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
+    with pytest.warns(UserWarning, match=message):
         capture = capture_overlap(Training(beside=True).step, 1, CPU)
     assert (len(capture.steps), capture.problem) == (1, "")
     assert [path.name for path in tmp_path.glob("trace*")] == ["trace-2.json.gz"]

@@ -345,9 +345,8 @@ def test_lists_and_tables_in_the_state_of_an_optimizer_are_hashed_part_by_part()
 
 @pytest.mark.parametrize("value", ["adam", 2**70, object()], ids=["text", "large integer", "object"])
 def test_state_that_cannot_be_hashed_is_an_error_that_names_it(value):
-    with pytest.raises(
-        ValueError, match=r"^w\.key\.0 is .*; tensors, numbers, and lists and dicts of them can be hashed"
-    ):
+    message = r"^w\.key\.0 is .*; tensors, numbers, and lists and dicts of them can be hashed"
+    with pytest.raises(ValueError, match=message):
         Keeping({"key": [value]}).hashed()
 
 

@@ -79,9 +79,8 @@ def test_name_of_no_single_device_is_an_error_that_shows_it(nvidia, variable, me
 def test_driver_that_can_not_answer_is_no_lack_of_devices(monkeypatch):
     error = FakeNvml.NVMLError("Driver/library version mismatch", 18)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(error=error))
-    with pytest.raises(
-        DevicesUnavailable, match=r"NVML can't list the GPUs.*mismatch; repair the driver, or give --aorta"
-    ):
+    message = r"NVML can't list the GPUs.*mismatch; repair the driver, or give --aorta"
+    with pytest.raises(DevicesUnavailable, match=message):
         visible_devices({})
 
 

@@ -79,9 +79,8 @@ def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("pytest_aorta.launch.warm.require_torch", lambda: None)
     plan = make_plan(tmp_path / "run", launcher=LauncherKind.FORKSERVER, profiler="nsys", cwd=tmp_path)
     servers = ForkServers({"PATH": str(tmp_path)})
-    with pytest.warns(
-        ColdLaunchWarning, match="fork server is unfit: nsys profiles only processes that it has started"
-    ):
+    message = "fork server is unfit: nsys profiles only processes that it has started"
+    with pytest.warns(ColdLaunchWarning, match=message):
         outcome = servers.launch(plan)
     # There is no nsys on this PATH.
     assert (outcome.reason, outcome.agent_status) == ("exit", 1)

@@ -218,17 +218,15 @@ def test_commit_that_a_shallow_clone_lacks_is_reported_with_the_remedy(repositor
     git(repository, "commit", "--allow-empty", "--message=newer")
     shallow = tmp_path / "shallow"
     git(tmp_path, "clone", "--depth=1", f"file://{repository}", str(shallow))
-    with pytest.raises(
-        SpecError, match=r"--aorta-ab=v1: 'v1' is not a commit of this clone, which is shallow; .*fetch"
-    ):
+    message = r"--aorta-ab=v1: 'v1' is not a commit of this clone, which is shallow; .*fetch"
+    with pytest.raises(SpecError, match=message):
         check_reference("v1", shallow)
     check_reference("HEAD", shallow)
 
 
 def test_interpreter_is_looked_for_from_the_root_folder(tmp_path):
-    with pytest.raises(
-        SpecError, match=f"--aorta-ab=python:env/bin/python: there is no program {tmp_path}/env/bin/pyt"
-    ):
+    message = f"--aorta-ab=python:env/bin/python: there is no program {tmp_path}/env/bin/pyt"
+    with pytest.raises(SpecError, match=message):
         check_reference("python:env/bin/python", tmp_path)
     write(tmp_path / "env/bin/python").chmod(0o755)
     check_reference("python:env/bin/python", tmp_path)

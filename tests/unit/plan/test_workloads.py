@@ -326,9 +326,8 @@ def test_variable_that_rccl_does_not_read_is_refused_with_those_that_replace_it(
 def test_unknown_key_of_an_object_is_refused_with_those_it_has(tmp_path):
     layout = "{type: object, additionalProperties: false, properties: {rows: {type: integer}}, default: {}, "
     folder = write(tmp_path / "toy", GOOD.replace("{type: object, default: {}, ", layout))
-    with pytest.raises(
-        SpecError, match=r"layout: unknown keys \['row'\] \(did you mean 'rows'\?\); there are \['rows'\]"
-    ):
+    message = r"layout: unknown keys \['row'\] \(did you mean 'rows'\?\); there are \['rows'\]"
+    with pytest.raises(SpecError, match=message):
         resolve_config(read_workload("toy", folder, None), {"layout": {"row": 1}})
 
 

@@ -219,9 +219,8 @@ def test_lost_boundaries_are_an_error(edges):
 
 
 def test_workload_that_runs_the_boundarys_kernel_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"kernel fill separates .*, but the workload runs it too; set profile_steps: 0"
-    ):
+    message = r"kernel fill separates .*, but the workload runs it too; set profile_steps: 0"
+    with pytest.raises(ValueError, match=message):
         learned(kernel("fill", 70, 1))
 
 
