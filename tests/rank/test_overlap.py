@@ -59,6 +59,13 @@ def group(tmp_path):
         yield
 
 
+@pytest.fixture
+def keeping(group, tmp_path, monkeypatch):
+    """Keep traces in the test's folder, as a launch under torch's profiler does."""
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+
+
 def test_collectives_beside_products_are_hidden_and_in_line_they_are_not(group):
     beside, in_line = (capture_overlap(Training(beside=hidden).step, 3, CPU) for hidden in (True, False))
     for capture in (beside, in_line):
@@ -101,9 +108,7 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     assert not [one for one in kept["traceEvents"] if one["name"] == "[memory]" or "Input Dims" in one.get("args", {})]
 
 
-def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
-    monkeypatch.setenv("AORTA_PROFILER", "torch")
+def test_traces_follow_the_schedule_of_the_launch(keeping, tmp_path, monkeypatch):
     monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "wait=2 warmup=1 active=3 repeat=2 shapes memory")
     training = Training(beside=True)
     capture = capture_overlap(training.step, 1, CPU)
@@ -120,9 +125,7 @@ def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("limit", "unit"), [("MAX_TRACE_BYTES", "bytes"), ("MAX_TRACE_VALUES", "values")])
-def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(group, tmp_path, monkeypatch, limit, unit):
-    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
-    monkeypatch.setenv("AORTA_PROFILER", "torch")
+def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(keeping, tmp_path, monkeypatch, limit, unit):
     monkeypatch.setattr(reading, limit, 2_000)
     result = make_rank([1.0])
     with pytest.warns(UserWarning, match="overlap is not measured: the trace of one profiled step has"):
@@ -137,9 +140,7 @@ def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(group, tmp_p
     assert list(tmp_path.glob("trace*")) == []
 
 
-def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
-    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
-    monkeypatch.setenv("AORTA_PROFILER", "torch")
+def test_kept_trace_beyond_the_limits_is_left_out(keeping, tmp_path, monkeypatch):
     monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "active=1 repeat=2")
     numbers = count()
 

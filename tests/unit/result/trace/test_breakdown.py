@@ -34,14 +34,17 @@ def facts(ranks: list[list[StepOverlap]], p50_ms: float, as_run: list[list[StepO
     return launch_facts(make_result(times_ms, overlap=ranks, overlap_as_run=as_run or ranks, head_start=leads))
 
 
+def parts(**expected_ms: float):
+    return pytest.approx(expected_ms, abs=0.01)
+
+
 USUAL = traced(10, ("gemm", 0, 8), (GATHER, 2, 7), ("copy", 8, 9))
 
 
 def test_parts_of_a_step_add_up_to_it():
     found = facts([USUAL, USUAL], 10.0)
     # The boundary's own kernel computes for a microsecond.
-    expected = {"compute": 8.0, "straggler": 0.0, "exposed_comm": 0.0, "copy": 1.0, "idle": 1.0}
-    assert found.breakdown_ms == pytest.approx(expected, abs=0.01)
+    assert found.breakdown_ms == parts(compute=8.0, straggler=0.0, exposed_comm=0.0, copy=1.0, idle=1.0)
     assert sum(found.breakdown_ms.values()) == pytest.approx(10.0)
 
 
@@ -50,8 +53,7 @@ def test_delay_on_one_rank_and_an_exposed_collective_are_told_apart():
     waits = traced(15, ("gemm", 0, 8), (GATHER, 2, 7), (GATHER, 8, 13), ("copy", 13, 14))
     delayed = traced(15, ("gemm", 0, 8), (GATHER, 2, 7), ("spin", 8, 11), (GATHER, 11, 13), ("copy", 13, 14))
     found = facts([waits, delayed], 15.0)
-    expected = {"compute": 8.0, "straggler": 3.0, "exposed_comm": 2.0, "copy": 1.0, "idle": 1.0}
-    assert found.breakdown_ms == pytest.approx(expected, abs=0.01)
+    assert found.breakdown_ms == parts(compute=8.0, straggler=3.0, exposed_comm=2.0, copy=1.0, idle=1.0)
     assert found.critical_rank == 1
 
 
@@ -60,8 +62,7 @@ def test_waits_of_the_critical_rank_itself_count_as_its_exposed_communication():
     waits = replace(step, compute_ms=step.compute_ms - 0.5, exposed_wait_ms=0.5)
     assert waits.broken_rule() is None
     found = facts([[waits]], 10.0)
-    expected = {"compute": 7.5, "straggler": 0.0, "exposed_comm": 0.5, "copy": 1.0, "idle": 1.0}
-    assert found.breakdown_ms == pytest.approx(expected, abs=0.01)
+    assert found.breakdown_ms == parts(compute=7.5, straggler=0.0, exposed_comm=0.5, copy=1.0, idle=1.0)
 
 
 def test_slower_kernel_and_a_late_host_are_told_apart():
@@ -70,8 +71,7 @@ def test_slower_kernel_and_a_late_host_are_told_apart():
     waits = traced(16, ("gemm", 0, 10), (GATHER, 2, 7), (GATHER, 10, 14), ("copy", 14, 15))
     late = traced(16, ("gemm", 0, 10), (GATHER, 2, 7), ("copy", 14, 15))
     found = facts([ahead, ahead], 16.0, [waits, late])
-    expected = {"compute": 10.0, "straggler": 0.0, "exposed_comm": 0.0, "copy": 1.0, "idle": 5.0}
-    assert found.breakdown_ms == pytest.approx(expected, abs=0.01)
+    assert found.breakdown_ms == parts(compute=10.0, straggler=0.0, exposed_comm=0.0, copy=1.0, idle=5.0)
     assert found.critical_rank == 1
 
 
