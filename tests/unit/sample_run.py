@@ -1,6 +1,5 @@
 """A made-up run of pytest: result files, baselines and records as tests leave them, from a seed and without torch."""
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -219,7 +218,8 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
 def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: int = 16) -> Profile:
     """Return a step whose all-gathers run ahead of compute; with little hidden, compute waits for each all-gather."""
     gemm = step_ms / layers / 3.4
-    lanes: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    names = ("compute", "wait", "all_gather", "reduce_scatter", "copy")
+    lanes: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     now, free = 0.3 * gemm, 0.0
     for phase in ("forward", "backward"):
         for _ in range(layers):
