@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -41,6 +42,12 @@ def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort tests that run alone to the front, where no other worker's test has to end before them, then long tests."""
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("alone", "long")])
+
+
+def pytest_collection_finish() -> None:
+    """Leave out what imports made, torch above all, of garbage collections: each run that a test starts makes one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
