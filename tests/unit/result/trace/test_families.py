@@ -32,39 +32,31 @@ FAMILIES = {
     "nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT": "nvjet_hsh_splitK_TNT",
     "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn": "bf16_s16816gemm_bf16_f2f_nn",
     "ampere_sgemm_128x64_tn": "sgemm_tn",
-    f"void {NATIVE}vectorized_elementwise_kernel<4, {NATIVE}CUDAFunctor_add<float>, std::array<char*, 3ul> >(int, x)": (
-        "vectorized_elementwise_kernel[CUDAFunctor_add]"
-    ),
+    f"void {NATIVE}vectorized_elementwise_kernel<4, {NATIVE}CUDAFunctor_add<float>, std::array<char*, 3ul> >(int, x)":
+        "vectorized_elementwise_kernel[CUDAFunctor_add]",
     f"void {NATIVE}vectorized_elementwise_kernel<4, {NATIVE}BUnaryFunctor<float, float, float, {NATIVE}binary_internal"
     "::MulFunctor<float> >, std::array<char*, 2ul> >(int)": "vectorized_elementwise_kernel[MulFunctor]",
-    f"void {NATIVE}vectorized_elementwise_kernel<4, {ANONYMOUS}{SILU}, std::array<char*, 2ul> >(int)": (
-        "vectorized_elementwise_kernel[silu_kernel]"
-    ),
+    f"void {NATIVE}vectorized_elementwise_kernel<4, {ANONYMOUS}{SILU}, std::array<char*, 2ul> >(int)":
+        "vectorized_elementwise_kernel[silu_kernel]",
     f"void {NATIVE}elementwise_kernel<128, 4, {NATIVE}gpu_kernel_impl_nocast<{COPY}>(at::TensorIteratorBase&, {COPY} "
-    f"const&)::{{lambda(int)#1}}>(int, {NATIVE}gpu_kernel_impl_nocast<{COPY}>)": (
-        "elementwise_kernel[direct_copy_kernel_cuda]"
-    ),
+    f"const&)::{{lambda(int)#1}}>(int, {NATIVE}gpu_kernel_impl_nocast<{COPY}>)":
+        "elementwise_kernel[direct_copy_kernel_cuda]",
     f"void {NATIVE}reduce_kernel<512, 1, {NATIVE}ReduceOp<float, {NATIVE}func_wrapper_t<float, {NATIVE}sum_functor<"
-    "float, float, float>::operator()(at::TensorIterator&)::{lambda(float, float)#1}>, unsigned int, float, 4> >(x)": (
-        "reduce_kernel[sum_functor]"
-    ),
+    "float, float, float>::operator()(at::TensorIterator&)::{lambda(float, float)#1}>, unsigned int, float, 4> >(x)":
+        "reduce_kernel[sum_functor]",
     f"void {ANONYMOUS}multi_tensor_apply_kernel<{ANONYMOUS}FusedOptimizerTensorListMetadata<4>, {ANONYMOUS}"
-    "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)1, false>, float const*, double>(x)": (
-        "multi_tensor_apply_kernel[FusedAdamMathFunctor]"
-    ),
+    "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)1, false>, float const*, double>(x)":
+        "multi_tensor_apply_kernel[FusedAdamMathFunctor]",
     f"void {ANONYMOUS}softmax_warp_forward<float, float, float, 8, false>(float*)": "softmax_warp_forward",
     f"{ANONYMOUS}amax_cleanup(float*)": "amax_cleanup",
     "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, cutlass::bfloat16_t>, "
     "false, true>(pytorch_flash::Flash_fwd_params)": "flash_fwd_kernel",
-    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_32x5_nn_align8>(x::Params)": (
-        "Kernel2[cutlass_tensorop_bf16_s16816gemm_relu_bf16_nn]"
-    ),
-    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::Mainloop<2> > > >(x)": (
-        "device_kernel[FlashAttnFwd]"
-    ),
-    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_31_128x128x128_4x1x1_kernel0_0": (
-        "cudnn_generated_fort_native_sdpa_flash_fprop_wgmma_f16_knob_kernel0"
-    ),
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_32x5_nn_align8>(x::Params)":
+        "Kernel2[cutlass_tensorop_bf16_s16816gemm_relu_bf16_nn]",
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::Mainloop<2> > > >(x)":
+        "device_kernel[FlashAttnFwd]",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_31_128x128x128_4x1x1_kernel0_0":
+        "cudnn_generated_fort_native_sdpa_flash_fprop_wgmma_f16_knob_kernel0",
     "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>(x)": "splitKreduce_kernel",
     "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float, false, 7>(x)": "gemvx_kernel",
     "triton_poi_fused_add_mul_17": "triton_poi_fused_add_mul",
@@ -74,16 +66,15 @@ FAMILIES = {
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "ncclDevKernel_AllGather_RING_LL",
     "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)": "ncclDevKernel_Generic",
     "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0_APM1_ABV0": "Cijk_Ailk_Bljk_BBS_BH",
-    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_": (
-        "vectorized_elementwise_kernel[CUDAFunctor_add]"
-    ),
+    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_":
+        "vectorized_elementwise_kernel[CUDAFunctor_add]",
     "_ZN12_GLOBAL__N_117elementwise_thingEv": "elementwise_thing",
     "_Z12layer_kernelPfS_i": "layer_kernel",
     "Memcpy DtoD (Device -> Device)": "Memcpy DtoD",
     "Memset (Device)": "Memset",
     "": "unnamed",
     "128x256": "unnamed",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "family"), FAMILIES.items())
