@@ -102,9 +102,12 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("start")
     (folder / "empty.py").touch()
     plan = make_plan(
-        folder / "run", script=str(folder / "empty.py"), timeout_s=START_S, cwd=request.config.rootpath,
+        folder / "run",
+        script=str(folder / "empty.py"),
+        timeout_s=START_S,
+        cwd=request.config.rootpath,
         launcher=LauncherKind.FORKSERVER,
-    )  # fmt: skip
+    )
     assert servers.launch(plan).launcher == LauncherKind.FORKSERVER
     return servers
 

@@ -21,7 +21,10 @@ def test_faults_in_unedited_scripts_are_found_by_the_three_commands(tmp_path, sc
     assert done.returncode == 0, done.stderr
     cells = json.loads(out.read_text())
     assert [(cell["fault"], cell["absent"]) for cell in cells] == [
-        ("clean", []), ("last step", []), ("raise", []), ("exit code", [])
-    ]  # fmt: skip
+        ("clean", []),
+        ("last step", []),
+        ("raise", []),
+        ("exit code", []),
+    ]
     assert f"| {script} |" in done.stdout
     assert "4 of 4 cells as expected" in done.stdout

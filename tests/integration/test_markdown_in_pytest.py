@@ -25,8 +25,10 @@ def test_file_has_the_verdict_the_finding_and_the_provenance(learned):
 
 def test_command_of_a_failure_fails_in_the_same_way_and_writes_nothing(versioned):
     versioned.gpus(2)
-    versioned.test_file("import pytest\n\n@pytest.mark.parametrize('x', ['a b'])\ndef test_one(workload, x):\n    "
-                        "workload.compare('toy', {'workload': 'toy', 'step_ms': 20.0})\n")  # fmt: skip
+    versioned.test_file(
+        "import pytest\n\n@pytest.mark.parametrize('x', ['a b'])\ndef test_one(workload, x):\n    "
+        "workload.compare('toy', {'workload': 'toy', 'step_ms': 20.0})\n"
+    )
     (versioned.path / "workloads").rename(versioned.path / "mine")
     given = [
         "--aorta-ab=HEAD",

@@ -140,13 +140,16 @@ def test_each_core_of_coverage_is_named(tmp_path, core):
 
 
 @pytest.mark.parametrize("workload_class", [LlamaFsdp2Workload, LlamaSimpleFsdpWorkload])
-@pytest.mark.parametrize(("changes", "expected"), [
-    ({}, True),
-    ({"optimizer": "fused"}, True),
-    # The other kernels of AdamW take square roots from MKL.
-    ({"optimizer": "unfused"}, False),
-    ({"compile_loss": True}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"optimizer": "fused"}, True),
+        # The other kernels of AdamW take square roots from MKL.
+        ({"optimizer": "unfused"}, False),
+        ({"compile_loss": True}, False),
+    ],
+)
 def test_llama_claims_equal_bits_on_every_cpu_only_without_kernels_that_depend_on_it(workload_class, changes, expected):
     workload = workload_class(default_config(workload_class.name, **changes))
     workload._settings = workload.read_settings()

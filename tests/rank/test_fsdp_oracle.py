@@ -129,10 +129,13 @@ def test_reduction_other_than_the_sum_of_all_ranks_differs_from_the_codes(
     member = data.draw(st.integers(0, world_size - 1))
     others = [rank for rank in range(world_size) if rank != member]
     reduced = {
-        "MAX": lambda: parts.amax(0), "MIN": lambda: parts.amin(0), "PRODUCT": lambda: parts.prod(0),
-        "AVG": lambda: parts.sum(0) / world_size, "missing": lambda: parts[others].sum(0),
+        "MAX": lambda: parts.amax(0),
+        "MIN": lambda: parts.amin(0),
+        "PRODUCT": lambda: parts.prod(0),
+        "AVG": lambda: parts.sum(0) / world_size,
+        "missing": lambda: parts[others].sum(0),
         "repeated": lambda: parts.sum(0) + parts[member],
-    }[wrong]()  # fmt: skip
+    }[wrong]()
     assert torch.equal(parts.sum(0), full)
     concerned = parts[member] != 0 if wrong in ("missing", "repeated") else torch.ones_like(full, dtype=torch.bool)
     assert torch.equal(reduced != full, concerned)

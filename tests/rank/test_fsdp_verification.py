@@ -258,13 +258,16 @@ def test_all_failures_are_counted_and_only_the_first_are_detailed():
     assert details[0].iteration == 0
 
 
-@pytest.mark.parametrize(("spec", "message"), [
-    (FaultSpec("stale_gather", iteration=3), r"iteration 3; .*allowed is 0\.\.2"),
-    (FaultSpec("stale_gather", layer=3), r"layer 3; .*allowed is 0\.\.2"),
-    (FaultSpec("stale_gather", rank=4), r"rank 4; .*allowed is 0\.\.3"),
-    (FaultSpec("stale_gather", source_rank=4), r"source_rank 4; .*allowed is 0\.\.3"),
-    (FaultSpec("weight", layer=0), "set optimizer to 'sgd'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (FaultSpec("stale_gather", iteration=3), r"iteration 3; .*allowed is 0\.\.2"),
+        (FaultSpec("stale_gather", layer=3), r"layer 3; .*allowed is 0\.\.2"),
+        (FaultSpec("stale_gather", rank=4), r"rank 4; .*allowed is 0\.\.3"),
+        (FaultSpec("stale_gather", source_rank=4), r"source_rank 4; .*allowed is 0\.\.3"),
+        (FaultSpec("weight", layer=0), "set optimizer to 'sgd'"),
+    ],
+)
 def test_fault_that_cannot_happen_is_an_error_that_names_what_is_allowed(spec, message):
     with pytest.raises(ValueError, match=message):
         spec.check(verify=CHECKED, layers=LAYERS, world_size=WORLD_SIZE, optimizer="none")
@@ -300,10 +303,13 @@ class LoggingStream(Stream):
         return Work(lambda: self.log.append(f"wait {number}"))
 
 
-@pytest.mark.parametrize(("depth", "log"), [
-    (0, ["submit 0", "wait 0", "submit 1", "wait 1"]),
-    (1, ["submit 0", "submit 1", "wait 0", "wait 1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("depth", "log"),
+    [
+        (0, ["submit 0", "wait 0", "submit 1", "wait 1"]),
+        (1, ["submit 0", "submit 1", "wait 0", "wait 1"]),
+    ],
+)
 def test_read_ahead_submits_depth_turns_early_but_not_beyond_the_last(depth, log):
     stream = LoggingStream([])
     ahead = Prefetcher(stream, depth, lambda number: lambda _asynchronous: number)

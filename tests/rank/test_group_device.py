@@ -10,16 +10,19 @@ from pytest_aorta.worker.accelerator import group_device
 from tests.rank.ranks import own_group
 
 
-@pytest.mark.parametrize(("backends", "device", "expected"), [
-    ("cpu:gloo,cuda:gloo", "cpu", "cpu"),
-    ("cpu:gloo,cuda:gloo", "cuda:1", "cpu"),
-    ("cpu:gloo", "cuda:1", "cpu"),
-    ("cpu:gloo,cuda:nccl", "cpu", "cpu"),
-    ("cpu:gloo,cuda:nccl", "cuda:1", "cuda:1"),
-    ("cuda:nccl", "cpu", "cuda"),
-    ("cuda:nccl", "cuda:1", "cuda:1"),
-    ("cpu:mpi", "cpu", "cpu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backends", "device", "expected"),
+    [
+        ("cpu:gloo,cuda:gloo", "cpu", "cpu"),
+        ("cpu:gloo,cuda:gloo", "cuda:1", "cpu"),
+        ("cpu:gloo", "cuda:1", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cpu", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cuda:1", "cuda:1"),
+        ("cuda:nccl", "cpu", "cuda"),
+        ("cuda:nccl", "cuda:1", "cuda:1"),
+        ("cpu:mpi", "cpu", "cpu"),
+    ],
+)
 def test_gloo_exchanges_tensors_of_cpus_and_nccl_those_of_gpus(backends, device, expected):
     with patch.object(dist, "get_backend_config", return_value=backends):
         assert group_device(torch.device(device)) == torch.device(expected)

@@ -58,12 +58,15 @@ def test_every_kernel_computes_causal_attention_and_its_gradients(kernel, num_qu
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("hip", "deterministic", "device", "unfused"), [
-    (None, True, "cuda", False),
-    ("6.4", False, "cuda", False),
-    ("6.4", True, "cuda", True),
-    (None, False, "cpu", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hip", "deterministic", "device", "unfused"),
+    [
+        (None, True, "cuda", False),
+        ("6.4", False, "cuda", False),
+        ("6.4", True, "cuda", True),
+        (None, False, "cpu", True),
+    ],
+)
 def test_flex_attention_runs_unfused_where_compiled_kernels_do_not_repeat_their_bits(
     monkeypatch, hip, deterministic, device, unfused
 ):
@@ -178,16 +181,19 @@ def test_a_kernel_that_can_not_run_is_refused_with_those_that_can(kernel):
 ON_CUDA = AttentionInputs(1, 32, 8, 8192, (8192,), 128, torch.bfloat16, torch.device("cuda"))
 
 
-@pytest.mark.parametrize(("changes", "deterministic", "kernel"), [
-    ({}, False, "cudnn"),
-    ({}, True, "cudnn"),
-    # Its backward pass would store gradients of 16 GiB of scores.
-    ({"num_queries": 16384, "num_keys": (16384,)}, True, "flex"),
-    ({"num_queries": 16384, "num_keys": (16384,)}, False, "cudnn"),
-    # Chunks of context parallelism
-    ({"num_keys": (8192, 16384)}, True, "flex"),
-    ({"num_keys": (8192, 16384)}, False, "flash"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "deterministic", "kernel"),
+    [
+        ({}, False, "cudnn"),
+        ({}, True, "cudnn"),
+        # Its backward pass would store gradients of 16 GiB of scores.
+        ({"num_queries": 16384, "num_keys": (16384,)}, True, "flex"),
+        ({"num_queries": 16384, "num_keys": (16384,)}, False, "cudnn"),
+        # Chunks of context parallelism
+        ({"num_keys": (8192, 16384)}, True, "flex"),
+        ({"num_keys": (8192, 16384)}, False, "flash"),
+    ],
+)
 def test_auto_takes_the_fastest_kernel_on_cuda_that_fits(monkeypatch, changes, deterministic, kernel):
     monkeypatch.setattr(attention, "_refusal", lambda *_: None)
     assert choose_kernel("auto", replace(ON_CUDA, **changes), deterministic=deterministic) == kernel

@@ -31,19 +31,22 @@ def test_every_layout_of_the_table_is_allowed(layout):
             check(SIMPLE, **dict(layout.config) | COLUMNS[column])
 
 
-@pytest.mark.parametrize(("workload", "keys"), [
-    (FSDP2, INTERLEAVED),
-    (FSDP2, ZERO_BUBBLE),
-    (FSDP2, PP | {"hash_tensors": ["weights", "gradients", "optimizer"]}),
-    (SIMPLE, {"context_parallel_degree": 2}),
-    (SIMPLE, {"bucketing": "auto"}),
-    (SIMPLE, {"bucketing": "none", "overlap_reorder": True}),
-    (FSDP2, FLOAT8),
-    (FSDP2, {"seq_len": 3}),
-    (SIMPLE, CAPTURED | ON_GPU),
-    (FSDP2, ASYNC | ON_GPU | {"compile_blocks": True}),
-    (FSDP2, ON_GPU | {"all_gather": "symmetric"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("workload", "keys"),
+    [
+        (FSDP2, INTERLEAVED),
+        (FSDP2, ZERO_BUBBLE),
+        (FSDP2, PP | {"hash_tensors": ["weights", "gradients", "optimizer"]}),
+        (SIMPLE, {"context_parallel_degree": 2}),
+        (SIMPLE, {"bucketing": "auto"}),
+        (SIMPLE, {"bucketing": "none", "overlap_reorder": True}),
+        (FSDP2, FLOAT8),
+        (FSDP2, {"seq_len": 3}),
+        (SIMPLE, CAPTURED | ON_GPU),
+        (FSDP2, ASYNC | ON_GPU | {"compile_blocks": True}),
+        (FSDP2, ON_GPU | {"all_gather": "symmetric"}),
+    ],
+)
 def test_other_combinations_are_allowed(workload, keys):
     check(workload, **keys)
 

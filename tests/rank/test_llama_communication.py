@@ -47,12 +47,15 @@ def test_all_gathers_name_why_they_cannot_run(monkeypatch):
 VARIABLES = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NCCL_CTA_POLICY")
 
 
-@pytest.mark.parametrize(("keys", "values"), [
-    ({}, ("given", "given", "given")),
-    ({"async_tensor_parallel": True}, ("0", "1", "given")),
-    ({"all_gather": "symmetric"}, ("0", "1", "given")),
-    ({"all_gather": "copy_engine"}, ("0", "1", "2")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ({}, ("given", "given", "given")),
+        ({"async_tensor_parallel": True}, ("0", "1", "given")),
+        ({"all_gather": "symmetric"}, ("0", "1", "given")),
+        ({"all_gather": "copy_engine"}, ("0", "1", "2")),
+    ],
+)
 def test_symmetric_memory_turns_multicast_off_whatever_was_set(monkeypatch, keys, values):
     for name in VARIABLES:
         monkeypatch.setenv(name, "given")
@@ -63,12 +66,15 @@ def test_symmetric_memory_turns_multicast_off_whatever_was_set(monkeypatch, keys
     assert tuple(os.environ.get(name) for name in VARIABLES) == values
 
 
-@pytest.mark.parametrize(("version", "given", "keys", "segments"), [
-    ("13.0", {}, {}, "expandable_segments:True"),
-    ("13.0", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {}, None),
-    ("13.0", {}, {"all_gather": "symmetric"}, None),
-    (None, {}, {}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "given", "keys", "segments"),
+    [
+        ("13.0", {}, {}, "expandable_segments:True"),
+        ("13.0", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {}, None),
+        ("13.0", {}, {"all_gather": "symmetric"}, None),
+        (None, {}, {}, None),
+    ],
+)
 def test_memory_of_cuda_grows_unless_its_allocator_is_set(monkeypatch, version, given, keys, segments):
     monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setattr(os, "environ", dict(given))

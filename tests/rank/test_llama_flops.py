@@ -36,15 +36,18 @@ def test_a_token_needs_six_operations_per_parameter_and_those_of_attention(confi
     assert flops_per_token(config, SEQ_LEN) == 6 * (num_multiplied(config) - num_unused) + ATTENTION
 
 
-@pytest.mark.parametrize(("name", "peak"), [
-    ("NVIDIA H100 80GB HBM3", 989e12),
-    ("NVIDIA H100 PCIe", 756e12),
-    ("NVIDIA H200", 989e12),
-    ("NVIDIA H20", 148e12),
-    ("NVIDIA GB200", 2250e12),
-    ("AMD Instinct MI300X", 1307e12),
-    ("NVIDIA GeForce RTX 4090", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA GB200", 2250e12),
+        ("AMD Instinct MI300X", 1307e12),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
 def test_the_peak_of_a_device_is_known_by_its_name(name, peak):
     assert peak_flops(name) == peak
 

@@ -78,13 +78,17 @@ def test_hashes_of_tensors_are_those_of_the_public_functions():
         named = by_name(hashes.tensor_hashes[kind], "3")
         assert {name: value for name, value in named.items() if not name.startswith("group 0.")} == whole.per_tensor
     assert {name for name in hashes.tensor_hashes["optimizer"].names if name.startswith("group 0.")} == {
-        "group 0.lr", "group 0.eps", "group 0.weight_decay",
-    }  # fmt: skip
+        "group 0.lr",
+        "group 0.eps",
+        "group 0.weight_decay",
+    }
     assert hashes.tensor_hashes["weights"].names == hashes.tensor_hashes["gradients"].names == names
     assert hashes.tensor_hashes["optimizer"].names[:4] == [
-        "tok_embeddings.weight.step", "tok_embeddings.weight.exp_avg", "tok_embeddings.weight.exp_avg_sq",
+        "tok_embeddings.weight.step",
+        "tok_embeddings.weight.exp_avg",
+        "tok_embeddings.weight.exp_avg_sq",
         "layers.0.attention_norm.weight.step",
-    ]  # fmt: skip
+    ]
     assert hashes.tensor_hashes["weights"].shapes[0] == [32, 16]
     assert list(hashes.tensor_hashes["weights"].steps) == ["1", "2", "3"]
 

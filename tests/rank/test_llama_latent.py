@@ -35,8 +35,10 @@ def head_by_head(attention, x, freqs_cis):
     shared = apply_rope((x @ attention.wkv_a.weight[latent.kv_lora_rank :].T)[:, None], freqs_cis)[:, 0]
     compressed = F.rms_norm(
         x @ attention.wkv_a.weight[: latent.kv_lora_rank].T,
-        (latent.kv_lora_rank,), attention.kv_norm.weight, 1e-6,
-    )  # fmt: skip
+        (latent.kv_lora_rank,),
+        attention.kv_norm.weight,
+        1e-6,
+    )
     width = HEAD_DIM + latent.qk_rope_head_dim
     outputs = []
     for head in range(HEADS):

@@ -142,15 +142,18 @@ LATENT = {"kv_lora_rank": 64, "q_lora_rank": 96, "qk_rope_head_dim": 16}
 DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "moe_inter_dim": 128, "load_balance_coeff": 0.01}
 
 
-@pytest.mark.parametrize(("size", "changes", "kind"), [
-    *[pytest.param(*layout, kind, id=f"{kind}-{name}") for name, layout in LAYOUTS.items() for kind in KINDS],
-    *[
-        pytest.param(*layout, kind, id=f"{kind}-{name}", marks=pytest.mark.extended)
-        for name, layout in OTHER_LAYOUTS.items()
-        for kind in KINDS
+@pytest.mark.parametrize(
+    ("size", "changes", "kind"),
+    [
+        *[pytest.param(*layout, kind, id=f"{kind}-{name}") for name, layout in LAYOUTS.items() for kind in KINDS],
+        *[
+            pytest.param(*layout, kind, id=f"{kind}-{name}", marks=pytest.mark.extended)
+            for name, layout in OTHER_LAYOUTS.items()
+            for kind in KINDS
+        ],
+        pytest.param(2, DEEPSEEK, "none", id="none-FSDP 2, latent attention and experts"),
     ],
-    pytest.param(2, DEEPSEEK, "none", id="none-FSDP 2, latent attention and experts"),
-])  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore")  # of DTensor, on the order of its collectives
 def test_the_estimate_is_up_to_a_seventh_above_what_torchs_tracker_measures(monkeypatch, world, size, changes, kind):
     workload = make_workload(monkeypatch, world, size, activation_checkpointing=kind, **changes)

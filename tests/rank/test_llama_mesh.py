@@ -34,20 +34,26 @@ class Coordinates:
         return self.place[axis]
 
 
-@pytest.mark.parametrize(("given", "world_size", "degrees"), [
-    (AxisDegrees(2, context_parallel_degree=2, tensor_parallel_degree=3), 36, (3, 6, 6)),
-    # Stages share the work of a sequence.
-    (AxisDegrees(pipeline_parallel_degree=2, tensor_parallel_degree=3), 24, (4, 4, 6)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "world_size", "degrees"),
+    [
+        (AxisDegrees(2, context_parallel_degree=2, tensor_parallel_degree=3), 36, (3, 6, 6)),
+        # Stages share the work of a sequence.
+        (AxisDegrees(pipeline_parallel_degree=2, tensor_parallel_degree=3), 24, (4, 4, 6)),
+    ],
+)
 def test_shards_are_over_what_the_degrees_leave_of_the_world(given, world_size, degrees):
     dims = ParallelDims.of_world(given, world_size)
     assert (dims.data_parallel_shard, dims.data_parallel, dims.ranks_per_sequence) == degrees
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    (AxisDegrees(2, tensor_parallel_degree=3), "8 ranks, not a multiple of .* x tensor_parallel_degree 3 = 6"),
-    (AxisDegrees(expert_parallel_degree=3), "expert_parallel_degree is 3, and parameters are sharded over 8 ranks"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (AxisDegrees(2, tensor_parallel_degree=3), "8 ranks, not a multiple of .* x tensor_parallel_degree 3 = 6"),
+        (AxisDegrees(expert_parallel_degree=3), "expert_parallel_degree is 3, and parameters are sharded over 8 ranks"),
+    ],
+)
 def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them(given, message):
     with pytest.raises(ValueError, match=message):
         ParallelDims.of_world(given, 8)

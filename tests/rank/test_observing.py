@@ -342,15 +342,18 @@ def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs
         assert len(again.result().profile.steps) == 3
 
 
-@pytest.mark.parametrize(("order", "counted", "profiled"), [
-    ("ab" * 26, {"tanh": 1, "sin": 1}, 0),
-    ("abbb" * 26, {"tanh": 1, "sin": 3}, 3),
-    ("abbb" * 10 + "a" * 25, {"tanh": 1, "sin": 3}, 3),
-    ("a" * 9 + "b" * 9, {"tanh": 1, "sin": 1}, 0),
-    # The first optimizer makes no further step after its profile or its count has begun.
-    ("a" * 24 + "b" * 110, {"tanh": 1, "sin": 1}, 3),
-    ("a" + "b" * 110, {"tanh": 0, "sin": 1}, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("order", "counted", "profiled"),
+    [
+        ("ab" * 26, {"tanh": 1, "sin": 1}, 0),
+        ("abbb" * 26, {"tanh": 1, "sin": 3}, 3),
+        ("abbb" * 10 + "a" * 25, {"tanh": 1, "sin": 3}, 3),
+        ("a" * 9 + "b" * 9, {"tanh": 1, "sin": 1}, 0),
+        # The first optimizer makes no further step after its profile or its count has begun.
+        ("a" * 24 + "b" * 110, {"tanh": 1, "sin": 1}, 3),
+        ("a" + "b" * 110, {"tanh": 0, "sin": 1}, 3),
+    ],
+)
 def test_costs_are_those_of_steps_of_all_optimizers(recorder, order, counted, profiled):
     recorder.observe(StepRecording(warmup=2, hash_weights=True))
     nets = {"a": (Net(4, 4), torch.tanh), "b": (Net(4, 4), torch.sin)}

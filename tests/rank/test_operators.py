@@ -109,11 +109,14 @@ def test_two_captures_of_one_step_are_equal(captured, backend):
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
-@pytest.mark.parametrize(("operator", "call", "phase", "module"), [
-    ("aten.relu.default", 2, "forward", "blocks.1"),
-    ("aten.mm.default", 3, "backward", "blocks.1.up"),
-    ("aten._fused_adamw_.default", 1, "optimizer", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("operator", "call", "phase", "module"),
+    [
+        ("aten.relu.default", 2, "forward", "blocks.1"),
+        ("aten.mm.default", 3, "backward", "blocks.1.up"),
+        ("aten._fused_adamw_.default", 1, "optimizer", ""),
+    ],
+)
 def test_operator_whose_output_has_a_flipped_bit_is_found(captured, backend, operator, call, phase, module):
     plain = captured(backend=backend)
     faulty = captured(backend=backend, fault=BitFlip(operator, call, of_input=False))
@@ -180,11 +183,14 @@ def drawn(draw, *, seed):
     return capture.calls()
 
 
-@pytest.mark.parametrize(("draw", "expected"), [
-    (lambda values, _: nn.functional.dropout(values), "it runs with ['random state "),
-    (lambda _, own: torch.randint(9, (8,), generator=own), "on these inputs in this state of its random generator"),
-    (lambda *_: torch.rand(8), "on these inputs in this state of its random generator"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [
+        (lambda values, _: nn.functional.dropout(values), "it runs with ['random state "),
+        (lambda _, own: torch.randint(9, (8,), generator=own), "on these inputs in this state of its random generator"),
+        (lambda *_: torch.rand(8), "on these inputs in this state of its random generator"),
+    ],
+)
 def test_operator_that_draws_from_another_state_of_its_generator_is_not_said_to_compute_another_value(draw, expected):
     found = first_operator(0, drawn(draw, seed=1), drawn(draw, seed=2))
     assert found.evidence is Evidence.OTHER

@@ -79,8 +79,10 @@ def overflow(rank: int) -> None:
         texts = [json.dumps(device_trace((100, 200), 0.0)), *[json.dumps(device_trace((100, 200, 300), 0.0))] * 3]
         if rank:
             texts[large] = texts[large].ljust(30_000)
-        given = [(SimpleNamespace(export_chrome_trace=lambda path, text=text: Path(path).write_text(text)),
-                  _Pass(1.0, 2.0)) for text in texts]  # fmt: skip
+        given = [
+            (SimpleNamespace(export_chrome_trace=lambda path, text=text: Path(path).write_text(text)), _Pass(1.0, 2.0))
+            for text in texts
+        ]
         with (
             patch.object(profile, "_profile", side_effect=given),
             patch.object(reading, "MAX_TRACE_BYTES", 29_999),

@@ -192,13 +192,16 @@ def test_gradients_that_backward_did_not_make_are_an_error():
         gradients.finish()
 
 
-@pytest.mark.parametrize(("workload", "changes", "message", "right"), [
-    ("ranking", {"dim": 16, "n_heads": 3}, "dim is 16 and n_heads is 3: ", {"n_heads": 4}),
-    ("ranking", {"hash_operators_step": 21}, "hash_operators_step is 21 and steps is 20: ", {"steps": 21}),
-    ("ranking", {"loss_scale": 1000}, "loss_scale is 1000: only powers of 2", {"loss_scale": 2**16}),
-    ("ranking", {"param_dtype": "float16"}, "param_dtype is 'float16' and loss_scale is 1: .*", {"loss_scale": 2}),
-    ("ddp_overlap", {"compute_dtype": "float16"}, "compute_dtype is .*: .*underflow", {"loss_scale": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("workload", "changes", "message", "right"),
+    [
+        ("ranking", {"dim": 16, "n_heads": 3}, "dim is 16 and n_heads is 3: ", {"n_heads": 4}),
+        ("ranking", {"hash_operators_step": 21}, "hash_operators_step is 21 and steps is 20: ", {"steps": 21}),
+        ("ranking", {"loss_scale": 1000}, "loss_scale is 1000: only powers of 2", {"loss_scale": 2**16}),
+        ("ranking", {"param_dtype": "float16"}, "param_dtype is 'float16' and loss_scale is 1: .*", {"loss_scale": 2}),
+        ("ddp_overlap", {"compute_dtype": "float16"}, "compute_dtype is .*: .*underflow", {"loss_scale": 2}),
+    ],
+)
 def test_keys_that_contradict_each_other_are_an_error_that_says_what_to_do(workload, changes, message, right):
     with pytest.raises(ValueError, match=message):
         check_rules(RULES, default_config(workload, **changes))

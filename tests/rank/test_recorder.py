@@ -271,11 +271,14 @@ main(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize(("way", "found"), [
-    ("recorder.step", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; "),
-    ("optimizer", "loss of rank 1 is nan first in step 10 of 12; "),
-    ("end", "parameter 1.bias of rank 1 has 4 of 4 elements that are NaN or infinite at the end of the script"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "found"),
+    [
+        ("recorder.step", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; "),
+        ("optimizer", "loss of rank 1 is nan first in step 10 of 12; "),
+        ("end", "parameter 1.bias of rank 1 has 4 of 4 elements that are NaN or infinite at the end of the script"),
+    ],
+)
 def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path, way, found):
     (tmp_path / "train.py").write_text(DIVERGING)
     (folder := tmp_path / "ranks" / "1").mkdir(parents=True)

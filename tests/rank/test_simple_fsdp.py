@@ -187,12 +187,15 @@ def test_optimizer_and_state_dict_see_shards_and_the_module_whole_parameters(mes
 MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0-1]", "norm+output"]}
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    # Backward does not need the embedding.
-    pytest.param({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4), marks=pytest.mark.extended),
-    pytest.param(MANUAL | {"bucket_order": "graph"}, (4, 3, 4), marks=pytest.mark.extended),
-    ({"blocks_per_bucket": 2}, (3, 2, 3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        # Backward does not need the embedding.
+        pytest.param({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4), marks=pytest.mark.extended),
+        pytest.param(MANUAL | {"bucket_order": "graph"}, (4, 3, 4), marks=pytest.mark.extended),
+        ({"blocks_per_bucket": 2}, (3, 2, 3)),
+    ],
+)
 def test_collectives_of_a_step(mesh, given, expected):
     assert collectives_of_a_step(mesh, **given) == expected
 
@@ -225,10 +228,13 @@ def _starts_and_waits(graph):
 REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 wr1 r3 wr2 wr3"]
 
 
-@pytest.mark.parametrize(("modules", "orders"), [
-    ((), REORDERED),
-    (("layers.1",), ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("modules", "orders"),
+    [
+        ((), REORDERED),
+        (("layers.1",), ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"]),
+    ],
+)
 def test_only_the_buckets_of_named_modules_are_reordered_and_graphs_are_written_after_each_pass(
     mesh, monkeypatch, tmp_path, modules, orders
 ):
@@ -312,9 +318,11 @@ ORDERS = {
         {"disable_passes": ["bucket"]}, " ".join(f"g{number} wg{number}" for number in range(21))),
 }  # fmt: skip
 NIGHTLY = (
-    "replicas, not reordered", "only the buckets of a range of modules are reordered", "a stage",
+    "replicas, not reordered",
+    "only the buckets of a range of modules are reordered",
+    "a stage",
     "the pass reorder is disabled",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -358,11 +366,14 @@ def test_no_reorder_buckets_are_those_without_a_named_module():
     assert no_reorder_buckets(model, buckets, ("norm", "output")) == buckets[:3]
 
 
-@pytest.mark.parametrize(("modules", "message"), [
-    (("layers.7",), r"overlap_reorder_modules: the model has no modules \['layers.7'\]"),
-    (("norm",), r"overlap_reorder_modules: \['norm'\] lack \['output.weight'\]"),
-    (("layers.0.attention",), r"overlap_reorder_modules: \['layers.0.attention'\] lack \['layers.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        (("layers.7",), r"overlap_reorder_modules: the model has no modules \['layers.7'\]"),
+        (("norm",), r"overlap_reorder_modules: \['norm'\] lack \['output.weight'\]"),
+        (("layers.0.attention",), r"overlap_reorder_modules: \['layers.0.attention'\] lack \['layers.0"),
+    ],
+)
 def test_modules_that_cover_no_whole_bucket_are_refused(modules, message):
     model = make_model()
     with pytest.raises(ValueError, match=message):

@@ -146,12 +146,15 @@ def test_profiled_steps_follow_the_measured_ones_where_a_workload_captures_none(
     assert len(lines_of(Telemetry(captures={0: capture}).write(tmp_path, result))) == 1
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ([0.1], "1 values for 2 steps"),
-    ([0.5, float("nan")], "the value of step 1 is nan; record finite numbers"),
-    ([0.5, float("inf")], "the value of step 1 is inf; record finite numbers"),
-    ([0.5, torch.tensor(float("nan"))], "the value of step 1 is nan; record finite numbers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.1], "1 values for 2 steps"),
+        ([0.5, float("nan")], "the value of step 1 is nan; record finite numbers"),
+        ([0.5, float("inf")], "the value of step 1 is inf; record finite numbers"),
+        ([0.5, torch.tensor(float("nan"))], "the value of step 1 is nan; record finite numbers"),
+    ],
+)
 def test_series_of_another_length_or_not_finite_is_refused_and_leaves_no_file(tmp_path, values, said):
     with pytest.raises(ValueError, match=f"^telemetry of lr: {said}"):
         Telemetry({"lr": values}).write(tmp_path, make_rank([1.0, 2.0]))

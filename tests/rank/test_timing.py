@@ -108,21 +108,24 @@ def part(created_ms: float) -> dict:
 BATCH = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
 
 
-@pytest.mark.parametrize(("entries", "waits_ms"), [
-    pytest.param([at(50), at(110, 2.0), at(190, 3.0), at(210, 4.0), at(310, 5.0)], [5.0, 4.0, 5.0], id="summed"),
-    pytest.param([at(50), at(310)], [0.0, 0.0, 1.0], id="steps without a collective"),
-    pytest.param([at(310, 5.0), at(50), at(210, 4.0), at(110, 2.0)], [2.0, 4.0, 5.0], id="another order"),
-    # A short record may hold its first step in part.
-    pytest.param([at(150), at(210, 4.0), at(310, 5.0)], [4.0, 5.0], id="record of two steps"),
-    pytest.param([at(210, 4.0), at(310, 5.0)], [5.0], id="record of one step"),
-    pytest.param([at(310, 5.0)], [], id="record of a part"),
-    pytest.param([at(50), at(310, 5.0), at(401, 99.0)], [0.0, 0.0, 5.0], id="after the last step"),
-    pytest.param([at(50), at(110, 2.0), at(310, None)], [], id="unknown duration"),
-    pytest.param([at(50, None), at(110, 2.0)], [2.0, 0.0, 0.0], id="unknown duration before the steps"),
-    pytest.param([at(50), part(110), part(110), BATCH, at(310, 5.0)], [2.0, 0.0, 5.0], id="batch of sends"),
-    pytest.param([at(50), part(110), at(310, 5.0)], [], id="send without a batch"),
-    pytest.param([], [], id="no record"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("entries", "waits_ms"),
+    [
+        pytest.param([at(50), at(110, 2.0), at(190, 3.0), at(210, 4.0), at(310, 5.0)], [5.0, 4.0, 5.0], id="summed"),
+        pytest.param([at(50), at(310)], [0.0, 0.0, 1.0], id="steps without a collective"),
+        pytest.param([at(310, 5.0), at(50), at(210, 4.0), at(110, 2.0)], [2.0, 4.0, 5.0], id="another order"),
+        # A short record may hold its first step in part.
+        pytest.param([at(150), at(210, 4.0), at(310, 5.0)], [4.0, 5.0], id="record of two steps"),
+        pytest.param([at(210, 4.0), at(310, 5.0)], [5.0], id="record of one step"),
+        pytest.param([at(310, 5.0)], [], id="record of a part"),
+        pytest.param([at(50), at(310, 5.0), at(401, 99.0)], [0.0, 0.0, 5.0], id="after the last step"),
+        pytest.param([at(50), at(110, 2.0), at(310, None)], [], id="unknown duration"),
+        pytest.param([at(50, None), at(110, 2.0)], [2.0, 0.0, 0.0], id="unknown duration before the steps"),
+        pytest.param([at(50), part(110), part(110), BATCH, at(310, 5.0)], [2.0, 0.0, 5.0], id="batch of sends"),
+        pytest.param([at(50), part(110), at(310, 5.0)], [], id="send without a batch"),
+        pytest.param([], [], id="no record"),
+    ],
+)
 def test_waits_are_summed_by_the_step_they_began_in(entries, waits_ms):
     assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == waits_ms
 

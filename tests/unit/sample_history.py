@@ -99,9 +99,12 @@ def _entry(rng: random.Random, case: int, number: int, age: float, launches: int
     baseline_ms = base_ms * (1.03 * 0.96 if age >= 0.7 else 1.0)
     verdict = make_verdict(value=measured[0], baseline=baseline_ms, delta=measured[0] / baseline_ms - 1)
     return make_entry(number).replace(
-        test=label, case=f"{label}::fsdp", revision=2 if age >= 0.7 else 1, verdicts=(verdict,),
+        test=label,
+        case=f"{label}::fsdp",
+        revision=2 if age >= 0.7 else 1,
+        verdicts=(verdict,),
         launches=tuple(_launch(rng, number, age, step_ms) for step_ms in measured),
-    )  # fmt: skip
+    )
 
 
 def _launch(rng: random.Random, number: int, age: float, step_ms: float) -> ComparedLaunch:

@@ -112,10 +112,13 @@ def test_unknown_old_is_wrong_usage_and_lists_similar_names_if_there_are_any(cap
     assert move(capsys, "zzz", "yyy")[2] == "aorta: OLD 'zzz' matches none of 8 cases in baselines\n"
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [
-    ("tests/a.py", "tests/a.py/", "OLD and NEW are both 'tests/a.py'"),
-    ("tests/a.py::test_x", "tests/b.py", "would have no test; give NEW the same parts as OLD"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tests/a.py", "tests/a.py/", "OLD and NEW are both 'tests/a.py'"),
+        ("tests/a.py::test_x", "tests/b.py", "would have no test; give NEW the same parts as OLD"),
+    ],
+)
 def test_names_that_give_no_new_case_are_wrong_usage(capsys, old, new, message):
     before = files()
     code, _, err = move(capsys, old, new)

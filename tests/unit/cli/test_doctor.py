@@ -58,14 +58,17 @@ def test_shared_memory_is_judged_by_what_a_run_needs(free_mib, num_gpus, state):
     assert states(doctor.shm_findings(8192 * MIB, free_mib * MIB, num_gpus)) == [state]
 
 
-@pytest.mark.parametrize(("changes", "driver", "said"), [
-    ({"torch": "2.9.1"}, (13, 0), "2.9.1, which is older than 2.11"),
-    ({"backends": ["nccl"]}, (13, 0), "it has no gloo"),
-    ({"cuda": None}, (13, 0), "GPUs are there and torch is built for CPU only"),
-    ({"nccl": None}, (13, 0), "it has no NCCL"),
-    ({"device_count": 0}, (13, 0), "torch finds 0 GPUs, the driver 2"),
-    ({"device_count": 0}, (12, 4), "torch is built for CUDA 13.0, the driver supports 12.4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "driver", "said"),
+    [
+        ({"torch": "2.9.1"}, (13, 0), "2.9.1, which is older than 2.11"),
+        ({"backends": ["nccl"]}, (13, 0), "it has no gloo"),
+        ({"cuda": None}, (13, 0), "GPUs are there and torch is built for CPU only"),
+        ({"nccl": None}, (13, 0), "it has no NCCL"),
+        ({"device_count": 0}, (13, 0), "torch finds 0 GPUs, the driver 2"),
+        ({"device_count": 0}, (12, 4), "torch is built for CUDA 13.0, the driver supports 12.4"),
+    ],
+)
 def test_unfit_torch_is_a_problem(changes, driver, said):
     assert states(doctor.torch_findings(TORCH, gpus(2), (13, 0))) == [OK, OK, OK]
     assert said in problem(doctor.torch_findings(TORCH | changes, gpus(2), driver)).text

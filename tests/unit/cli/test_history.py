@@ -70,8 +70,10 @@ def test_uncommitted_changes_of_two_runs_are_two_versions():
     dirty = [with_values(0, {"step_time_p50": 10.0}, dirty=True) for _ in range(2)]
     history = one([dirty[0], dirty[1].replace(run="20260105T030000.000000Z-ffffffff"), make_entry(0)])
     assert sorted(version.name for version in history.versions) == [
-        commit_of(0)[:12], f"{commit_of(0)[:12]} and changes", f"{commit_of(0)[:12]} and changes",
-    ]  # fmt: skip
+        commit_of(0)[:12],
+        f"{commit_of(0)[:12]} and changes",
+        f"{commit_of(0)[:12]} and changes",
+    ]
 
 
 def test_launches_of_a_reference_or_under_a_profiler_are_left_out():
@@ -189,12 +191,15 @@ def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys
     assert "history/z.jsonl:2: not valid JSON" in err
 
 
-@pytest.mark.parametrize(("arguments", "code", "message"), [
-    (["history", "--since", "f" * 40], 2, "--since: got 'fff"),
-    (["history", "--since", commit_of(0)[:6]], 2, "allowed are 7 or more digits of a commit"),
-    (["history", "--branch", "gone"], 2, "--branch: got 'gone', allowed is one of ['main']"),
-    (["empty"], 1, "contains no history, i.e. no file whose name ends in .jsonl; the option --aorta-history="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["history", "--since", "f" * 40], 2, "--since: got 'fff"),
+        (["history", "--since", commit_of(0)[:6]], 2, "allowed are 7 or more digits of a commit"),
+        (["history", "--branch", "gone"], 2, "--branch: got 'gone', allowed is one of ['main']"),
+        (["empty"], 1, "contains no history, i.e. no file whose name ends in .jsonl; the option --aorta-history="),
+    ],
+)
 def test_what_can_not_be_searched_is_an_error(here, otava, capsys, arguments, code, message):
     write_history(here / "history", entries_of(STEADY))
     (here / "empty").mkdir()

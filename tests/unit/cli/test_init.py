@@ -248,14 +248,17 @@ def test_nothing_that_exists_is_overwritten_and_each_file_is_reported(folder, ca
     assert "kept .gitignore, which has results/" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "text", "launcher"), [
-    ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = ''\n", '"forkserver"'),
-    ("pyproject.toml", "[tool.pytest]\naddopts = []\n", '"forkserver"'),
-    ("pytest.toml", "[pytest]\n", '"forkserver"'),
-    (".pytest.toml", "", '"forkserver"'),
-    ("setup.cfg", "[tool:pytest]\n", "forkserver"),
-    ("tox.ini", "[pytest]\n", "forkserver"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "launcher"),
+    [
+        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = ''\n", '"forkserver"'),
+        ("pyproject.toml", "[tool.pytest]\naddopts = []\n", '"forkserver"'),
+        ("pytest.toml", "[pytest]\n", '"forkserver"'),
+        (".pytest.toml", "", '"forkserver"'),
+        ("setup.cfg", "[tool:pytest]\n", "forkserver"),
+        ("tox.ini", "[pytest]\n", "forkserver"),
+    ],
+)
 def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, name, text, launcher):
     (folder / name).write_text(text)
     assert main(["init"]) == 0
@@ -345,12 +348,15 @@ def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(fo
     assert files(folder).keys() == {"train.py"}
 
 
-@pytest.mark.parametrize(("script", "said"), [
-    ("train.txt", "allowed is a .py file in this folder or below it"),
-    ("../outside.py", "allowed is a .py file in this folder or below it"),
-    (".", "allowed is a .py file in this folder or below it"),
-    ("trian.py", "trian.py (did you mean 'train.py'?)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("train.txt", "allowed is a .py file in this folder or below it"),
+        ("../outside.py", "allowed is a .py file in this folder or below it"),
+        (".", "allowed is a .py file in this folder or below it"),
+        ("trian.py", "trian.py (did you mean 'train.py'?)"),
+    ],
+)
 def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script, said):
     (folder / "train.txt").write_text("")
     (folder.parent / "outside.py").write_text("")
@@ -360,11 +366,14 @@ def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script
     assert files(folder) == before
 
 
-@pytest.mark.parametrize(("given", "arguments"), [
-    (["src/torchtrain/train.py", "--", "--steps=5"], ["torchtrain.train", ["--steps=5"]]),
-    (["-m", "torchtrain.train", "--", "--steps", "5"], ["torchtrain.train", ["--steps", "5"]]),
-    (["-m", "installed.train"], ["installed.train"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        (["src/torchtrain/train.py", "--", "--steps=5"], ["torchtrain.train", ["--steps=5"]]),
+        (["-m", "torchtrain.train", "--", "--steps", "5"], ["torchtrain.train", ["--steps", "5"]]),
+        (["-m", "installed.train"], ["installed.train"]),
+    ],
+)
 def test_module_of_a_package_is_launched_as_a_module(folder, given, arguments):
     (folder / "src/torchtrain").mkdir(parents=True)
     for name in ("__init__", "train"):
@@ -374,11 +383,14 @@ def test_module_of_a_package_is_launched_as_a_module(folder, given, arguments):
     assert call_in(test.read_text())[0] == arguments
 
 
-@pytest.mark.parametrize(("given", "file", "words"), [
-    (["--", "python", "train.py", "--steps=5"], "test_train.py", ["python", "train.py", "--steps=5"]),
-    (["--nproc=2", "--", "env", "-u", "X", "python"], "test_env.py", ["env", "-u", "X", "python"]),
-    (["--", "python", "test_ops.py"], "test_ops.py", ["python", "test_ops.py"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "file", "words"),
+    [
+        (["--", "python", "train.py", "--steps=5"], "test_train.py", ["python", "train.py", "--steps=5"]),
+        (["--nproc=2", "--", "env", "-u", "X", "python"], "test_env.py", ["env", "-u", "X", "python"]),
+        (["--", "python", "test_ops.py"], "test_ops.py", ["python", "test_ops.py"]),
+    ],
+)
 def test_command_that_starts_its_own_ranks_is_launched_as_it_is(folder, launches, given, file, words):
     assert main(["init", *given]) == 0
     assert call_in((folder / file).read_text()) == ([words], {"record": {"hash_weights": True}})

@@ -162,15 +162,18 @@ def test_command_says_what_it_left_out_and_exits_with_1(two, tmp_path, capsys):
     assert "WARNING: result left out of the report: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "text"), [
-    (["old"], "LABEL=PATH"),
-    (["../x=."], "LABEL=PATH"),
-    (["old=gone"], "gone does not exist"),
-    (["old=.", "new=.", "-o", "page.txt"], "ends in .html"),
-    (["old=.", "new=."], "new=.: contains no result.json"),
-    (["old=.", "new=.", "--candidate", "other"], "'other'"),
-    (["old=.", "old=."], "takes two labels, e.g. old=results-a new=results-b; got 'old' alone"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["old"], "LABEL=PATH"),
+        (["../x=."], "LABEL=PATH"),
+        (["old=gone"], "gone does not exist"),
+        (["old=.", "new=.", "-o", "page.txt"], "ends in .html"),
+        (["old=.", "new=."], "new=.: contains no result.json"),
+        (["old=.", "new=.", "--candidate", "other"], "'other'"),
+        (["old=.", "old=."], "takes two labels, e.g. old=results-a new=results-b; got 'old' alone"),
+    ],
+)
 def test_wrong_usage_says_what_is_allowed(arguments, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:

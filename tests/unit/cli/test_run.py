@@ -170,24 +170,27 @@ def test_number_of_a_trial_that_cannot_be_written_stays_free(tmp_path, monkeypat
     assert list(tmp_path.glob("trial*")) == []
 
 
-@pytest.mark.parametrize(("arguments", "key", "value"), [
-    (["--steps", "7"], "steps", 7),
-    (["--set", "steps=7"], "steps", 7),
-    (["--set", "rate=1e-3"], "rate", 0.001),
-    (["--set", "name=1e-3"], "name", "1e-3"),
-    (["--set", "name="], "name", None),
-    (["--set", "fault.kind=bad"], "fault", {"kind": "bad", "place": {"layer": 1}}),
-    (["--set", "fault.place.layer=4"], "fault", {"kind": "none", "place": {"layer": 4}}),
-    (["--set", "fault.place.new.part=4"], "fault", {"kind": "none", "place": {"layer": 1, "new": {"part": 4}}}),
-    (["--set", "fault={kind: bad}", "--set", "fault.place={}"], "fault", {"kind": "bad", "place": {}}),
-    (["--set", "name=1"], "name", "1"),
-    (["--set", "environment.HSA_ENABLE_SDMA=0"], "environment", {"HSA_ENABLE_SDMA": "0"}),
-    (["--set", "environment.OMP_DYNAMIC=true"], "environment", {"OMP_DYNAMIC": "true"}),
-    (["--steps", "7", "--set", "steps=8"], "steps", 8),
-    (["--config", "c.yaml"], "steps", 5),
-    (["--config", "c.yaml", "--steps", "6"], "steps", 6),
-    (["--config", "c.yaml", "--set", "fault.place.layer=9"], "fault", {"kind": "bad", "place": {"layer": 9}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        (["--steps", "7"], "steps", 7),
+        (["--set", "steps=7"], "steps", 7),
+        (["--set", "rate=1e-3"], "rate", 0.001),
+        (["--set", "name=1e-3"], "name", "1e-3"),
+        (["--set", "name="], "name", None),
+        (["--set", "fault.kind=bad"], "fault", {"kind": "bad", "place": {"layer": 1}}),
+        (["--set", "fault.place.layer=4"], "fault", {"kind": "none", "place": {"layer": 4}}),
+        (["--set", "fault.place.new.part=4"], "fault", {"kind": "none", "place": {"layer": 1, "new": {"part": 4}}}),
+        (["--set", "fault={kind: bad}", "--set", "fault.place={}"], "fault", {"kind": "bad", "place": {}}),
+        (["--set", "name=1"], "name", "1"),
+        (["--set", "environment.HSA_ENABLE_SDMA=0"], "environment", {"HSA_ENABLE_SDMA": "0"}),
+        (["--set", "environment.OMP_DYNAMIC=true"], "environment", {"OMP_DYNAMIC": "true"}),
+        (["--steps", "7", "--set", "steps=8"], "steps", 8),
+        (["--config", "c.yaml"], "steps", 5),
+        (["--config", "c.yaml", "--steps", "6"], "steps", 6),
+        (["--config", "c.yaml", "--set", "fault.place.layer=9"], "fault", {"kind": "bad", "place": {"layer": 9}}),
+    ],
+)
 def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, value):
     (toy.path / "c.yaml").write_text("steps: 5\nfault: {kind: bad}\n")
     if value is None:
@@ -197,35 +200,41 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
         assert toy.config[key] == value
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--set", "step=1"], "has no config keys ['step'] (did you mean 'steps'?); there are ["),
-    (["--set", "step.x=1"], "has no config keys ['step'] (did you mean 'steps'?)"),
-    (["--set", "steps=many"], "steps: got 'many', allowed is type \"integer\""),
-    (["--set", "fault.kind=odd"], 'fault.kind: got \'odd\', allowed is one of ["none", "bad"]'),
-    (["--set", "steps.a=1"], "steps.a: steps is 3, and only objects have keys"),
-    (["--set", "steps"], "--set: got 'steps', allowed is KEY=VALUE"),
-    (["--set", "fault..kind=1"], "--set: got 'fault..kind=1', allowed is KEY=VALUE"),
-    (["--set", "name=[1"], "--set: name: '[1': not valid YAML"),
-    (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
-    (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
-    (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),
-    (["--", "--lr", "1"], "['--lr', '1']: a workload takes no arguments"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "step=1"], "has no config keys ['step'] (did you mean 'steps'?); there are ["),
+        (["--set", "step.x=1"], "has no config keys ['step'] (did you mean 'steps'?)"),
+        (["--set", "steps=many"], "steps: got 'many', allowed is type \"integer\""),
+        (["--set", "fault.kind=odd"], 'fault.kind: got \'odd\', allowed is one of ["none", "bad"]'),
+        (["--set", "steps.a=1"], "steps.a: steps is 3, and only objects have keys"),
+        (["--set", "steps"], "--set: got 'steps', allowed is KEY=VALUE"),
+        (["--set", "fault..kind=1"], "--set: got 'fault..kind=1', allowed is KEY=VALUE"),
+        (["--set", "name=[1"], "--set: name: '[1': not valid YAML"),
+        (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
+        (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
+        (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),
+        (["--", "--lr", "1"], "['--lr', '1']: a workload takes no arguments"),
+    ],
+)
 def test_wrong_usage_is_one_paragraph_and_launches_nothing(toy, capsys, arguments, said):
     (toy.path / "list.yaml").write_text("[1]")
     assert said in refused(capsys, *arguments)
     assert (toy.plans, toy.trials()) == ([], [])
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--trials", "0"], "--trials: got '0', allowed is an integer from 1 to 100"),
-    (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer from 1 to 1073741824"),
-    (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
-    (["--timeout", "soon"], "--timeout/--aorta-timeout: got 'soon', allowed is a number of seconds"),
-    (["--profiler", "nsys:wait=1"], "allowed is one of torch, nsys, rocprofv3, or torch:SCHEDULE"),
-    (["--launcher", "mpi"], "--launcher/--aorta-launcher: invalid choice: 'mpi' (choose from "),
-    (["--aorta-share-host"], "unrecognized arguments: --aorta-share-host"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--trials", "0"], "--trials: got '0', allowed is an integer from 1 to 100"),
+        (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer from 1 to 1073741824"),
+        (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
+        (["--timeout", "soon"], "--timeout/--aorta-timeout: got 'soon', allowed is a number of seconds"),
+        (["--profiler", "nsys:wait=1"], "allowed is one of torch, nsys, rocprofv3, or torch:SCHEDULE"),
+        (["--launcher", "mpi"], "--launcher/--aorta-launcher: invalid choice: 'mpi' (choose from "),
+        (["--aorta-share-host"], "unrecognized arguments: --aorta-share-host"),
+    ],
+)
 def test_value_that_an_option_does_not_take_is_a_usage_error_of_argparse(toy, capsys, arguments, said):
     with pytest.raises(SystemExit) as caught:
         run(*arguments)
@@ -306,10 +315,13 @@ def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     assert read_result(toy.path / "results/train/trial_0.json").config == {"args": ["--lr", "1"]}
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--script", "train.py", "--steps", "5"], "--steps: a script has no config keys"),
-    (["--workload", "toy", "--aorta-gpus", "64"], "--aorta-gpus=64: 0 GPUs are visible"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--script", "train.py", "--steps", "5"], "--steps: a script has no config keys"),
+        (["--workload", "toy", "--aorta-gpus", "64"], "--aorta-gpus=64: 0 GPUs are visible"),
+    ],
+)
 def test_option_that_does_not_fit_the_launch_is_wrong_usage(toy, capsys, arguments, said):
     assert cli.main(["run", *arguments]) == 2
     assert said in capsys.readouterr().err

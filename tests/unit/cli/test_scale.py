@@ -36,11 +36,14 @@ def test_what_stops_falling_is_explained(points, shows):
     assert groups.startswith("groups at 8 ranks: all_gather over 8")
 
 
-@pytest.mark.parametrize(("arguments", "shows"), [
-    (["--sizes", "2,x"], "up to 16 integers"),
-    (["--sizes", "0,2"], "integers from 1 to"),
-    (["--sizes", "2,8", "--rank", "5"], "from 0 to 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "shows"),
+    [
+        (["--sizes", "2,x"], "up to 16 integers"),
+        (["--sizes", "0,2"], "integers from 1 to"),
+        (["--sizes", "2,8", "--rank", "5"], "from 0 to 1"),
+    ],
+)
 def test_a_wrong_command_line_launches_nothing(arguments, shows, capsys):
     with pytest.raises(SystemExit) as ended:
         raise SystemExit(main(["scale", "llama_fsdp2", *arguments]))

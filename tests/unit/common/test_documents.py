@@ -89,17 +89,20 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
             reader(path, max_bytes=MAX_BYTES)
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("a:\n  steps: 1\n  steps: 2\n", "key 'steps' is given twice"),
-    # Tags that would run code.
-    ("!!python/object/apply:os.getcwd []", "not valid YAML"),
-    ("a: !!python/name:os.system", "not valid YAML"),
-    ("a: !own 1", "not valid YAML"),
-    *((text, "not valid YAML") for text in ("a: [1", "a: b: c", "a: \x01", "a: *nobody", "? [x]\n: 1", "[" * 600)),
-    # Scalars with impossible values.
-    *((text, "not valid YAML") for text in ("a: 2026-13-45", "a: 0x_", "a: 2026-01-02T99:00:00Z")),
-    ("a: 1".ljust(MAX_BYTES + 1), "larger than"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a:\n  steps: 1\n  steps: 2\n", "key 'steps' is given twice"),
+        # Tags that would run code.
+        ("!!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("a: !!python/name:os.system", "not valid YAML"),
+        ("a: !own 1", "not valid YAML"),
+        *((text, "not valid YAML") for text in ("a: [1", "a: b: c", "a: \x01", "a: *nobody", "? [x]\n: 1", "[" * 600)),
+        # Scalars with impossible values.
+        *((text, "not valid YAML") for text in ("a: 2026-13-45", "a: 0x_", "a: 2026-01-02T99:00:00Z")),
+        ("a: 1".ljust(MAX_BYTES + 1), "larger than"),
+    ],
+)
 def test_file_that_is_not_strict_yaml_is_refused_with_the_reason(tmp_path, text, reason):
     assert reason in read_error(tmp_path, text.encode(), read_yaml)
 

@@ -9,17 +9,20 @@ from pytest_aorta.common.text import did_you_mean, is_harness, is_library, visib
 METRICS = ["step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5", "weight_hash", "overlap_ratio"]
 
 
-@pytest.mark.parametrize(("unknown", "hint"), [
-    (["step_time_p5"], " (did you mean 'step_time_p50'?)"),
-    (["p50"], " (did you mean 'step_time_p50'?)"),
-    (["Weight_Hash"], " (did you mean 'weight_hash'?)"),
-    (["step_time"], " (did you mean 'step_time_p50' or 'step_time_p99' or 'step_time_mean'?)"),
-    (["weighthash", "overlap"], " (did you mean 'weight_hash' or 'overlap_ratio'?)"),
-    (["overlap_rati"], " (did you mean 'overlap_ratio'?)"),
-    (["latency"], ""),
-    (["p"], ""),
-    ([], ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("unknown", "hint"),
+    [
+        (["step_time_p5"], " (did you mean 'step_time_p50'?)"),
+        (["p50"], " (did you mean 'step_time_p50'?)"),
+        (["Weight_Hash"], " (did you mean 'weight_hash'?)"),
+        (["step_time"], " (did you mean 'step_time_p50' or 'step_time_p99' or 'step_time_mean'?)"),
+        (["weighthash", "overlap"], " (did you mean 'weight_hash' or 'overlap_ratio'?)"),
+        (["overlap_rati"], " (did you mean 'overlap_ratio'?)"),
+        (["latency"], ""),
+        (["p"], ""),
+        ([], ""),
+    ],
+)
 def test_names_that_resemble_an_unknown_one_are_suggested(unknown, hint):
     assert did_you_mean(unknown, METRICS) == hint
 
@@ -49,23 +52,26 @@ def test_visible_text_can_be_encoded():
     assert visible("caf\u00e9\udc80") == "caf\u00e9" + r"\udc80"
 
 
-@pytest.mark.parametrize(("file", "harness", "library"), [
-    ("/site/pytest_aorta/launch/process/rank.py", True, True),
-    ("/site/pytest_aorta/worker/lifecycle.py", True, True),
-    ("<frozen runpy>", True, True),
-    ("<frozen importlib._bootstrap_external>", True, True),
-    ("/usr/lib/python3.11/importlib/__init__.py", True, True),
-    ("/site-packages/torch/distributed/run.py", True, True),
-    ("/site-packages/torch/distributed/elastic/agent/server/api.py", True, True),
-    ("/site-packages/torch/distributed/launcher/api.py", True, True),
-    ("/site-packages/torch/distributed/distributed_c10d.py", False, True),
-    ("/site-packages/aorta_workloads/fsdp/__init__.py", False, True),
-    ("/usr/lib/python3.11/threading.py", False, True),
-    ("<string>", False, True),
-    ("/home/me/pytest_aorta/train.py", False, False),
-    ("/home/me/runpy.py", False, False),
-    ("train.py", False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "harness", "library"),
+    [
+        ("/site/pytest_aorta/launch/process/rank.py", True, True),
+        ("/site/pytest_aorta/worker/lifecycle.py", True, True),
+        ("<frozen runpy>", True, True),
+        ("<frozen importlib._bootstrap_external>", True, True),
+        ("/usr/lib/python3.11/importlib/__init__.py", True, True),
+        ("/site-packages/torch/distributed/run.py", True, True),
+        ("/site-packages/torch/distributed/elastic/agent/server/api.py", True, True),
+        ("/site-packages/torch/distributed/launcher/api.py", True, True),
+        ("/site-packages/torch/distributed/distributed_c10d.py", False, True),
+        ("/site-packages/aorta_workloads/fsdp/__init__.py", False, True),
+        ("/usr/lib/python3.11/threading.py", False, True),
+        ("<string>", False, True),
+        ("/home/me/pytest_aorta/train.py", False, False),
+        ("/home/me/runpy.py", False, False),
+        ("train.py", False, False),
+    ],
+)
 def test_files_of_the_harness_and_of_libraries_are_told_from_the_users_own(file, harness, library):
     assert (is_harness(file), is_library(file)) == (harness, library)
 

@@ -41,12 +41,15 @@ def test_every_public_name_of_the_rank_side_is_on_the_page_of_the_api():
     assert set(ast.literal_eval(public)) - set(names) == set()
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    *(("reference", f"| {outcome.value} |") for outcome in Outcome),
-    *(("read-a-failure", f"| {reason} |") for reason in NotApplicable),
-    *(("command", f"`aorta {command.name}") for command in COMMANDS),
-    *(("own-scripts", f"`{key}`") for key in Adapter.__struct_fields__),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("reference", f"| {outcome.value} |") for outcome in Outcome),
+        *(("read-a-failure", f"| {reason} |") for reason in NotApplicable),
+        *(("command", f"`aorta {command.name}") for command in COMMANDS),
+        *(("own-scripts", f"`{key}`") for key in Adapter.__struct_fields__),
+    ],
+)
 def test_every_verdict_reason_subcommand_and_key_of_an_adapter_is_on_its_page(name, text):
     assert text in page_text(name)
 

@@ -256,9 +256,12 @@ LONG_LINES = st.sampled_from(
     ]
 )  # fmt: skip
 LOGS = st.tuples(
-    st.booleans(), st.integers(0, 3), st.sampled_from([0, 1, 2048, 10**400]),
-    st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=5), LONG_LINES | st.text(),
-)  # fmt: skip
+    st.booleans(),
+    st.integers(0, 3),
+    st.sampled_from([0, 1, 2048, 10**400]),
+    st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=5),
+    LONG_LINES | st.text(),
+)
 
 
 def _read_log(case: Any, folder: Path) -> None:
@@ -338,4 +341,4 @@ READERS = [
         _read_node_file,
     ),
     Reader("claims of leases", st.tuples(CLAIM_NAMES, CLAIM_FILES), _read_claim),
-]  # fmt: skip
+]

@@ -155,8 +155,11 @@ def test_search_for_torchtitans_line_is_not_slow_on_long_lines():
 
 
 def test_nothing_in_the_package_unpickles():
-    unpickles = re.compile(r"^\s*(?:import|from) (?:pickle|_pickle|shelve|marshal|dill|cloudpickle|joblib)\b|"
-                           r"torch\.load\(|\.recv\(\)|weights_only", re.MULTILINE)  # fmt: skip
+    unpickles = re.compile(
+        r"^\s*(?:import|from) (?:pickle|_pickle|shelve|marshal|dill|cloudpickle|joblib)\b|"
+        r"torch\.load\(|\.recv\(\)|weights_only",
+        re.MULTILINE,
+    )
     sources = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workloads").rglob("*.py")]
     assert len(sources) > 50
     assert [path.name for path in sources if unpickles.search(path.read_text(encoding="utf-8"))] == []

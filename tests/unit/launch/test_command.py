@@ -51,8 +51,11 @@ AMD_GPUS = (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GP
 # What differs from a plan of two CPU ranks, and variables of the caller -> variables of the ranks.
 OF_RANKS = {
     "GPUs": ({"world": ON_GPUS}, dict.fromkeys(VISIBLE, "0,1,2,3"), {VISIBLE[0]: "2,3", "AORTA_DEVICE": "cuda"}),
-    "AMD": ({"world": World(2, "cuda", AMD_GPUS)}, {VISIBLE[0]: "0", VISIBLE[1]: "0,1,2,3", VISIBLE[2]: "7,6,5,4"},
-            {VISIBLE[0]: None, VISIBLE[1]: "3,GPU-1", VISIBLE[2]: "7,6,5,4"}),
+    "AMD": (
+        {"world": World(2, "cuda", AMD_GPUS)},
+        {VISIBLE[0]: "0", VISIBLE[1]: "0,1,2,3", VISIBLE[2]: "7,6,5,4"},
+        {VISIBLE[0]: None, VISIBLE[1]: "3,GPU-1", VISIBLE[2]: "7,6,5,4"},
+    ),
     "CPU": ({}, {}, HIDDEN),
     "CPU hides": ({}, dict.fromkeys(VISIBLE, "0,1"), HIDDEN),
     "threads": ({}, {}, {"OMP_NUM_THREADS": "1"}),
@@ -68,7 +71,7 @@ OF_RANKS = {
     "cache of a launch within": ({}, {"TORCHINDUCTOR_CACHE_DIR": "/c-avx2"}, {"TORCHINDUCTOR_CACHE_DIR": "/c-avx2"}),
     "cache without pins": ({"record": StepRecording()}, {}, {"TORCHINDUCTOR_CACHE_DIR": None}),
     "deterministic": ({"record": StepRecording(deterministic=True)}, {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("changes", "environ", "expected"), OF_RANKS.values(), ids=OF_RANKS)
@@ -78,13 +81,16 @@ def test_ranks_get_devices_threads_limit_and_kernels_of_the_plan(tmp_path, monke
     assert {name: found.get(name) for name in expected} == expected
 
 
-@pytest.mark.parametrize(("cpuinfo", "is_pinned"), [
-    ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse4_1 avx2 fma\n", True),
-    # Without AVX2, ATen's AVX2 kernels would be an illegal instruction.
-    ("vendor_id\t: GenuineIntel\nflags\t\t: fpu sse4_1 avx\n", False),
-    ("Features\t: fp asimd\n", False),
-    (None, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cpuinfo", "is_pinned"),
+    [
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse4_1 avx2 fma\n", True),
+        # Without AVX2, ATen's AVX2 kernels would be an illegal instruction.
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu sse4_1 avx\n", False),
+        ("Features\t: fp asimd\n", False),
+        (None, False),
+    ],
+)
 def test_kernels_are_pinned_only_on_a_cpu_that_has_them(tmp_path, cpuinfo, is_pinned):
     file = tmp_path / "cpuinfo"
     if cpuinfo is not None:
@@ -92,11 +98,14 @@ def test_kernels_are_pinned_only_on_a_cpu_that_has_them(tmp_path, cpuinfo, is_pi
     assert pinned_cpu_kernels(file) == (CPU_KERNELS if is_pinned else {})
 
 
-@pytest.mark.parametrize("changes", [
-    {"spec": SPEC, "script": None, "world": ON_GPUS},
-    {"args": ("--lr", "1"), "profiler": "torch", "profiler_schedule": ProfilerSchedule.parse("wait=2 memory")},
-    {"cwd": Path(os.fsdecode(b"/not-utf-8-\xff"))},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": SPEC, "script": None, "world": ON_GPUS},
+        {"args": ("--lr", "1"), "profiler": "torch", "profiler_schedule": ProfilerSchedule.parse("wait=2 memory")},
+        {"cwd": Path(os.fsdecode(b"/not-utf-8-\xff"))},
+    ],
+)
 def test_ranks_read_the_plan_that_pytest_has_written(tmp_path, changes):
     plan = make_plan(tmp_path, **changes)
     prepare_folder(plan)

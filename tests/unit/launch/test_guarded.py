@@ -58,11 +58,14 @@ class StoppableGuard:
         self.is_killed = True
 
 
-@pytest.mark.parametrize(("looks", "is_killed"), [
-    pytest.param([(1.0, True)] * 12, True, id="the guard alone was stopped"),
-    pytest.param([(1.0, True)] * 8 + [(1.0, False)] + [(1.0, True)] * 8, False, id="it went on in between"),
-    pytest.param([(1.0, False), (50.0, True), (0.1, False)], False, id="its watcher was stopped with it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("looks", "is_killed"),
+    [
+        pytest.param([(1.0, True)] * 12, True, id="the guard alone was stopped"),
+        pytest.param([(1.0, True)] * 8 + [(1.0, False)] + [(1.0, True)] * 8, False, id="it went on in between"),
+        pytest.param([(1.0, False), (50.0, True), (0.1, False)], False, id="its watcher was stopped with it"),
+    ],
+)
 def test_guard_is_killed_only_after_it_was_seen_stopped_for_ten_seconds(tmp_path, monkeypatch, looks, is_killed):
     guard = StoppableGuard(*looks)
     monkeypatch.setattr(guarded, "time", guard)

@@ -302,15 +302,18 @@ def test_any_text_can_name_a_resource_without_naming_a_file(ask, folder, tmp_pat
     assert {path.suffix for path in folder.iterdir()} <= {".claim", ".json", ""}
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("{}/link", "link: it is a symbolic link; AORTA_LEASE_DIR"),
-    ("{}/0o777", r"mode 0777, not by user \d+ with 0700"),
-    ("{}/0o750", r"mode 0750, not by user \d+ with 0700"),
-    ("{}/0o500", r"mode 0500, not by user \d+ with 0700"),
-    ("{}/file", "File exists"),
-    ("/proc/aorta", "lease folder /proc/aorta: No such file"),
-    ("leases", "lease folder leases: the path is not absolute"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("{}/link", "link: it is a symbolic link; AORTA_LEASE_DIR"),
+        ("{}/0o777", r"mode 0777, not by user \d+ with 0700"),
+        ("{}/0o750", r"mode 0750, not by user \d+ with 0700"),
+        ("{}/0o500", r"mode 0500, not by user \d+ with 0700"),
+        ("{}/file", "File exists"),
+        ("/proc/aorta", "lease folder /proc/aorta: No such file"),
+        ("leases", "lease folder leases: the path is not absolute"),
+    ],
+)
 def test_folder_that_is_not_the_users_own_is_refused(tmp_path, ask, name, said):
     for mode in (0o777, 0o750, 0o500):
         (tmp_path / oct(mode)).mkdir()
@@ -455,10 +458,13 @@ def test_launch_of_a_dead_process_is_ended_while_its_claim_is_held(folder, rank,
     assert rank.wait(10) < 0
 
 
-@pytest.mark.parametrize(("changes", "process"), [
-    pytest.param({"pid_namespace": 7}, " of another PID namespace", id="another namespace"),
-    pytest.param(dict.fromkeys(FIELDS, -1), "", id="claim of an older version"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "process"),
+    [
+        pytest.param({"pid_namespace": 7}, " of another PID namespace", id="another namespace"),
+        pytest.param(dict.fromkeys(FIELDS, -1), "", id="claim of an older version"),
+    ],
+)
 def test_process_that_can_not_be_judged_keeps_its_ranks_and_its_lease(
     folder, rank, ended_pid, wait_for, changes, process
 ):

@@ -68,12 +68,15 @@ def test_dumps_of_all_nodes_are_in_one_folder(tmp_path):
     assert (plan.run_dir / "flight/rank_1").exists()
 
 
-@pytest.mark.parametrize(("given", "environ", "rank"), [
-    (3, {"SLURM_NODEID": "1"}, 3),
-    (None, {"SLURM_NODEID": "1"}, 1),
-    (None, {"JOB_COMPLETION_INDEX": "2"}, 2),
-    (None, {"AORTA_NODE_RANK": "4", "SLURM_NODEID": "1"}, 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "environ", "rank"),
+    [
+        (3, {"SLURM_NODEID": "1"}, 3),
+        (None, {"SLURM_NODEID": "1"}, 1),
+        (None, {"JOB_COMPLETION_INDEX": "2"}, 2),
+        (None, {"AORTA_NODE_RANK": "4", "SLURM_NODEID": "1"}, 4),
+    ],
+)
 def test_node_reads_its_number_from_the_option_or_a_variable(given, environ, rank):
     assert node_rank(given, environ) == rank
 
@@ -96,11 +99,14 @@ def test_address_that_the_user_has_given_reaches_the_torchrun_agents_of_several_
     assert launch_environment(plan, {"MASTER_ADDR": "10.0.0.1"})["MASTER_ADDR"] == "10.0.0.1"
 
 
-@pytest.mark.parametrize(("given", "part"), [
-    ("192.0.2.1", "'192.0.2.1' is no address of this host"),
-    ("no-such.invalid", "'no-such.invalid' is no address of this host"),
-    (None, "'localhost' is the loopback address 127.0.0.1, which no other node reaches; set MASTER_ADDR"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ("192.0.2.1", "'192.0.2.1' is no address of this host"),
+        ("no-such.invalid", "'no-such.invalid' is no address of this host"),
+        (None, "'localhost' is the loopback address 127.0.0.1, which no other node reaches; set MASTER_ADDR"),
+    ],
+)
 def test_address_that_no_other_node_reaches_is_refused(monkeypatch, given, part):
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     monkeypatch.setenv("MASTER_ADDR", given or "")
@@ -151,12 +157,15 @@ def test_source_that_is_deleted_while_sources_are_listed_has_no_version(tmp_path
     assert own_hello.__wrapped__() != without
 
 
-@pytest.mark.parametrize(("zero", "changes", "part"), [
-    (Hello("another", {}), {}, "pytest runs on another and node 0 is "),
-    (replace(own_hello(), versions={"torch": "1.0"}), {}, r"torch .* \(node 0: 1.0\); versions have to be equal"),
-    (own_hello(), {"script": "/absent/train.py"}, "/absent/train.py is missing; every node needs the code"),
-    (own_hello(), {"cwd": Path("/absent")}, "/absent is missing; every node needs the code"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("zero", "changes", "part"),
+    [
+        (Hello("another", {}), {}, "pytest runs on another and node 0 is "),
+        (replace(own_hello(), versions={"torch": "1.0"}), {}, r"torch .* \(node 0: 1.0\); versions have to be equal"),
+        (own_hello(), {"script": "/absent/train.py"}, "/absent/train.py is missing; every node needs the code"),
+        (own_hello(), {"cwd": Path("/absent")}, "/absent is missing; every node needs the code"),
+    ],
+)
 def test_node_that_can_not_take_part_leaves_the_reason(plan, zero, changes, part):
     write(plan.run_dir / "nodes", zero)
     write_json(plan.run_dir / "plan.json", to_builtins(replace(plan, **changes)))

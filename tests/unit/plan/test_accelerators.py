@@ -17,26 +17,29 @@ from pytest_aorta.result.measurements import Reading
 from tests.unit.fake_drivers import HOT_BITS, FakeAmdsmi, FakeNvml
 
 
-@pytest.mark.parametrize(("variable", "tokens"), [
-    (None, ["0", "1", "2", "3"]),
-    ("", []),
-    ("2", ["2"]),
-    ("3,1", ["3", "1"]),
-    (" 0 , 1 ", ["0", "1"]),
-    ("0,-1,1", ["0"]),
-    ("-1", []),
-    ("0,4,1", ["0"]),
-    ("0,none,1", ["0"]),
-    ("0,,1", ["0"]),
-    ("NoDevFiles", []),
-    ("GPU-8932f937,GPU-1", ["GPU-8932f937", "GPU-1"]),
-    ("MIG-GPU-1/2/3", ["MIG-GPU-1/2/3"]),
-    ("²", []),
-    ("٣", []),
-    ("0,0", []),
-    ("0,1,0", []),
-    ("GPU-1,GPU-1", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variable", "tokens"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("", []),
+        ("2", ["2"]),
+        ("3,1", ["3", "1"]),
+        (" 0 , 1 ", ["0", "1"]),
+        ("0,-1,1", ["0"]),
+        ("-1", []),
+        ("0,4,1", ["0"]),
+        ("0,none,1", ["0"]),
+        ("0,,1", ["0"]),
+        ("NoDevFiles", []),
+        ("GPU-8932f937,GPU-1", ["GPU-8932f937", "GPU-1"]),
+        ("MIG-GPU-1/2/3", ["MIG-GPU-1/2/3"]),
+        ("²", []),
+        ("٣", []),
+        ("0,0", []),
+        ("0,1,0", []),
+        ("GPU-1,GPU-1", []),
+    ],
+)
 def test_visible_devices_variable_is_read_as_cuda_does(variable, tokens):
     assert visible_tokens(variable, 4) == tokens
 
@@ -53,24 +56,30 @@ def nvidia(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
 
 
-@pytest.mark.parametrize(("variable", "devices"), [
-    ("1,0", [("1", "model 1", "GPU-aabb-2"), ("0", "model 0", "GPU-aaaa-1")]),
-    ("GPU-aabb-2", [("GPU-aabb-2", "model 1", "GPU-aabb-2")]),
-    ("MIG-cccc-3", [("MIG-cccc-3", "model 2", "MIG-cccc-3")]),
-    ("", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variable", "devices"),
+    [
+        ("1,0", [("1", "model 1", "GPU-aabb-2"), ("0", "model 0", "GPU-aaaa-1")]),
+        ("GPU-aabb-2", [("GPU-aabb-2", "model 1", "GPU-aabb-2")]),
+        ("MIG-cccc-3", [("MIG-cccc-3", "model 2", "MIG-cccc-3")]),
+        ("", []),
+    ],
+)
 def test_visible_devices_have_their_models_in_the_callers_order(nvidia, variable, devices):
     found = visible_devices({"CUDA_VISIBLE_DEVICES": variable})
     assert [(device.token, device.model, device.uuid) for device in found] == devices
     assert {device.vendor for device in found} <= {"nvidia"}
 
 
-@pytest.mark.parametrize(("variable", "message"), [
-    ("GPU-cccc", "CUDA_VISIBLE_DEVICES names 'GPU-cccc', which the driver does not know: Not Found; give"),
-    ("MIG-d", "CUDA_VISIBLE_DEVICES names 'MIG-d', which the driver does not know: Not Found; give"),
-    ("GPU-aab", "CUDA_VISIBLE_DEVICES names 'GPU-aab', which the driver does not know: Not Found; give"),
-    ("0,GPU-aaaa-1", "CUDA_VISIBLE_DEVICES='0,GPU-aaaa-1' names GPU-aaaa-1 2 times; give it once"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("GPU-cccc", "CUDA_VISIBLE_DEVICES names 'GPU-cccc', which the driver does not know: Not Found; give"),
+        ("MIG-d", "CUDA_VISIBLE_DEVICES names 'MIG-d', which the driver does not know: Not Found; give"),
+        ("GPU-aab", "CUDA_VISIBLE_DEVICES names 'GPU-aab', which the driver does not know: Not Found; give"),
+        ("0,GPU-aaaa-1", "CUDA_VISIBLE_DEVICES='0,GPU-aaaa-1' names GPU-aaaa-1 2 times; give it once"),
+    ],
+)
 def test_name_of_no_single_device_is_an_error_that_shows_it(nvidia, variable, message):
     with pytest.raises(DevicesUnavailable, match="^" + re.escape(message)):
         visible_devices({"CUDA_VISIBLE_DEVICES": variable})
@@ -106,36 +115,42 @@ def on_amd(**variables: str):
         return visible_devices(variables)
 
 
-@pytest.mark.parametrize(("variables", "devices"), [
-    ({}, [("0", A), ("1", B), ("2", C)]),
-    ({"HIP_VISIBLE_DEVICES": "2,0"}, [("2", C), ("0", A)]),
-    ({"CUDA_VISIBLE_DEVICES": "1"}, [("1", B)]),
-    ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, [("0", A)]),
-    ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, []),
-    ({"HIP_VISIBLE_DEVICES": "-1"}, []),
-    ({"HIP_VISIBLE_DEVICES": "01"}, [("1", B)]),
-    ({"HIP_VISIBLE_DEVICES": C}, [("2", C)]),
-    ({"ROCR_VISIBLE_DEVICES": "2,0"}, [("0", C), ("1", A)]),
-    ({"ROCR_VISIBLE_DEVICES": f"{C},{A}"}, [("0", C), ("1", A)]),
-    ({"ROCR_VISIBLE_DEVICES": C.upper()}, [("0", C)]),
-    ({"ROCR_VISIBLE_DEVICES": ""}, []),
-    ({"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": C}, []),
-    ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "1"}, [("1", A)]),
-    ({"ROCR_VISIBLE_DEVICES": "2,0", "CUDA_VISIBLE_DEVICES": "0,2"}, [("0", C)]),
-    ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": A}, [("1", A)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "devices"),
+    [
+        ({}, [("0", A), ("1", B), ("2", C)]),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [("2", C), ("0", A)]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [("1", B)]),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, [("0", A)]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "01"}, [("1", B)]),
+        ({"HIP_VISIBLE_DEVICES": C}, [("2", C)]),
+        ({"ROCR_VISIBLE_DEVICES": "2,0"}, [("0", C), ("1", A)]),
+        ({"ROCR_VISIBLE_DEVICES": f"{C},{A}"}, [("0", C), ("1", A)]),
+        ({"ROCR_VISIBLE_DEVICES": C.upper()}, [("0", C)]),
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+        ({"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": C}, []),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "1"}, [("1", A)]),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "CUDA_VISIBLE_DEVICES": "0,2"}, [("0", C)]),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": A}, [("1", A)]),
+    ],
+)
 def test_amd_gpus_are_counted_within_what_rocr_leaves(amd, variables, devices):
     found = on_amd(**variables)
     assert [(device.token, device.uuid) for device in found] == devices
     assert {(device.model, device.vendor) for device in found} <= {("AMD Instinct MI300X", "amd")}
 
 
-@pytest.mark.parametrize(("variables", "message"), [
-    ({"ROCR_VISIBLE_DEVICES": "GPU-dd"}, "ROCR_VISIBLE_DEVICES names 'GPU-dd', which the driver does not know; "),
-    ({"HIP_VISIBLE_DEVICES": "GPU-dd"}, "HIP_VISIBLE_DEVICES names 'GPU-dd', which the driver does not know; "),
-    ({"ROCR_VISIBLE_DEVICES": A, "HIP_VISIBLE_DEVICES": B}, f"HIP_VISIBLE_DEVICES names '{B}', which the driver"),
-    ({"HIP_VISIBLE_DEVICES": f"0,{A}"}, f"HIP_VISIBLE_DEVICES='0,{A}' names {A} 2 times; give it once"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "GPU-dd"}, "ROCR_VISIBLE_DEVICES names 'GPU-dd', which the driver does not know; "),
+        ({"HIP_VISIBLE_DEVICES": "GPU-dd"}, "HIP_VISIBLE_DEVICES names 'GPU-dd', which the driver does not know; "),
+        ({"ROCR_VISIBLE_DEVICES": A, "HIP_VISIBLE_DEVICES": B}, f"HIP_VISIBLE_DEVICES names '{B}', which the driver"),
+        ({"HIP_VISIBLE_DEVICES": f"0,{A}"}, f"HIP_VISIBLE_DEVICES='0,{A}' names {A} 2 times; give it once"),
+    ],
+)
 def test_name_of_no_single_amd_gpu_is_an_error_that_shows_it(amd, variables, message):
     with pytest.raises(DevicesUnavailable, match="^" + re.escape(message)):
         on_amd(**variables)

@@ -122,19 +122,22 @@ def test_metrics_are_means_and_peaks_and_a_peak_that_the_script_can_not_tell_is_
 STEP = {"step_time_ms": 3.0}
 
 
-@pytest.mark.parametrize(("adapter", "values", "steps", "said"), [
-    (LOGGED, [STEP, STEP], {"first": 10, "stride": 10}, "step 20 follows step 10, and every 1 is expected; have "),
-    (LOGGED, [STEP, STEP], {"first": 10, "stride": 10}, "or say so with `every: 10`"),
-    (LOGGED, [STEP, STEP], {"stride": 0}, "step 1 follows step 1"),
-    (replace(LOGGED, last_step=5), [STEP, STEP], {}, "the last step logged is 2, expected is 5"),
-    (replace(LOGGED, warmup=2), [STEP, STEP], {}, "2 steps are logged and 2 of them are warm-up"),
-    (LOGGED, [STEP | {"loss": 1.0}, STEP], {}, "step 2 has no loss"),
-    (LOGGED, [STEP | {"loss": math.nan}], {}, "loss of step 1 is nan"),
-    (LOGGED, [STEP | {"loss": math.inf}], {}, "loss of step 1 is inf"),
-    (BY_MOMENTS, [{"moment": 1.0}, {"moment": 0.5}], {}, "times of logging are missing or go backwards"),
-    (BY_MOMENTS, [{"moment": 1.0}, {"moment": None}], {}, "times of logging are missing or go backwards"),
-    (BY_TOKENS, [{"tokens_per_s": 0.0}], {}, "tokens_per_s is missing or 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("adapter", "values", "steps", "said"),
+    [
+        (LOGGED, [STEP, STEP], {"first": 10, "stride": 10}, "step 20 follows step 10, and every 1 is expected; have "),
+        (LOGGED, [STEP, STEP], {"first": 10, "stride": 10}, "or say so with `every: 10`"),
+        (LOGGED, [STEP, STEP], {"stride": 0}, "step 1 follows step 1"),
+        (replace(LOGGED, last_step=5), [STEP, STEP], {}, "the last step logged is 2, expected is 5"),
+        (replace(LOGGED, warmup=2), [STEP, STEP], {}, "2 steps are logged and 2 of them are warm-up"),
+        (LOGGED, [STEP | {"loss": 1.0}, STEP], {}, "step 2 has no loss"),
+        (LOGGED, [STEP | {"loss": math.nan}], {}, "loss of step 1 is nan"),
+        (LOGGED, [STEP | {"loss": math.inf}], {}, "loss of step 1 is inf"),
+        (BY_MOMENTS, [{"moment": 1.0}, {"moment": 0.5}], {}, "times of logging are missing or go backwards"),
+        (BY_MOMENTS, [{"moment": 1.0}, {"moment": None}], {}, "times of logging are missing or go backwards"),
+        (BY_TOKENS, [{"tokens_per_s": 0.0}], {}, "tokens_per_s is missing or 0"),
+    ],
+)
 def test_records_that_give_no_measurement_are_refused_with_the_reason(adapter, values, steps, said):
     with pytest.raises(AdapterError) as caught:
         adapted(adapter, records(*values, **steps), "the log")
@@ -142,20 +145,23 @@ def test_records_that_give_no_measurement_are_refused_with_the_reason(adapter, v
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("block", "said"), [
-    ({}, "kind log needs a pattern"),
-    ({"pattern": "(?P<step>"}, "is not a regular expression"),
-    ({"pattern": "(?P<loss>)"}, "it has to have a group (?P<step>...)"),
-    ({"pattern": "(?P<step>)"}, "step times are missing: none of "),
-    ({"pattern": "(?P<step>)(?P<tokens_per_s>)"}, "tokens_per_s together with the key tokens_per_step"),
-    ({"pattern": "(?P<step>)(?P<timestamp>)"}, "warmup is 0; step times are differences of logging times"),
-    ({"pattern": PATTERN, "every": "0"}, '$.every: got "0"; Expected `int` >= 1'),
-    ({"pattern": PATTERN, "warmup": -5}, "$.warmup: got -5; Expected `int` >= 0"),
-    ({"pattern": PATTERN, "warmup": "many"}, '$.warmup: got "many"; Expected `int`'),
-    ({"pattern": PATTERN, "tokens_per_step": [-1]}, "$.tokens_per_step[0]: got -1; Expected `int` >= 0"),
-    ({"pattern": PATTERN.replace("loss>", "Loss>")}, "names ['Loss']: allowed are lower case letters"),
-    ({"kind": "tensorboard"}, '$.kind: got "tensorboard"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ({}, "kind log needs a pattern"),
+        ({"pattern": "(?P<step>"}, "is not a regular expression"),
+        ({"pattern": "(?P<loss>)"}, "it has to have a group (?P<step>...)"),
+        ({"pattern": "(?P<step>)"}, "step times are missing: none of "),
+        ({"pattern": "(?P<step>)(?P<tokens_per_s>)"}, "tokens_per_s together with the key tokens_per_step"),
+        ({"pattern": "(?P<step>)(?P<timestamp>)"}, "warmup is 0; step times are differences of logging times"),
+        ({"pattern": PATTERN, "every": "0"}, '$.every: got "0"; Expected `int` >= 1'),
+        ({"pattern": PATTERN, "warmup": -5}, "$.warmup: got -5; Expected `int` >= 0"),
+        ({"pattern": PATTERN, "warmup": "many"}, '$.warmup: got "many"; Expected `int`'),
+        ({"pattern": PATTERN, "tokens_per_step": [-1]}, "$.tokens_per_step[0]: got -1; Expected `int` >= 0"),
+        ({"pattern": PATTERN.replace("loss>", "Loss>")}, "names ['Loss']: allowed are lower case letters"),
+        ({"kind": "tensorboard"}, '$.kind: got "tensorboard"'),
+    ],
+)
 def test_adapter_that_can_tell_nothing_is_refused_before_a_launch(block, said):
     with pytest.raises(AdapterError) as caught:
         make_adapter({"kind": "log"} | block, {})
@@ -166,9 +172,12 @@ def test_torchtitan_lines_are_read_with_colours_and_validation_is_left_out():
     found = log_records(TORCHTITAN_PATTERN, titan_log(), "x")
     assert [record.step for record in found] == [1, 2, 3]
     assert found[0].values == {
-        "loss": 8.03245, "grad_norm": 1.4567, "peak_memory_reserved_gib": 1.5, "tokens_per_s": 100.0,
+        "loss": 8.03245,
+        "grad_norm": 1.4567,
+        "peak_memory_reserved_gib": 1.5,
+        "tokens_per_s": 100.0,
         "model_tflops": 1012.34,
-    }  # fmt: skip
+    }
     assert log_records(TORCHTITAN_PATTERN, titan_log().replace("1.50GiB(1.08%)", "-0.00GiB(-0.00%)"), "x")
     assert found[1].moment_s - found[0].moment_s == pytest.approx(1.0)
 

@@ -50,18 +50,21 @@ VERSION = "a branch, tag or commit, or python:PATH of another environment's inte
 RECORD = "replace, noisy:REASON, or replace,noisy:REASON"
 
 
-@pytest.mark.parametrize(("name", "texts", "allowed"), [
-    ("gpus", ["two", "-1", "1.5", "²", "9" * 5000], INTEGER),
-    ("timeout", ["0", "-5", "inf", "nan", "5s", ""], SECONDS),
-    ("fail_on", ["warn", "missing,", "none,missing", "regression"], FAIL_ON),
-    ("baselines", ["", " "], "a folder"),
-    ("markdown", ["findings.txt", "out/.md", "md", ""], "a file whose name ends in .md"),
-    ("max_launches", ["1", "13"], "an integer from 2 to 12"),
-    ("launches", ["x", "0"], "an integer from 1 to 50"),
-    ("record", ["", "noisy:", "noisy: ", "replaced", "replace,", "noisy"], RECORD),
-    ("ab", ["-f", " ", "python:"], VERSION),
-    ("profiler", ["perf", "nsys:wait=1", "torch:active=0", "torch:"], "torch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "texts", "allowed"),
+    [
+        ("gpus", ["two", "-1", "1.5", "²", "9" * 5000], INTEGER),
+        ("timeout", ["0", "-5", "inf", "nan", "5s", ""], SECONDS),
+        ("fail_on", ["warn", "missing,", "none,missing", "regression"], FAIL_ON),
+        ("baselines", ["", " "], "a folder"),
+        ("markdown", ["findings.txt", "out/.md", "md", ""], "a file whose name ends in .md"),
+        ("max_launches", ["1", "13"], "an integer from 2 to 12"),
+        ("launches", ["x", "0"], "an integer from 1 to 50"),
+        ("record", ["", "noisy:", "noisy: ", "replaced", "replace,", "noisy"], RECORD),
+        ("ab", ["-f", " ", "python:"], VERSION),
+        ("profiler", ["perf", "nsys:wait=1", "torch:active=0", "torch:"], "torch"),
+    ],
+)
 def test_text_that_is_not_allowed_is_refused_with_what_is(name, texts, allowed):
     for text in texts:
         with pytest.raises(ArgumentTypeError) as caught:
@@ -70,11 +73,14 @@ def test_text_that_is_not_allowed_is_refused_with_what_is(name, texts, allowed):
         assert f"allowed is {allowed}" in str(caught.value) or f"one of {allowed}" in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "recording"), [
-    ("replace", Recording(replaces=True)),
-    ("noisy: shared, slow machine", Recording(reason="shared, slow machine")),
-    ("replace,noisy:replace it", Recording(replaces=True, reason="replace it")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "recording"),
+    [
+        ("replace", Recording(replaces=True)),
+        ("noisy: shared, slow machine", Recording(reason="shared, slow machine")),
+        ("replace,noisy:replace it", Recording(replaces=True, reason="replace it")),
+    ],
+)
 def test_recording_replaces_or_takes_noisy_launches_or_both(text, recording):
     assert BY_NAME["record"].type(text) == recording
 

@@ -53,19 +53,22 @@ def test_schedule_is_read_from_its_own_text(schedule):
     assert ProfilerSchedule.parse(str(schedule)) == schedule
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "there is no word"),
-    ("active=0", "active is an integer from 1 to 1000"),
-    ("wait=-1", "wait is an integer from 0 to 100000"),
-    ("repeat=1e2", "repeat is an integer from 1 to 100"),
-    ("repeat=101", "repeat is an integer from 1 to 100"),
-    ("wait=", "wait is an integer from 0 to 100000"),
-    ("wait", "wait is unknown or has no number"),
-    ("shapes=1", "shapes=... is unknown"),
-    ("stacks", "stacks is unknown or has no number"),
-    ("wait=1 wait=2", "wait is given twice"),
-    ("shapes shapes", "shapes is given twice"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no word"),
+        ("active=0", "active is an integer from 1 to 1000"),
+        ("wait=-1", "wait is an integer from 0 to 100000"),
+        ("repeat=1e2", "repeat is an integer from 1 to 100"),
+        ("repeat=101", "repeat is an integer from 1 to 100"),
+        ("wait=", "wait is an integer from 0 to 100000"),
+        ("wait", "wait is unknown or has no number"),
+        ("shapes=1", "shapes=... is unknown"),
+        ("stacks", "stacks is unknown or has no number"),
+        ("wait=1 wait=2", "wait is given twice"),
+        ("shapes shapes", "shapes is given twice"),
+    ],
+)
 def test_wrong_schedule_is_refused_with_its_word(text, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         ProfilerSchedule.parse(text)

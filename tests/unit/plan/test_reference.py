@@ -198,13 +198,16 @@ def test_repository_is_found_by_folder_inside_a_hook_too(opener, project, tmp_pa
     assert (opener("HEAD").open().root / "train.py").read_text() == "old"
 
 
-@pytest.mark.parametrize(("ref", "hint"), [
-    ("nowhere", ""),
-    ("0123456789012345678901234567890123456789", ""),
-    ("v1:project/train.py", ""),
-    ("HEAD~9", ""),
-    ("v11", " (did you mean 'v1'?)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ref", "hint"),
+    [
+        ("nowhere", ""),
+        ("0123456789012345678901234567890123456789", ""),
+        ("v1:project/train.py", ""),
+        ("HEAD~9", ""),
+        ("v11", " (did you mean 'v1'?)"),
+    ],
+)
 def test_ref_that_is_no_commit_is_named_with_what_to_do(opener, project, ref, hint):
     with pytest.raises(SpecError) as caught:
         opener(ref).open()
@@ -481,13 +484,16 @@ def test_interpreter_that_can_not_be_run_is_reported(opener, project):
         opener("python:python").open()
 
 
-@pytest.mark.parametrize(("path", "is_source"), [
-    ("lib/a.py", True),
-    (".venv/lib/python3.11/site-packages/a.py", False),
-    ("usr/lib/python3/dist-packages/a.py", False),
-    ("../beside/a.py", False),
-    ("", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "is_source"),
+    [
+        ("lib/a.py", True),
+        (".venv/lib/python3.11/site-packages/a.py", False),
+        ("usr/lib/python3/dist-packages/a.py", False),
+        ("../beside/a.py", False),
+        ("", True),
+    ],
+)
 def test_source_of_a_checkout_is_reported_from_environments_inside_of_it(tmp_path, path, is_source):
     checkout = tmp_path / "site-packages"
     assert is_source_of(checkout, checkout / path) is is_source

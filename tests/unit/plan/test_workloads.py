@@ -93,13 +93,16 @@ def test_a_workload_has_the_keys_and_presets_of_the_file_that_it_extends(tmp_pat
     assert resolve_config(spec, {"size": "large"})["steps"] == 50
 
 
-@pytest.mark.parametrize(("name", "shared", "message"), [
-    ("shared.yaml", None, r"shared\.yaml: can't be read: No such file"),
-    ("../shared.yaml", SHARED, r'default\.yaml: \$\.extends: got "\.\./shared\.yaml"; Expected `str` matching'),
-    ("shared.yaml", SHARED + "class: Toy", r"shared\.yaml: \$: unknown key 'class'"),
-    ("shared.yaml", SHARED.replace("default: small, ", ""), r"shared\.yaml: config\.size: keys \['default'\]"),
-    ("shared.yaml", SHARED.replace("{steps: 50}", "{speed: 2}"), r"presets name config keys \['speed'\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "shared", "message"),
+    [
+        ("shared.yaml", None, r"shared\.yaml: can't be read: No such file"),
+        ("../shared.yaml", SHARED, r'default\.yaml: \$\.extends: got "\.\./shared\.yaml"; Expected `str` matching'),
+        ("shared.yaml", SHARED + "class: Toy", r"shared\.yaml: \$: unknown key 'class'"),
+        ("shared.yaml", SHARED.replace("default: small, ", ""), r"shared\.yaml: config\.size: keys \['default'\]"),
+        ("shared.yaml", SHARED.replace("{steps: 50}", "{speed: 2}"), r"presets name config keys \['speed'\]"),
+    ],
+)
 def test_a_wrong_file_to_extend_is_named(tmp_path, name, shared, message):
     if shared is not None:
         (tmp_path / "shared.yaml").write_text(shared)
@@ -120,56 +123,65 @@ def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_p
         resolve_config(spec, {"steps": 3})
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [
-    ("description: a toy", "", "missing required field `description`"),
-    ("min_world_size: 2", "clas: x", "unknown key 'clas' (did you mean 'class'?); there are ['adapter', 'class', "),
-    ("  scale:", "  steps:", "key 'steps' is given twice"),
-    ("    small:", "    1:", '$.presets["size"]: got 1; Expected `str`'),
-    ("steps: 50", "steps: many", "preset size=large config of workload 'toy': steps: got 'many'"),
-    ("presets:", f"{OWN_ENVIRONMENT}presets:", "'environment' exists for every workload"),
-    ("description: a toy", "description: 5", "$.description: got 5; Expected `str`"),
-    ("description: a toy", "description: ''", '$.description: got ""; Expected `str` of length >= 1'),
-    ("class: Toy", "class: Toy\nadapter: {kind: log}", "adapter belongs to a command"),
-    ("class: Toy", "", "give one of the keys 'class' and 'command'; neither given"),
-    ("class: Toy", "class: Toy\ncommand: {script: a.py}", "give one of the keys 'class' and 'command'; both given"),
-    ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
-    ("min_world_size: 2", "min_world_size: 0", "$.min_world_size: got 0; Expected `int` >= 1"),
-    ("min_world_size: 2", "min_world_size: '2'", '$.min_world_size: got "2"; Expected `int`'),
-    ("min_world_size: 2", "preload: [os]", '$.preload[0]: got "os"; Expected `str` matching'),
-    ("min_world_size: 2", "launch_mode: mpirun", '$.launch_mode: got "mpirun"; Expected'),
-    ("  scale:", "  Scale:", '$.config: got "Scale"; Expected `str` matching'),
-    ("  scale:", "  on:", "$.config: got true; Expected `str`"),
-    ("type: number, default: 1.0", "type: number", "config.scale: keys ['default'] are required"),
-    ("{type: number, default: 1.0, description: scale}", "1.0", '$.config["scale"]: got 1.0; Expected `object`'),
-    ("default: 5", "default: many", "steps: got 'many', allowed is type \"integer\""),
-    ("default: 5", "default: 0", "steps: got 0, allowed is at least 1"),
-    ("default: 1.0", "default: .nan", "config of workload 'toy': scale"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("description: a toy", "", "missing required field `description`"),
+        ("min_world_size: 2", "clas: x", "unknown key 'clas' (did you mean 'class'?); there are ['adapter', 'class', "),
+        ("  scale:", "  steps:", "key 'steps' is given twice"),
+        ("    small:", "    1:", '$.presets["size"]: got 1; Expected `str`'),
+        ("steps: 50", "steps: many", "preset size=large config of workload 'toy': steps: got 'many'"),
+        ("presets:", f"{OWN_ENVIRONMENT}presets:", "'environment' exists for every workload"),
+        ("description: a toy", "description: 5", "$.description: got 5; Expected `str`"),
+        ("description: a toy", "description: ''", '$.description: got ""; Expected `str` of length >= 1'),
+        ("class: Toy", "class: Toy\nadapter: {kind: log}", "adapter belongs to a command"),
+        ("class: Toy", "", "give one of the keys 'class' and 'command'; neither given"),
+        ("class: Toy", "class: Toy\ncommand: {script: a.py}", "give one of the keys 'class' and 'command'; both given"),
+        ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
+        ("min_world_size: 2", "min_world_size: 0", "$.min_world_size: got 0; Expected `int` >= 1"),
+        ("min_world_size: 2", "min_world_size: '2'", '$.min_world_size: got "2"; Expected `int`'),
+        ("min_world_size: 2", "preload: [os]", '$.preload[0]: got "os"; Expected `str` matching'),
+        ("min_world_size: 2", "launch_mode: mpirun", '$.launch_mode: got "mpirun"; Expected'),
+        ("  scale:", "  Scale:", '$.config: got "Scale"; Expected `str` matching'),
+        ("  scale:", "  on:", "$.config: got true; Expected `str`"),
+        ("type: number, default: 1.0", "type: number", "config.scale: keys ['default'] are required"),
+        ("{type: number, default: 1.0, description: scale}", "1.0", '$.config["scale"]: got 1.0; Expected `object`'),
+        ("default: 5", "default: many", "steps: got 'many', allowed is type \"integer\""),
+        ("default: 5", "default: 0", "steps: got 0, allowed is at least 1"),
+        ("default: 1.0", "default: .nan", "config of workload 'toy': scale"),
+    ],
+)
 def test_wrong_yaml_value_is_named_with_what_is_allowed(tmp_path, old, new, message):
     assert old in GOOD
     assert message in yaml_error(tmp_path, GOOD.replace(old, new, 1))
 
 
-@pytest.mark.parametrize(("fragment", "problem"), [
-    ("type: int", f"type: got 'int', {TYPES} (did you mean 'integer'?)"),
-    ("type: [integer, nul]", f"type.1: got 'nul', {TYPES} (did you mean 'null'?)"),
-    ("type: array, items: {type: int}", f"items.type: got 'int', {TYPES} (did you mean 'integer'?)"),
-    ("type: integer, minimum: low", "minimum: got 'low', allowed is type \"number\""),
-    ("type: [integer, integer]", "type: got ['integer', 'integer'], allowed is uniqueItems true"),
-    ("type: string, pattern: (", "pattern: got '(', allowed is format \"regex\""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fragment", "problem"),
+    [
+        ("type: int", f"type: got 'int', {TYPES} (did you mean 'integer'?)"),
+        ("type: [integer, nul]", f"type.1: got 'nul', {TYPES} (did you mean 'null'?)"),
+        ("type: array, items: {type: int}", f"items.type: got 'int', {TYPES} (did you mean 'integer'?)"),
+        ("type: integer, minimum: low", "minimum: got 'low', allowed is type \"number\""),
+        ("type: [integer, integer]", "type: got ['integer', 'integer'], allowed is uniqueItems true"),
+        ("type: string, pattern: (", "pattern: got '(', allowed is format \"regex\""),
+    ],
+)
 def test_wrong_value_in_the_schema_of_a_config_key_is_named_with_what_is_allowed(tmp_path, fragment, problem):
     message = yaml_error(tmp_path, GOOD.replace("type: integer, minimum: 1", fragment))
     assert message.endswith(f"config.steps is not a JSON Schema: {problem}")
 
 
-@pytest.mark.parametrize(("fragment", "problem"), [
-    ("type: integer, minimun: 1", "config.steps: unknown keywords ['minimun'] (did you mean 'minimum'?)"),
-    ("type: integer, minimum: 1, range: [1, 2], max: 9", "config.steps: unknown keywords ['max', 'range'] (did"),
-    ("type: [integer, array], items: {typ: text}", "config.steps.items: unknown keywords ['typ'] (did you mean"),
-    ("type: integer, anyOf: [{minimum: 1}, {minimun: 1}]", "config.steps.anyOf.1: unknown keywords ['minimun']"),
-    ("type: integer, title: steps, measured", "a text with a comma needs quotes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fragment", "problem"),
+    [
+        ("type: integer, minimun: 1", "config.steps: unknown keywords ['minimun'] (did you mean 'minimum'?)"),
+        ("type: integer, minimum: 1, range: [1, 2], max: 9", "config.steps: unknown keywords ['max', 'range'] (did"),
+        ("type: [integer, array], items: {typ: text}", "config.steps.items: unknown keywords ['typ'] (did you mean"),
+        ("type: integer, anyOf: [{minimum: 1}, {minimun: 1}]", "config.steps.anyOf.1: unknown keywords ['minimun']"),
+        ("type: integer, title: steps, measured", "a text with a comma needs quotes"),
+    ],
+)
 def test_unknown_keyword_in_the_schema_of_a_config_key_is_refused(tmp_path, fragment, problem):
     folder = write(tmp_path / "toy", GOOD.replace("type: integer, minimum: 1", fragment))
     with pytest.raises(SpecError) as caught:
@@ -217,19 +229,22 @@ def test_preset_replaces_defaults_and_no_explicit_value(tmp_path, given):
     assert (config["steps"], config["scale"]) == (given.get("steps", 50), 8.0)
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({"zzz": 5}, "['zzz']; there are"),
-    ({"scale": float("inf")}, "scale: got inf"),
-    ({"layout": {"path": Path("x")}}, "layout: got "),
-    ({"environment": {"NCCL_NTHREADS": 1}}, "environment.NCCL_NTHREADS: got 1, allowed is"),
-    ({"environment": {"NCCL_NTHREADS": None}}, "environment.NCCL_NTHREADS: got None, allowed is"),
-    ({"environment": {"NCCL_NTHREADS": ["1"]}}, "environment.NCCL_NTHREADS: got ['1'], allowed is"),
-    ({"steps": True}, 'steps: got True, allowed is type "integer"'),
-    ({"steps": 0}, "steps: got 0, allowed is at least 1"),
-    ({"size": "lrage"}, 'allowed is one of ["small", "large"] (did you mean \'large\'?)'),
-    ({"size": "huge"}, 'size: got \'huge\', allowed is one of ["small", "large"]'),
-    ({"scale": None}, 'scale: got None, allowed is type "number"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"zzz": 5}, "['zzz']; there are"),
+        ({"scale": float("inf")}, "scale: got inf"),
+        ({"layout": {"path": Path("x")}}, "layout: got "),
+        ({"environment": {"NCCL_NTHREADS": 1}}, "environment.NCCL_NTHREADS: got 1, allowed is"),
+        ({"environment": {"NCCL_NTHREADS": None}}, "environment.NCCL_NTHREADS: got None, allowed is"),
+        ({"environment": {"NCCL_NTHREADS": ["1"]}}, "environment.NCCL_NTHREADS: got ['1'], allowed is"),
+        ({"steps": True}, 'steps: got True, allowed is type "integer"'),
+        ({"steps": 0}, "steps: got 0, allowed is at least 1"),
+        ({"size": "lrage"}, 'allowed is one of ["small", "large"] (did you mean \'large\'?)'),
+        ({"size": "huge"}, 'size: got \'huge\', allowed is one of ["small", "large"]'),
+        ({"scale": None}, 'scale: got None, allowed is type "number"'),
+    ],
+)
 def test_wrong_config_value_is_named_with_what_is_allowed(tmp_path, given, message):
     assert message in config_error(tmp_path, **given)
 
@@ -313,11 +328,14 @@ def test_variable_that_is_not_a_configs_is_refused_with_those_that_are(tmp_path,
     assert f"environment: got ['{name}'], allowed is ['CUBLAS_*'," in message
 
 
-@pytest.mark.parametrize(("name", "replaced"), [
-    ("RCCL_BUFFER_SIZE", "NCCL_BUFFSIZE"),
-    ("RCCL_ENABLE_SDMA", "HSA_ENABLE_SDMA"),
-    ("RCCL_NUM_CHANNELS", "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "replaced"),
+    [
+        ("RCCL_BUFFER_SIZE", "NCCL_BUFFSIZE"),
+        ("RCCL_ENABLE_SDMA", "HSA_ENABLE_SDMA"),
+        ("RCCL_NUM_CHANNELS", "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS"),
+    ],
+)
 def test_variable_that_rccl_does_not_read_is_refused_with_those_that_replace_it(tmp_path, name, replaced):
     message = config_error(tmp_path, environment={name: "1", "RCCL_MSCCL_ENABLE": "0"})
     assert f"environment: got ['{name}'], which RCCL does not read; set {replaced} for {name}" in message

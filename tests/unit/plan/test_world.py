@@ -11,39 +11,45 @@ ON_CPU = World(2, "cpu")
 ON_GPUS = World(2, "cuda", tuple(gpus(2)))
 
 
-@pytest.mark.parametrize(("spec", "options", "visible", "expected"), [
-    (WorldSpec(2, "any"), {}, 4, ON_GPUS),
-    (WorldSpec(2, "any"), {"gpus": 2}, 4, ON_GPUS),
-    (WorldSpec(2, "any"), {"gpus": 0}, 4, ON_CPU),
-    (WorldSpec(2, "any"), {"without_gpus": "fail"}, 4, ON_GPUS),
-    (WorldSpec(2, "any"), {}, 0, ON_CPU),
-    (WorldSpec(2, "any"), {"gpus": 0}, 0, ON_CPU),
-    (WorldSpec(2, "cuda"), {}, 4, ON_GPUS),
-    (WorldSpec(2, "cpu"), {}, 4, ON_CPU),
-    (WorldSpec(2, "cpu"), {"gpus": 4}, 4, ON_CPU),
-    (WorldSpec(2, "cpu"), {"without_gpus": "fail"}, 4, ON_CPU),
-    (WorldSpec("all", "any"), {}, 4, World(4, "cuda", tuple(gpus(4)))),
-    (WorldSpec("all", "any"), {"gpus": 3}, 4, World(3, "cuda", tuple(gpus(3)))),
-    (WorldSpec("all", "any"), {}, 0, ON_CPU),
-    (WorldSpec(4, nodes=2), {"nnodes": 2}, 8, World(4, "cuda", tuple(gpus(2)), 2)),
-    (WorldSpec("all", nodes=2), {"nnodes": 2}, 8, World(16, "cuda", tuple(gpus(8)), 2)),
-    (WorldSpec("all", nodes=2), {"nnodes": 2, "gpus": 0}, 0, World(4, "cpu", nodes=2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spec", "options", "visible", "expected"),
+    [
+        (WorldSpec(2, "any"), {}, 4, ON_GPUS),
+        (WorldSpec(2, "any"), {"gpus": 2}, 4, ON_GPUS),
+        (WorldSpec(2, "any"), {"gpus": 0}, 4, ON_CPU),
+        (WorldSpec(2, "any"), {"without_gpus": "fail"}, 4, ON_GPUS),
+        (WorldSpec(2, "any"), {}, 0, ON_CPU),
+        (WorldSpec(2, "any"), {"gpus": 0}, 0, ON_CPU),
+        (WorldSpec(2, "cuda"), {}, 4, ON_GPUS),
+        (WorldSpec(2, "cpu"), {}, 4, ON_CPU),
+        (WorldSpec(2, "cpu"), {"gpus": 4}, 4, ON_CPU),
+        (WorldSpec(2, "cpu"), {"without_gpus": "fail"}, 4, ON_CPU),
+        (WorldSpec("all", "any"), {}, 4, World(4, "cuda", tuple(gpus(4)))),
+        (WorldSpec("all", "any"), {"gpus": 3}, 4, World(3, "cuda", tuple(gpus(3)))),
+        (WorldSpec("all", "any"), {}, 0, ON_CPU),
+        (WorldSpec(4, nodes=2), {"nnodes": 2}, 8, World(4, "cuda", tuple(gpus(2)), 2)),
+        (WorldSpec("all", nodes=2), {"nnodes": 2}, 8, World(16, "cuda", tuple(gpus(8)), 2)),
+        (WorldSpec("all", nodes=2), {"nnodes": 2, "gpus": 0}, 0, World(4, "cpu", nodes=2)),
+    ],
+)
 def test_world_has_the_devices_that_marker_and_options_ask_for(spec, options, visible, expected):
     assert resolve_world(spec, make_options(**options), gpus(visible)) == expected
 
 
-@pytest.mark.parametrize(("size", "device", "options", "visible", "message"), [
-    (8, "any", {"nnodes": 2}, 2, "needs 4 GPUs on each node, 2 given"),
-    (8, "cuda", {}, 4, "needs 8 GPUs, 4 given"),
-    (8, "any", {}, 4, "needs 8 GPUs, 4 given"),
-    (4, "cuda", {"gpus": 2}, 4, "needs 4 GPUs, 2 given (--aorta-gpus=2)"),
-    (2, "cuda", {"gpus": 0}, 4, "needs 2 GPUs, 0 given (--aorta-gpus=0)"),
-    (2, "cuda", {}, 0, "needs 2 GPUs, 0 given"),
-    (1, "cuda", {}, 0, "needs 1 GPU, 0 given"),
-    ("all", "cuda", {}, 0, "needs at least 1 GPU, 0 given"),
-    (2, "any", {"without_gpus": "fail"}, 0, "needs GPUs, 0 given; CPU ranks are not allowed instead"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "device", "options", "visible", "message"),
+    [
+        (8, "any", {"nnodes": 2}, 2, "needs 4 GPUs on each node, 2 given"),
+        (8, "cuda", {}, 4, "needs 8 GPUs, 4 given"),
+        (8, "any", {}, 4, "needs 8 GPUs, 4 given"),
+        (4, "cuda", {"gpus": 2}, 4, "needs 4 GPUs, 2 given (--aorta-gpus=2)"),
+        (2, "cuda", {"gpus": 0}, 4, "needs 2 GPUs, 0 given (--aorta-gpus=0)"),
+        (2, "cuda", {}, 0, "needs 2 GPUs, 0 given"),
+        (1, "cuda", {}, 0, "needs 1 GPU, 0 given"),
+        ("all", "cuda", {}, 0, "needs at least 1 GPU, 0 given"),
+        (2, "any", {"without_gpus": "fail"}, 0, "needs GPUs, 0 given; CPU ranks are not allowed instead"),
+    ],
+)
 def test_lacking_devices_are_reported_with_needed_and_given(size, device, options, visible, message):
     with pytest.raises(DevicesUnavailable) as caught:
         resolve_world(WorldSpec(size, device, nodes=options.get("nnodes", 1)), make_options(**options), gpus(visible))
@@ -63,13 +69,16 @@ def test_more_cpu_ranks_than_make_sense_are_refused():
         resolve_world(WorldSpec(limit + 1, "cpu"), make_options(), [])
 
 
-@pytest.mark.parametrize(("world", "platform"), [
-    (World(2, "cpu"), "cpu-x2-gloo"),
-    (ON_GPUS, "nvidia-h200-x2-nccl"),
-    (World(4, "cuda", tuple(gpus(2)), 2), "nvidia-h200-x4-n2-nccl"),
-    (World(1, "cuda", tuple(gpus(1, "AMD Instinct MI300X / OAM"))), "amd-instinct-mi300x-oam-x1-nccl"),
-    (World(2, "cuda", (Device("0", "B", "GPU-0"), Device("1", "A", "GPU-1"))), "a+b-x2-nccl"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("world", "platform"),
+    [
+        (World(2, "cpu"), "cpu-x2-gloo"),
+        (ON_GPUS, "nvidia-h200-x2-nccl"),
+        (World(4, "cuda", tuple(gpus(2)), 2), "nvidia-h200-x4-n2-nccl"),
+        (World(1, "cuda", tuple(gpus(1, "AMD Instinct MI300X / OAM"))), "amd-instinct-mi300x-oam-x1-nccl"),
+        (World(2, "cuda", (Device("0", "B", "GPU-0"), Device("1", "A", "GPU-1"))), "a+b-x2-nccl"),
+    ],
+)
 def test_platform_names_model_count_and_backend(world, platform):
     assert world.platform == platform
 
@@ -79,10 +88,13 @@ def test_promised_gpus_that_are_there_are_fine():
         check_budget(make_options(gpus=promised), gpus(visible), {})
 
 
-@pytest.mark.parametrize(("promised", "visible", "environ", "message"), [
-    (4, 1, {"CUDA_VISIBLE_DEVICES": "3"}, r"=4: 1 GPU is visible with CUDA_VISIBLE_DEVICES='3'; ask .* or for 0 "),
-    (1, 0, {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "PATH": "/"}, r"HIP\w+='0' and ROCR\w+='';"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("promised", "visible", "environ", "message"),
+    [
+        (4, 1, {"CUDA_VISIBLE_DEVICES": "3"}, r"=4: 1 GPU is visible with CUDA_VISIBLE_DEVICES='3'; ask .* or for 0 "),
+        (1, 0, {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "PATH": "/"}, r"HIP\w+='0' and ROCR\w+='';"),
+    ],
+)
 def test_promised_gpus_that_are_not_there_are_refused_with_the_variables_that_limit(
     promised, visible, environ, message
 ):

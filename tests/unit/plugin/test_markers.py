@@ -22,29 +22,35 @@ def error(name: str, /, *args: object, **keywords: object) -> str:
 SIZES = [0, -1, True, False, "8", "ALL", 2.0, None, MAX_WORLD_SIZE + 1, [2]]
 
 
-@pytest.mark.parametrize(("keyword", "given", "allowed"), [
-    *(("size", size, f"an integer from 1 to {MAX_WORLD_SIZE} or 'all'") for size in SIZES),
-    *(("nodes", nodes, "an integer from 1 to 4096") for nodes in (0, -1, 1.0, "2", True, None, 5000)),
-    *(("warm", warm, "True or False") for warm in (1, 0, "yes")),
-    *(("device", device, "one of any, cuda, cpu") for device in ("gpu", "CUDA", "", None, 0, ["cpu"])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keyword", "given", "allowed"),
+    [
+        *(("size", size, f"an integer from 1 to {MAX_WORLD_SIZE} or 'all'") for size in SIZES),
+        *(("nodes", nodes, "an integer from 1 to 4096") for nodes in (0, -1, 1.0, "2", True, None, 5000)),
+        *(("warm", warm, "True or False") for warm in (1, 0, "yes")),
+        *(("device", device, "one of any, cuda, cpu") for device in ("gpu", "CUDA", "", None, 0, ["cpu"])),
+    ],
+)
 def test_argument_of_a_world_that_is_not_allowed_is_refused_with_what_is(keyword, given, allowed):
     assert f"{keyword}={given!r}, allowed is {allowed}" in error("world", **{keyword: given})
 
 
-@pytest.mark.parametrize(("name", "args", "keywords", "message"), [
-    ("world", (), {"sizes": 2}, "warm=None, simulated=False): got an unexpected keyword argument 'sizes'"),
-    ("world", (2,), {"size": 4}, "multiple values for argument 'size', in (2, size=4)"),
-    ("world", (), {"size": 7, "nodes": 2}, "size=7 ranks can't be distributed evenly over nodes=2"),
-    ("world", (), {"nodes": 2, "warm": True}, "warm=True and nodes=2 contradict each other"),
-    ("overlap", (1,), {"why": "x"}, "marker overlap: too many positional arguments, in (1, why='x')"),
-    ("numerics", ("fp8",), {}, "marker numerics: too many positional arguments"),
-    ("tolerance", ("5%",), {}, "marker tolerance(METRIC='5%'): too many positional arguments, in ('5%')"),
-    ("tolerance", (), {}, "marker tolerance: names no metric"),
-    ("tolerance", (), {"step_time_p5": "5%"}, "['step_time_p5'] are unknown (did you mean 'step_time_p50'?)"),
-    ("launch_timeout", (), {}, "marker launch_timeout(SECONDS): missing a required argument"),
-    ("launch_timeout", (1, 2), {}, "marker launch_timeout(SECONDS): too many positional arguments"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "args", "keywords", "message"),
+    [
+        ("world", (), {"sizes": 2}, "warm=None, simulated=False): got an unexpected keyword argument 'sizes'"),
+        ("world", (2,), {"size": 4}, "multiple values for argument 'size', in (2, size=4)"),
+        ("world", (), {"size": 7, "nodes": 2}, "size=7 ranks can't be distributed evenly over nodes=2"),
+        ("world", (), {"nodes": 2, "warm": True}, "warm=True and nodes=2 contradict each other"),
+        ("overlap", (1,), {"why": "x"}, "marker overlap: too many positional arguments, in (1, why='x')"),
+        ("numerics", ("fp8",), {}, "marker numerics: too many positional arguments"),
+        ("tolerance", ("5%",), {}, "marker tolerance(METRIC='5%'): too many positional arguments, in ('5%')"),
+        ("tolerance", (), {}, "marker tolerance: names no metric"),
+        ("tolerance", (), {"step_time_p5": "5%"}, "['step_time_p5'] are unknown (did you mean 'step_time_p50'?)"),
+        ("launch_timeout", (), {}, "marker launch_timeout(SECONDS): missing a required argument"),
+        ("launch_timeout", (1, 2), {}, "marker launch_timeout(SECONDS): too many positional arguments"),
+    ],
+)
 def test_arguments_that_a_marker_does_not_take_are_refused(name, args, keywords, message):
     assert message in error(name, *args, **keywords)
 
@@ -62,21 +68,27 @@ def test_tolerance_that_is_no_percentage_is_refused(given):
     assert f"tolerance of step_time_p50: got {given!r}, allowed is" in error("tolerance", step_time_p50=given)
 
 
-@pytest.mark.parametrize(("args", "keywords", "expected"), [
-    ((), {}, WorldSpec(2, "any")),
-    ((8,), {}, WorldSpec(8)),
-    ((), {"size": "all", "nodes": 3}, WorldSpec("all", nodes=3)),
-    ((4, "cpu"), {"warm": False}, WorldSpec(4, "cpu", warm=False)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "keywords", "expected"),
+    [
+        ((), {}, WorldSpec(2, "any")),
+        ((8,), {}, WorldSpec(8)),
+        ((), {"size": "all", "nodes": 3}, WorldSpec("all", nodes=3)),
+        ((4, "cpu"), {"warm": False}, WorldSpec(4, "cpu", warm=False)),
+    ],
+)
 def test_world_is_read_by_keyword_and_by_position(args, keywords, expected):
     assert value("world", *args, **keywords) == expected
 
 
 # The places of a marker, with a metric that only the marker of this place names.
 PLACES = {
-    "param": "step_time_mean", "decorator": "step_time_p99", "class": "samples_per_s", "base": "step_time_tail5",
+    "param": "step_time_mean",
+    "decorator": "step_time_p99",
+    "class": "samples_per_s",
+    "base": "step_time_tail5",
     "module": "tokens_per_s",
-}  # fmt: skip
+}
 SOURCE = """
 import pytest
 

@@ -16,13 +16,16 @@ from pytest_aorta.plugin.progress_line import ProgressLine, progress_text, wante
 STATE = LaunchState("fsdp", 2, started=2, steps=57, total_steps=100, done=0, elapsed_s=12.4)
 
 
-@pytest.mark.parametrize(("changes", "text"), [
-    ({}, "fsdp: 2 ranks, step 57 of 100, 12 s"),
-    ({"total_steps": None}, "fsdp: 2 ranks, step 57, 12 s"),
-    ({"started": 1, "steps": 0}, "fsdp: 1 of 2 ranks started, 12 s"),
-    ({"steps": 0}, "fsdp: 2 ranks, before the first measured step, 12 s"),
-    ({"done": 1}, "fsdp: 2 ranks, 1 done, 12 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "fsdp: 2 ranks, step 57 of 100, 12 s"),
+        ({"total_steps": None}, "fsdp: 2 ranks, step 57, 12 s"),
+        ({"started": 1, "steps": 0}, "fsdp: 1 of 2 ranks started, 12 s"),
+        ({"steps": 0}, "fsdp: 2 ranks, before the first measured step, 12 s"),
+        ({"done": 1}, "fsdp: 2 ranks, 1 done, 12 s"),
+    ],
+)
 def test_text_says_step_ranks_and_elapsed_seconds(changes, text):
     assert progress_text(replace(STATE, **changes)) == text
 
@@ -133,14 +136,17 @@ def on_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
 
 
-@pytest.mark.parametrize(("environ", "expected"), [
-    ({}, True),
-    ({"CI": ""}, True),
-    ({"CI": "true"}, False),
-    ({"BUILD_NUMBER": "7"}, False),
-    ({"TERM": "dumb"}, False),
-    ({"TERM": ""}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, True),
+        ({"CI": ""}, True),
+        ({"CI": "true"}, False),
+        ({"BUILD_NUMBER": "7"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": ""}, False),
+    ],
+)
 def test_line_is_wanted_on_a_terminal_and_not_in_ci(on_a_terminal, environ, expected):
     assert wanted(FakeConfig(), {"TERM": "xterm"} | environ) is expected
 

@@ -92,14 +92,17 @@ def test_metrics_without_a_baseline_share_a_line_per_comparison():
     assert shown[1] == "test_a::test_x: Missing: weight_hash"
 
 
-@pytest.mark.parametrize(("changes", "text"), [
-    ({}, "1 test, 1 test without a comparison, 1 launch in"),
-    ({"outcome": "failed"}, "1 of 1 test failed, 1 test failed without a verdict, 1 launch in"),
-    ({"outcome": "error"}, "1 of 1 test failed, 1 test failed without a verdict, 1 launch in"),
-    ({"outcome": "failed", "launches": (), "can_launch": True}, "no test launched, 1 test failed before a launch"),
-    ({"launches": (), "lacked_devices": "2"}, "no test launched, 1 test skipped for lack of devices"),
-    ({"comparisons": (Comparison("case", new=NewLaunches(make_baseline())),)}, "1 test OK, 1 baseline measured, 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "1 test, 1 test without a comparison, 1 launch in"),
+        ({"outcome": "failed"}, "1 of 1 test failed, 1 test failed without a verdict, 1 launch in"),
+        ({"outcome": "error"}, "1 of 1 test failed, 1 test failed without a verdict, 1 launch in"),
+        ({"outcome": "failed", "launches": (), "can_launch": True}, "no test launched, 1 test failed before a launch"),
+        ({"launches": (), "lacked_devices": "2"}, "no test launched, 1 test skipped for lack of devices"),
+        ({"comparisons": (Comparison("case", new=NewLaunches(make_baseline())),)}, "1 test OK, 1 baseline measured, 1"),
+    ],
+)
 def test_test_without_a_verdict_is_counted_by_what_became_of_it(changes, text):
     assert totals([record(**changes)]).startswith(text)
 

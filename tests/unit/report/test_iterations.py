@@ -49,8 +49,11 @@ def test_overlap_of_both_sides_is_tabulated_drawn_and_compared(tmp_path):
     rows = list(csv.DictReader((tmp_path / "made" / "overlap.csv").read_text().splitlines()))
     shown = [(row["label"], row["step"], row["hidden_comm_ms"], row["overlap_ratio"]) for row in rows]
     assert shown == [
-        ("new", "0", "1.0", "0.25"), ("new", "1", "2.0", "0.5"), ("old", "0", "3.0", "0.75"), ("old", "1", "4.0", "1.0")
-    ]  # fmt: skip
+        ("new", "0", "1.0", "0.25"),
+        ("new", "1", "2.0", "0.5"),
+        ("old", "0", "3.0", "0.75"),
+        ("old", "1", "4.0", "1.0"),
+    ]
     document = summary(report)
     assert schema_violation(document, SCHEMA) is None
     compared = document["cases"][0]["iterations"]

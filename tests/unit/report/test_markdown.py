@@ -83,16 +83,19 @@ def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only
     assert "1 of 3 tests failed, 1 regression, 1 inconclusive, 1 metric unchanged" in text
 
 
-@pytest.mark.parametrize(("records", "start"), [
-    ([GOOD], CHECK + "pytest-aorta: 1 of 1 test passed"),
-    ([GOOD, OPEN], WARNING),
-    ([GOOD, FAILED], CROSS + "pytest-aorta: 1 of 2 tests failed"),
-    ([TestRecord("a", lacked_devices="needs 8 GPUs", outcome="skipped")], WARNING),
-    ([], WARNING),
-    ([replace(FAILED, outcome=RETRIED), GOOD], WARNING),
-    ([make_record("a.py::run", launches=ran(1))], WARNING),
-    ([make_record("a.py::caught", comparisons=(Comparison("a", has_failed=True),))], CROSS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("records", "start"),
+    [
+        ([GOOD], CHECK + "pytest-aorta: 1 of 1 test passed"),
+        ([GOOD, OPEN], WARNING),
+        ([GOOD, FAILED], CROSS + "pytest-aorta: 1 of 2 tests failed"),
+        ([TestRecord("a", lacked_devices="needs 8 GPUs", outcome="skipped")], WARNING),
+        ([], WARNING),
+        ([replace(FAILED, outcome=RETRIED), GOOD], WARNING),
+        ([make_record("a.py::run", launches=ran(1))], WARNING),
+        ([make_record("a.py::caught", comparisons=(Comparison("a", has_failed=True),))], CROSS),
+    ],
+)
 def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, start):
     assert f"## {headline(records)}".startswith(start)
     assert markdown(records).startswith(start)
@@ -118,8 +121,10 @@ def test_metrics_without_a_baseline_share_a_row_per_comparison():
     page = Page(markdown([make_record("a.py::good", [*rows, replace(rows[0], is_unrecorded=False)])]))
     cells = page.texts["td"]
     assert [[cells[place], cells[place + 2]] for place in range(0, len(cells), 7)] == [
-        ["a::one", "3 metrics"], ["a::one", "x"], ["a::two", "3 metrics"],
-    ]  # fmt: skip
+        ["a::one", "3 metrics"],
+        ["a::one", "x"],
+        ["a::two", "3 metrics"],
+    ]
     assert cells[6] == "no baseline; record one with --update-baselines"
 
 
@@ -171,8 +176,11 @@ REFERENCES = (
 def test_references_and_addresses_are_text_wherever_they_stand(text):
     launch = measured(branch=text, environment={"torch": text})
     record = make_record(
-        f"a.py::t[{text}]", [make_verdict(Outcome.REGRESSION, detail=text)], outcome="failed", failure=text,
-    )  # fmt: skip
+        f"a.py::t[{text}]",
+        [make_verdict(Outcome.REGRESSION, detail=text)],
+        outcome="failed",
+        failure=text,
+    )
     record = replace(record, comparisons=(*record.comparisons, compared("a", launch)))
     page = Page(markdown([record], command=("pytest", text), repeated=(text,)))
     assert "a" not in page.tags

@@ -29,13 +29,16 @@ from tests.unit.builders import (
 )
 
 
-@pytest.mark.parametrize(("reference", "baseline", "text"), [
-    (VerdictReference(ReferenceKind.BASELINE, "file.json", 2), 1.0, "stored baseline\xa02"),
-    (VerdictReference(ReferenceKind.BASELINE, "file.json"), None, "no stored baseline"),
-    (VerdictReference(ReferenceKind.AB, "main"), 1.0, "A/B reference main"),
-    (VerdictReference(ReferenceKind.AB), 1.0, "A/B reference"),
-    (VerdictReference(ReferenceKind.RESULTS, "old"), 1.0, "results old"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reference", "baseline", "text"),
+    [
+        (VerdictReference(ReferenceKind.BASELINE, "file.json", 2), 1.0, "stored baseline\xa02"),
+        (VerdictReference(ReferenceKind.BASELINE, "file.json"), None, "no stored baseline"),
+        (VerdictReference(ReferenceKind.AB, "main"), 1.0, "A/B reference main"),
+        (VerdictReference(ReferenceKind.AB), 1.0, "A/B reference"),
+        (VerdictReference(ReferenceKind.RESULTS, "old"), 1.0, "results old"),
+    ],
+)
 def test_other_side_of_a_verdict_is_named(reference, baseline, text):
     assert compared_with(make_verdict(Outcome.PASS, reference=reference, baseline=baseline)) == text
 

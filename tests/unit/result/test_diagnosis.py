@@ -107,9 +107,12 @@ DECODING = frames("loader.py:decode", "/lib/python3.11/threading.py:_bootstrap")
 OTHER_THREAD = frames("threading.py:wait").replace("Current thread", "Thread")
 IMPORTING = frames("/v/torch/autograd/__init__.py:<module>", "/v/torch/distributed/rpc/__init__.py:<module>")
 IN_HARNESS = frames(
-    "/p/pytest_aorta/launch/process/last_words.py:<lambda>", "/p/torch/nn/module.py:call", "/home/me/train.py:step",
-    "<frozen runpy>:_run_code", "/p/pytest_aorta/worker/lifecycle.py:run_rank",
-)  # fmt: skip
+    "/p/pytest_aorta/launch/process/last_words.py:<lambda>",
+    "/p/torch/nn/module.py:call",
+    "/home/me/train.py:step",
+    "<frozen runpy>:_run_code",
+    "/p/pytest_aorta/worker/lifecycle.py:run_rank",
+)
 LIBRARIES = [f"/lib/python3.11/site-packages/torch/nn/m{number}.py:call" for number in range(9)]
 AT_WAIT = "all_reduce (torch/distributed/distributed_c10d.py:1) < step (train.py:1)"
 AT_COMPUTE = "tokenize (train.py:1) < step (train.py:1)"
@@ -448,20 +451,26 @@ def test_rank_that_stays_after_its_script_returned_is_named_with_its_steps(tmp_p
     assert f"rank 1, step {steps}: run_script" in text.splitlines()[1]
 
 
-@pytest.mark.parametrize(("reason", "headline"), [
-    (EndReason.TIME_LIMIT, "rendezvous: no rank started; time limit of 60 s reached"),
-    (EndReason.OUTPUT_CAP, "output cap: logs exceed 64 MiB, rank 0 wrote most; ranks 0, 1 left no result"),
-    (EndReason.PARENT_GONE, "interrupted: pytest ended before the launch did"),
-    (EndReason.GUARD_LOST, "guard lost: the process that watches the ranks was killed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "headline"),
+    [
+        (EndReason.TIME_LIMIT, "rendezvous: no rank started; time limit of 60 s reached"),
+        (EndReason.OUTPUT_CAP, "output cap: logs exceed 64 MiB, rank 0 wrote most; ranks 0, 1 left no result"),
+        (EndReason.PARENT_GONE, "interrupted: pytest ended before the launch did"),
+        (EndReason.GUARD_LOST, "guard lost: the process that watches the ranks was killed"),
+    ],
+)
 def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
     check_parts(diagnose(tmp_path, Left({}, ended(reason, None))).text, (headline,))
 
 
-@pytest.mark.parametrize(("ranks", "headline"), [
-    ({}, "rendezvous: no rank started; {} ended with exit code 1"),
-    ({0: {"pid": "7"}}, "rendezvous: {} ended with exit code 1 before any rank failed; ranks 0, 1 left no result"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "headline"),
+    [
+        ({}, "rendezvous: no rank started; {} ended with exit code 1"),
+        ({0: {"pid": "7"}}, "rendezvous: {} ended with exit code 1 before any rank failed; ranks 0, 1 left no result"),
+    ],
+)
 @pytest.mark.parametrize(
     ("launcher", "program"), [(LauncherKind.TORCHRUN, "torchrun"), (LauncherKind.FORKSERVER, "the fork server's agent")]
 )
@@ -501,11 +510,14 @@ def test_huge_log_is_read_from_its_end_only(tmp_path):
     assert "last words" in diagnose(tmp_path, Left({}, exits={0: 3})).text
 
 
-@pytest.mark.parametrize(("reason", "kind"), [
-    (EndReason.NODE_LOST, "node lost"),
-    (EndReason.NODE_LAUNCHER, "node launcher"),
-    (EndReason.NODE_MISMATCH, "node mismatch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (EndReason.NODE_LOST, "node lost"),
+        (EndReason.NODE_LAUNCHER, "node launcher"),
+        (EndReason.NODE_MISMATCH, "node mismatch"),
+    ],
+)
 def test_failure_of_a_node_is_reported_in_the_coordinators_words(tmp_path, reason, kind):
     (tmp_path / "agent.log").write_text("== node 1 (b) ==\nno such partition\n")
     write_rank_file(tmp_path, 0, "error.json", raised(1, "connection closed by peer")["error.json"])

@@ -22,8 +22,11 @@ def test_guard_names_files_as_the_run_folder_does():
 
 def test_guard_gives_reasons_that_outcomes_have():
     of_other_programs = {
-        EndReason.GUARD_LOST, EndReason.NODE_LOST, EndReason.NODE_LAUNCHER, EndReason.NODE_MISMATCH,
-    }  # fmt: skip
+        EndReason.GUARD_LOST,
+        EndReason.NODE_LOST,
+        EndReason.NODE_LAUNCHER,
+        EndReason.NODE_MISMATCH,
+    }
     assert set(EndReason) - of_other_programs <= GUARD
     for method in (guard.Guard.watch, guard.Guard.marks):
         tree = ast.parse(textwrap.dedent(inspect.getsource(method)))

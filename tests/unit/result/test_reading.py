@@ -268,17 +268,23 @@ def test_document_has_the_names_of_aorta_beside_those_of_single_ranks(tmp_path):
     assert document["step_times_ms"] == [4.0, 2.0, 6.0]
     assert [rank["step_times_ms"] for rank in document["ranks"]] == [[4.0, 1.0, 6.0], [1.0, 2.0, 3.0]]
     assert document["metrics"] == {
-        "gemm_throughput": 4.0, "gemm_throughput_tflops": 4.0, "peak_memory_bytes": 9.0, "step_time_p50": 4.0,
-    }  # fmt: skip
+        "gemm_throughput": 4.0,
+        "gemm_throughput_tflops": 4.0,
+        "peak_memory_bytes": 9.0,
+        "step_time_p50": 4.0,
+    }
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda ranks: ranks[1]["step_times_ms"].pop(), "3 done, 2 step times"),
-    (lambda ranks: ranks[1]["step_times_ms"].__setitem__(0, -2.0), "got -2.0; Expected `float` >= 0"),
-    (lambda ranks: ranks[1]["metrics"].clear(), "metrics of rank 1 is []"),
-    (lambda ranks: ranks.append(ranks[0]), "got 3 ranks, allowed is 2"),
-    (lambda ranks: [rank.update(step_times_ms=[0.0] * 3) for rank in ranks], "got a median of 0 ms"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ranks: ranks[1]["step_times_ms"].pop(), "3 done, 2 step times"),
+        (lambda ranks: ranks[1]["step_times_ms"].__setitem__(0, -2.0), "got -2.0; Expected `float` >= 0"),
+        (lambda ranks: ranks[1]["metrics"].clear(), "metrics of rank 1 is []"),
+        (lambda ranks: ranks.append(ranks[0]), "got 3 ranks, allowed is 2"),
+        (lambda ranks: [rank.update(step_times_ms=[0.0] * 3) for rank in ranks], "got a median of 0 ms"),
+    ],
+)
 def test_stored_result_whose_ranks_contradict_each_other_is_refused(tmp_path, change, message):
     collect(tmp_path, rank_values(), rank_values())
     ranks = json.loads((tmp_path / "result.json").read_text())["ranks"]

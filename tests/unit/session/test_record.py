@@ -27,9 +27,12 @@ COMPARISON = st.builds(
 )  # fmt: skip
 TIMES_S = st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6))
 LAUNCH = st.builds(
-    LaunchNote, launcher=st.just("torchrun"), times_s=TIMES_S, has_result=st.booleans(),
+    LaunchNote,
+    launcher=st.just("torchrun"),
+    times_s=TIMES_S,
+    has_result=st.booleans(),
     traces=st.lists(st.text(), max_size=1).map(tuple),
-)  # fmt: skip
+)
 
 
 @given(st.lists(COMPARISON, max_size=2), st.lists(LAUNCH, max_size=2), st.none() | st.text(), st.text())

@@ -126,12 +126,15 @@ NAMED = {"step_time_p50": Tolerance(0.05)}
 ON_CPU = make_baseline(launches=stored(*[on_cpu()] * 10))
 
 
-@pytest.mark.parametrize(("given", "p50", "outcome"), [
-    (0.5, 21.4, Outcome.REGRESSION),  # +114% passed when 50% became 100%
-    (0.5, 14.0, Outcome.PASS),
-    (3.0, 30.0, Outcome.PASS),
-    (None, 11.0, Outcome.REGRESSION),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "p50", "outcome"),
+    [
+        (0.5, 21.4, Outcome.REGRESSION),  # +114% passed when 50% became 100%
+        (0.5, 14.0, Outcome.PASS),
+        (3.0, 30.0, Outcome.PASS),
+        (None, 11.0, Outcome.REGRESSION),
+    ],
+)
 def test_cpu_timing_of_this_block_is_judged_by_the_tolerance_that_was_given(given, p50, outcome):
     launches = [with_p50(on_cpu(), p50)] * 3
     row = check(*launches, baseline=ON_CPU, marked={"step_time_p50": Tolerance(given)})["step_time_p50"]
@@ -279,14 +282,17 @@ WAITS = make_facts(metrics={"overlap_ratio_as_run": 0.6}, blocked_by="cudaStream
 TOO_LARGE, HIDDEN = make_facts(overlap_problem="the trace is too large"), make_facts(metrics={"overlap_ratio": 0.9})
 
 
-@pytest.mark.parametrize(("reason", "metric", "launches", "remedied"), [
-    (NotApplicable.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (make_facts(), make_facts())),
-    (NotApplicable.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (ON_FORKSERVER, ON_FORKSERVER)),
-    (NotApplicable.OLD_CPU_TIMES, "step_time_mean", (OLD, on_cpu()), (on_cpu(), on_cpu())),
-    (NotApplicable.VERSIONS, "operators", (make_facts(costs=COUNTED), NEW_TORCH), (NEW_TORCH, NEW_TORCH)),
-    (NotApplicable.HEAD_START, "overlap_ratio", (WAITS, WAITS), (HIDDEN, HIDDEN)),
-    (NotApplicable.TRACE, "overlap_ratio", (TOO_LARGE, TOO_LARGE), (HIDDEN, HIDDEN)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "metric", "launches", "remedied"),
+    [
+        (NotApplicable.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (make_facts(), make_facts())),
+        (NotApplicable.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (ON_FORKSERVER, ON_FORKSERVER)),
+        (NotApplicable.OLD_CPU_TIMES, "step_time_mean", (OLD, on_cpu()), (on_cpu(), on_cpu())),
+        (NotApplicable.VERSIONS, "operators", (make_facts(costs=COUNTED), NEW_TORCH), (NEW_TORCH, NEW_TORCH)),
+        (NotApplicable.HEAD_START, "overlap_ratio", (WAITS, WAITS), (HIDDEN, HIDDEN)),
+        (NotApplicable.TRACE, "overlap_ratio", (TOO_LARGE, TOO_LARGE), (HIDDEN, HIDDEN)),
+    ],
+)
 def test_metric_that_a_marker_names_is_compared_after_the_remedy_of_the_reason(reason, metric, launches, remedied):
     marked = {metric: Tolerance(0.9, METRICS[metric].scale)}
     for (recorded, launch), outcome in ((launches, Outcome.NOT_APPLICABLE), (remedied, Outcome.PASS)):

@@ -184,12 +184,15 @@ def test_an_earlier_step_whose_tensors_differ_is_located_by_launches_of_its_own(
     assert "step 1, weights: 1 of 3 parameters differ, first tok.weight [0, 4]" in lines
 
 
-@pytest.mark.parametrize(("losses", "expected"), [
-    # The captured launches agree in the captured step alone.
-    ([1.0, 2.0, 9.0], "they differ first in step 3, not in the captured step 2: the likely cause is a race"),
-    ([1.0, 2.0, 1.0], "they differ in no step up to 2: the capture may hide a race, because it waits at each"),
-    ([9.0, 2.0, 1.0], "they first differ in step 1: results vary between launches of the same code"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        # The captured launches agree in the captured step alone.
+        ([1.0, 2.0, 9.0], "they differ first in step 3, not in the captured step 2: the likely cause is a race"),
+        ([1.0, 2.0, 1.0], "they differ in no step up to 2: the capture may hide a race, because it waits at each"),
+        ([9.0, 2.0, 1.0], "they first differ in step 1: results vary between launches of the same code"),
+    ],
+)
 def test_difference_that_a_capture_makes_disappear_is_explained_by_a_race(losses, expected):
     here, there = (make_result([[1.0] * 3], loss=[1.0, last, 1.0]) for last in (3.0, 2.0))
 
@@ -322,11 +325,14 @@ def test_input_that_changed_between_operators_is_named_with_its_reader():
     assert "its input 1 of 1 is not in the reference, and no captured operator before wrote it" in line
 
 
-@pytest.mark.parametrize(("source", "expected"), [
-    ("torch.int64(2, 32)", "wrote it: this rank was given another batch, or a kernel that inductor generated"),
-    ("torch.float32(2, 32)", "before wrote it; kernels that inductor generated are not captured"),
-    ("norm.weight", "its input 1 of 2, norm.weight, is not in the reference"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("torch.int64(2, 32)", "wrote it: this rank was given another batch, or a kernel that inductor generated"),
+        ("torch.float32(2, 32)", "before wrote it; kernels that inductor generated are not captured"),
+        ("norm.weight", "its input 1 of 2, norm.weight, is not in the reference"),
+    ],
+)
 def test_input_that_no_operator_wrote_is_shown_with_what_it_is(source, expected):
     wrong = [replace(STEP[0], inputs=("x", "w"), sources=(source, "norm.bias"))]
     assert expected in locate_operator({0: wrong}, {0: STEP})

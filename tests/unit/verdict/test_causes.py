@@ -72,7 +72,10 @@ STRAGGLERS = {
     "late in all but one of ten launches": ([*lagging(-20.0, 20.0) * 3, *turns(19.0)], (), Straggler(1, 20.0)),
     "more compute beside late hosts": (idle(4.3, -4.0, 4.0, extra_ms=4.0), USUALLY_BUSY, late(1, 4.0, 4.0)),
     "idle time within the reference's range": (
-        idle(4.1, -4.0, 4.0), [*USUALLY_BUSY, *idle(4.2, 0.0, 0.0)], late(1, 4.0, 4.0)),
+        idle(4.1, -4.0, 4.0),
+        [*USUALLY_BUSY, *idle(4.2, 0.0, 0.0)],
+        late(1, 4.0, 4.0),
+    ),
     "idle time without a reference": (idle(21.0, -20.0, 20.0), (), Straggler(1, 20.0)),
     "idle time that the reference lacks": (idle(21.0, -20.0, 20.0), LEVEL, late(1, 20.0, 20.0)),
     "as slow at the baseline": (lagging(-0.5, 0.9), lagging(-0.5, 0.8), None),
@@ -89,7 +92,7 @@ STRAGGLERS = {
     "baseline of another number of ranks": (lagging(-0.5, 0.9), lagging(0.0, 0.9, 0.0), Straggler(1, 0.9)),
     "CPU ranks that share cores": (lagging(-1.0, 2.0, build=on_cpu), (), None),
     "slow CPU rank": (lagging(-1.0, 4.0, build=on_cpu), (), Straggler(1, 4.0)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("here", "there", "expected"), STRAGGLERS.values(), ids=STRAGGLERS)

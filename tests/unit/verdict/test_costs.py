@@ -12,9 +12,12 @@ from tests.unit.verdict.compared import check, outcomes
 
 GATHERS = CollectiveCost("all_gather", 4, 2, "bfloat16", 4_000_000)
 COSTS = Costs(
-    collectives=[GATHERS], flops={"aten::mm": 1_000_000}, operators={"aten::mm": 100, "aten::add": 900},
-    recompilations=0, graph_breaks=0,
-)  # fmt: skip
+    collectives=[GATHERS],
+    flops={"aten::mm": 1_000_000},
+    operators={"aten::mm": 100, "aten::add": 900},
+    recompilations=0,
+    graph_breaks=0,
+)
 
 
 def launch(*ranks: Costs, **changes):

@@ -44,13 +44,16 @@ SETTINGS = [
     (PINNED_CPU, {"deterministic_algorithms": True}, "deterministic_algorithms False -> True"),
     (PINNED_CPU, {"cpu_kernels": "MKL_CBWR=AVX2"}, f"cpu_kernels '{PINNED}' -> 'MKL_CBWR=AVX2'"),
     (PINNED_CPU, {"cpu_kernels": None}, f"cpu_kernels '{PINNED}' -> None"),
-    (PINNED_CPU, {"cpu_kernels": "MKL_CBWR=AVX2", "cpu_capability": "DEFAULT"},
-     f"cpu_capability 'AVX2' -> 'DEFAULT', cpu_kernels '{PINNED}' -> 'MKL_CBWR=AVX2'"),
+    (
+        PINNED_CPU,
+        {"cpu_kernels": "MKL_CBWR=AVX2", "cpu_capability": "DEFAULT"},
+        f"cpu_capability 'AVX2' -> 'DEFAULT', cpu_kernels '{PINNED}' -> 'MKL_CBWR=AVX2'",
+    ),
     (PINNED_CPU, {"cpu_vendor": "x"}, "cpu_vendor None -> 'x'"),
     (CUDA, {"tf32_matmul": True}, "tf32_matmul False -> True"),
     (CUDA, {"attention": "flex"}, "attention 'flash' -> 'flex'"),
     (SURE, {"attention": "flex"}, "attention None -> 'flex'"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("recorded", "changed", "text"), SETTINGS)
@@ -128,13 +131,16 @@ def test_variants_that_hash_other_steps_are_compared_in_the_steps_of_both():
     ].detail.startswith("after step 4; ")
 
 
-@pytest.mark.parametrize(("recorded", "changed", "detail"), [
-    ("0000", "ffff", "the weights first differ after step 1"),
-    ("0000", "00ff", "the weights first differ after step 4, and are equal after step 2"),
-    ("0000", "000f", "the weights first differ after step 8, and are equal after step 4"),
-    # Only the last step is hashed by both sides.
-    ("   0", "  ff", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recorded", "changed", "detail"),
+    [
+        ("0000", "ffff", "the weights first differ after step 1"),
+        ("0000", "00ff", "the weights first differ after step 4, and are equal after step 2"),
+        ("0000", "000f", "the weights first differ after step 8, and are equal after step 4"),
+        # Only the last step is hashed by both sides.
+        ("   0", "  ff", ""),
+    ],
+)
 def test_weights_that_differ_to_the_end_say_after_which_step_they_first_do(recorded, changed, detail):
     before, after = (
         {step: value * 16 for step, value in zip("1248", side, strict=True) if value != " "}

@@ -145,16 +145,22 @@ def test_at_most_three_families_of_a_kind_are_named_the_largest_change_first():
 def test_changes_within_the_range_of_launches_are_not_named():
     """Compare three launches with ten, as measured: matrix products of 9 ms vary by 1% between launches."""
     before_ms = (9.0, 9.01, 9.02, 9.03, 9.04, 9.05, 9.06, 9.08, 9.09, 9.3)
-    before = [launch_of(
-        {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(ms % 9, 1)},
-        all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
-    ) for ms in before_ms]  # fmt: skip
+    before = [
+        launch_of(
+            {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(ms % 9, 1)},
+            all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
+        )
+        for ms in before_ms
+    ]
 
     def after(*gemm_ms):
-        return [launch_of(
-            {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(0.03, 1), "spin": FamilyTime(0.08, 1)},
-            all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
-        ) for ms in gemm_ms]  # fmt: skip
+        return [
+            launch_of(
+                {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(0.03, 1), "spin": FamilyTime(0.08, 1)},
+                all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
+            )
+            for ms in gemm_ms
+        ]
 
     assert moved(after(9.085, 9.1, 9.12), before) == "kernels per step: new spin 0.08 ms (1 call)"
     # One launch in ten may be an outlier.

@@ -90,14 +90,17 @@ def test_first_difference_is_that_of_the_optimizer_that_stepped_first(turns):
     assert {name: judged(here, there, there, metric=name).detail for name in expected} == expected
 
 
-@pytest.mark.parametrize(("change", "marked", "outcome"), [
-    (1.04, {}, Outcome.PASS),
-    (1.2, {}, Outcome.REGRESSION),
-    (1.04, {"loss": Tolerance(0.02)}, Outcome.REGRESSION),
-    (1.2, {"loss": Tolerance(0.5)}, Outcome.PASS),
-    (1.0, {"loss": Tolerance(None)}, Outcome.PASS),
-    (1.04, {"loss": Tolerance(None)}, Outcome.REGRESSION),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "marked", "outcome"),
+    [
+        (1.04, {}, Outcome.PASS),
+        (1.2, {}, Outcome.REGRESSION),
+        (1.04, {"loss": Tolerance(0.02)}, Outcome.REGRESSION),
+        (1.2, {"loss": Tolerance(0.5)}, Outcome.PASS),
+        (1.0, {"loss": Tolerance(None)}, Outcome.PASS),
+        (1.04, {"loss": Tolerance(None)}, Outcome.REGRESSION),
+    ],
+)
 def test_where_bits_do_not_repeat_steps_are_within_the_tolerance(change, marked, outcome):
     there = [launch(series(CURVE)), launch(series([value * 1.001 for value in CURVE]))]
     row = judged(launch(series([value * change for value in CURVE])), *there, **marked)

@@ -30,15 +30,18 @@ def test_tolerance_prints_as_a_user_writes_it(percent):
     assert metric.parse_tolerance(str(metric.parse_tolerance(f"{percent}%"))).value == pytest.approx(percent / 100)
 
 
-@pytest.mark.parametrize(("value", "unit", "text"), [
-    (None, "ms", "-"),
-    (12.3456, "ms", "12.35 ms"),
-    (0, "ms", "0 ms"),
-    (1e-7, "", "1.000e-07"),
-    (123456.0, "1/s", "1.235e+05 1/s"),
-    (3 << 20, "B", "3 MiB"),
-    ("0123456789abcdef", "", "0123456789ab"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (None, "ms", "-"),
+        (12.3456, "ms", "12.35 ms"),
+        (0, "ms", "0 ms"),
+        (1e-7, "", "1.000e-07"),
+        (123456.0, "1/s", "1.235e+05 1/s"),
+        (3 << 20, "B", "3 MiB"),
+        ("0123456789abcdef", "", "0123456789ab"),
+    ],
+)
 def test_value_is_short_enough_for_a_table(value, unit, text):
     assert format_value(value, unit) == text
 
@@ -73,14 +76,17 @@ def test_exact_numbers_are_shown_whole():
     assert row.both == "1,234,568 -> 1,234,567"
 
 
-@pytest.mark.parametrize(("relative", "text"), [
-    (3.1e-5, "+0.003%"),
-    (0.0012, "+0.12%"),
-    (0.0123, "+1.2%"),
-    (-0.0999, "-10.0%"),
-    (0.9994, "+99.9%"),
-    (5.0, "+500%"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("relative", "text"),
+    [
+        (3.1e-5, "+0.003%"),
+        (0.0012, "+0.12%"),
+        (0.0123, "+1.2%"),
+        (-0.0999, "-10.0%"),
+        (0.9994, "+99.9%"),
+        (5.0, "+500%"),
+    ],
+)
 def test_change_has_the_decimals_that_count(relative, text):
     assert format_change(relative) == text
 
@@ -107,14 +113,17 @@ def test_each_other_outcome_fails_where_it_is_listed_and_only_there(outcome):
     assert {row.outcome for row in verdicts.failing({outcome})} == {Outcome.REGRESSION, outcome}
 
 
-@pytest.mark.parametrize(("reason", "origin", "fails"), [
-    (NotApplicable.UNMARKED_CPU_TIMES, Origin.DEFAULT, False),
-    (NotApplicable.NOT_REPRODUCIBLE, Origin.DEFAULT, False),
-    (NotApplicable.NOT_REPRODUCIBLE, Origin.MARKER, True),
-    (NotApplicable.NOT_REPRODUCIBLE, Origin.COMPARE, True),
-    (NotApplicable.ENVIRONMENT, Origin.DEFAULT, True),
-    (NotApplicable.OLD_CPU_TIMES, Origin.MARKER, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "origin", "fails"),
+    [
+        (NotApplicable.UNMARKED_CPU_TIMES, Origin.DEFAULT, False),
+        (NotApplicable.NOT_REPRODUCIBLE, Origin.DEFAULT, False),
+        (NotApplicable.NOT_REPRODUCIBLE, Origin.MARKER, True),
+        (NotApplicable.NOT_REPRODUCIBLE, Origin.COMPARE, True),
+        (NotApplicable.ENVIRONMENT, Origin.DEFAULT, True),
+        (NotApplicable.OLD_CPU_TIMES, Origin.MARKER, True),
+    ],
+)
 def test_metric_whose_comparison_nothing_asks_for_does_not_fail_where_not_applicable_is_listed(reason, origin, fails):
     row = make_verdict(Outcome.NOT_APPLICABLE, not_applicable=reason, tolerance=Tolerance(None, origin=origin))
     assert Verdicts("case", (row,)).failing({Outcome.NOT_APPLICABLE}) == [row] * fails

@@ -160,12 +160,15 @@ def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left_in_the_age
     assert json.loads((watched.run_dir / "agent.json").read_text()) == {"failures": [{"rank": 1, "exit_code": -9}]}
 
 
-@pytest.mark.parametrize(("end", "left", "failures"), [
-    ("os._exit(3)", None, [{"rank": 1, "exit_code": 3}]),
-    ("os._exit(3)", "result.json", [{"rank": 1, "exit_code": 3}]),
-    ("os.kill(os.getpid(), signal.SIGTERM)", "result.json", None),
-    ("os._exit(0)", None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("end", "left", "failures"),
+    [
+        ("os._exit(3)", None, [{"rank": 1, "exit_code": 3}]),
+        ("os._exit(3)", "result.json", [{"rank": 1, "exit_code": 3}]),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "result.json", None),
+        ("os._exit(0)", None, None),
+    ],
+)
 def test_exit_code_of_a_rank_that_a_command_never_waits_for_is_left_when_the_command_ends(guard, end, left, failures):
     rank = f"rank_file(1, 'pid', str(os.getpid()))\n    {f'rank_file(1, {left!r})' if left else 'pass'}\n    {end}"
     # The state of a process that has ended and that nobody has waited for.

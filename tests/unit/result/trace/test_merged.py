@@ -77,12 +77,15 @@ def test_traces_of_each_repeat_are_merged_into_a_file_of_their_own(tmp_path):
     assert merge_run(tmp_path) == paths
 
 
-@pytest.mark.parametrize(("profiler", "files", "note"), [
-    ("nsys", ["nsys.nsys-rep"], "traces of nsys in {}: nsys.nsys-rep"),
-    ("torch", ["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 more"),
-    ("rocprofv3", ["rocprofv3/host/7_results.pftrace"], "rocprofv3/host/7_results.pftrace"),
-    ("torch", [], ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profiler", "files", "note"),
+    [
+        ("nsys", ["nsys.nsys-rep"], "traces of nsys in {}: nsys.nsys-rep"),
+        ("torch", ["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 more"),
+        ("rocprofv3", ["rocprofv3/host/7_results.pftrace"], "rocprofv3/host/7_results.pftrace"),
+        ("torch", [], ""),
+    ],
+)
 @pytest.mark.parametrize("on_device", [True, False])
 def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, profiler, files, note, on_device):
     for name in files:

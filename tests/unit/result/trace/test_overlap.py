@@ -128,18 +128,21 @@ def test_every_measured_step_keeps_the_sum_rules(lanes, bounds):
 GOOD = StepOverlap(10, 6, 5, 2, 1, 3, {"all_gather": CollectiveTime(3, 2), "reduce_scatter": CollectiveTime(3, 1)})
 
 
-@pytest.mark.parametrize(("changes", "rule"), [
-    ({"hidden_comm_ms": 5.1}, "hidden_comm_ms is more than comm_ms"),
-    ({"compute_ms": 2.9}, "hidden_comm_ms is more than compute_ms"),
-    ({"comm_ms": 11.0, "hidden_comm_ms": 6.0}, "comm_ms is more than step_ms"),
-    ({"idle_ms": 2.1}, "idle_ms are more than step_ms"),
-    ({"exposed_wait_ms": 1.1, "copy_ms": 0.0}, "idle_ms are more than step_ms"),
-    ({"copy_ms": 0.9}, "idle_ms are less than step_ms"),
-    ({"collectives": {"all_gather": CollectiveTime(3, 2)}}, "comm_ms is more than all its collectives"),
-    ({"collectives": {"other": CollectiveTime(5, 5.1)}}, "hidden_ms of other is more than its total_ms"),
-    ({"collectives": {"other": CollectiveTime(5.1, 3)}}, "other is more than comm_ms"),
-    ({"collectives": {"other": CollectiveTime(5, 3.1)}}, "hidden_ms of other is more than hidden_comm_ms"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"hidden_comm_ms": 5.1}, "hidden_comm_ms is more than comm_ms"),
+        ({"compute_ms": 2.9}, "hidden_comm_ms is more than compute_ms"),
+        ({"comm_ms": 11.0, "hidden_comm_ms": 6.0}, "comm_ms is more than step_ms"),
+        ({"idle_ms": 2.1}, "idle_ms are more than step_ms"),
+        ({"exposed_wait_ms": 1.1, "copy_ms": 0.0}, "idle_ms are more than step_ms"),
+        ({"copy_ms": 0.9}, "idle_ms are less than step_ms"),
+        ({"collectives": {"all_gather": CollectiveTime(3, 2)}}, "comm_ms is more than all its collectives"),
+        ({"collectives": {"other": CollectiveTime(5, 5.1)}}, "hidden_ms of other is more than its total_ms"),
+        ({"collectives": {"other": CollectiveTime(5.1, 3)}}, "other is more than comm_ms"),
+        ({"collectives": {"other": CollectiveTime(5, 3.1)}}, "hidden_ms of other is more than hidden_comm_ms"),
+    ],
+)
 def test_impossible_lengths_are_named(changes, rule):
     assert GOOD.broken_rule() is None
     assert replace(GOOD, **changes).broken_rule().endswith(rule)
@@ -187,10 +190,12 @@ def test_size_that_one_capture_does_not_know_is_unknown():
 def test_joined_calls_stay_within_the_limits_of_a_result(each, keys):
     """Keep the first calls of a key, which are those of the same steps on every rank, and the longest keys."""
     parts = [
-        [CollectiveCalls("all_gather", f"group {part if keys > 1 else 0} {key}", 2, 8, [float(key + 1)] * each)
-         for key in range(keys)]
+        [
+            CollectiveCalls("all_gather", f"group {part if keys > 1 else 0} {key}", 2, 8, [float(key + 1)] * each)
+            for key in range(keys)
+        ]
         for part in range(3)
-    ]  # fmt: skip
+    ]
     found = joined([Profile([GOOD], {}, collectives=calls) for calls in parts]).collectives
     assert (len(found), len(found[0].ms)) == (keys, each)
     assert min(calls.ms[0] for calls in found) > (40 if keys > 1 else 0)

@@ -61,11 +61,14 @@ def test_launch_in_which_a_rank_has_no_telemetry_has_no_iterations(tmp_path):
     assert read_iterations(tmp_path, 2) == ()
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"hidden_comm_ms": -1.0}, r"line 1: \$.hidden_comm_ms: got -1.0"),
-    ({"step": 1.5}, r"line 1: \$.step: got 1.5"),
-    ({"step_time_ms": "1"}, r"line 1: \$.step_time_ms: got \"1\""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_comm_ms": -1.0}, r"line 1: \$.hidden_comm_ms: got -1.0"),
+        ({"step": 1.5}, r"line 1: \$.step: got 1.5"),
+        ({"step_time_ms": "1"}, r"line 1: \$.step_time_ms: got \"1\""),
+    ],
+)
 def test_line_of_another_shape_is_refused_with_its_number(tmp_path, changes, message):
     path = leave(tmp_path, 0, timed(0, 6.0, 3.0, 1.0) | changes)
     with pytest.raises(ResultError, match=message) as caught:
@@ -126,9 +129,12 @@ MS = 1_000_000
 
 
 def rank(
-    *arrivals_ms: int, began_ms: tuple[int, ...] = (0, 100), ended_ms: tuple[int, ...] = (100, 200),
-    known_from_ms: int = 0, **named: int,
-) -> Arrivals:  # fmt: skip
+    *arrivals_ms: int,
+    began_ms: tuple[int, ...] = (0, 100),
+    ended_ms: tuple[int, ...] = (100, 200),
+    known_from_ms: int = 0,
+    **named: int,
+) -> Arrivals:
     """Return arrivals at the collectives 0, 1, ... and at named ones; the two steps are 100 ms each."""
     arrived = {str(number): moment for number, moment in enumerate(arrivals_ms)} | named
     return Arrivals(
@@ -146,13 +152,15 @@ WAITS = {
     "once for collectives in flight at once": ([rank(10, 20, 30), rank(50, 60, 40)], [[50, 0], [0, 0]]),
     "to the end of the step": ([rank(10, 90), rank(10, 150)], [[10, 0], [0, 0]]),
     "not outside of steps and not alone": (
-        [rank(10, own=20, before=-5, after=205), rank(10, before=-1, after=300)], [[0, 0], [0, 0]]),
+        [rank(10, own=20, before=-5, after=205), rank(10, before=-1, after=300)],
+        [[0, 0], [0, 0]],
+    ),
     "not in a step recorded in part": ([rank(10, 110), rank(50, 150, known_from_ms=50)], [[40], [0]]),
     "in no step recorded in part": ([rank(10, 110), rank(50, 150, known_from_ms=120)], [[], []]),
     # The loss is reduced for a log, weights are hashed, or rank 1 writes a checkpoint.
     "not between steps": ([rank(10, 70, 110, **SHORT), rank(10, 95, 110, **SHORT)], [[0, 0], [0, 0]]),
     "to the end of its own step": ([rank(50, **SHORT), rank(99, **SHORT)], [[10, 0], [0, 0]]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("ranks", "waits"), WAITS.values(), ids=WAITS)
@@ -187,11 +195,14 @@ def test_waits_are_unknown_if_a_rank_left_no_arrivals_or_other_steps(tmp_path, d
     assert result_of(tmp_path, *documents).collective_ms == [[], []]
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"began_ns": [1.5]}, r"\$.began_ns\[0\]: got 1.5"),
-    ({"ended_ns": None}, r"\$.ended_ns: got null"),
-    ({"arrived_ns": []}, r"\$.arrived_ns"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"began_ns": [1.5]}, r"\$.began_ns\[0\]: got 1.5"),
+        ({"ended_ns": None}, r"\$.ended_ns: got null"),
+        ({"arrived_ns": []}, r"\$.arrived_ns"),
+    ],
+)
 def test_file_of_another_shape_is_an_error_that_names_file_and_key(tmp_path, change, message):
     path = tmp_path / "arrivals.json"
     path.write_text(json.dumps(to_builtins(rank(10)) | change))

@@ -61,15 +61,18 @@ def test_two_pairs_never_fail_however_slow(change, max_pairs):
 
 
 @pytest.mark.parametrize("worse", [1, -1], ids=["lower is better", "higher is better"])
-@pytest.mark.parametrize(("change", "outcome"), [
-    (0.20, Outcome.REGRESSION),
-    (0.06, Outcome.REGRESSION),
-    (0.04, Outcome.PASS),
-    (0.0, Outcome.PASS),
-    (-0.04, Outcome.PASS),
-    (-0.06, Outcome.IMPROVED),
-    (-0.20, Outcome.IMPROVED),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        (0.20, Outcome.REGRESSION),
+        (0.06, Outcome.REGRESSION),
+        (0.04, Outcome.PASS),
+        (0.0, Outcome.PASS),
+        (-0.04, Outcome.PASS),
+        (-0.06, Outcome.IMPROVED),
+        (-0.20, Outcome.IMPROVED),
+    ],
+)
 @pytest.mark.parametrize("decide", [stored, pairs])
 def test_three_stable_launches_decide_by_the_tolerance(decide, change, outcome, worse):
     decision = decide(change, change + 0.0001, change - 0.0001, worse=worse)
@@ -376,13 +379,16 @@ def test_nothing_is_a_value_where_there_is_no_factor(scale):
     assert scale.transform("abc", 10.0) is None
 
 
-@pytest.mark.parametrize(("metric", "given", "allowed"), [
-    ("overlap_ratio", "5%", "a number above 0 and up to 100 points, such as '5 points', or 'exact'"),
-    ("overlap_ratio", "101 points", "a number above 0 and up to 100 points, such as '5 points', or 'exact'"),
-    ("exposed_comm_ms", "2%", "a number above 0 and up to 1000% of step, such as '5% of step', or 'exact'"),
-    ("step_time_p50", "5 points", "a percentage above 0% up to 1000%, or 'exact'"),
-    ("weight_hash", "5%", "'exact'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("metric", "given", "allowed"),
+    [
+        ("overlap_ratio", "5%", "a number above 0 and up to 100 points, such as '5 points', or 'exact'"),
+        ("overlap_ratio", "101 points", "a number above 0 and up to 100 points, such as '5 points', or 'exact'"),
+        ("exposed_comm_ms", "2%", "a number above 0 and up to 1000% of step, such as '5% of step', or 'exact'"),
+        ("step_time_p50", "5 points", "a percentage above 0% up to 1000%, or 'exact'"),
+        ("weight_hash", "5%", "'exact'"),
+    ],
+)
 def test_tolerance_of_another_scale_is_refused(metric, given, allowed):
     with pytest.raises(SpecError) as caught:
         METRICS[metric].parse_tolerance(given)

@@ -14,14 +14,17 @@ def costs_of(*events, **more):
     return costs_of_step(trace(boundary(0), *events, boundary(100)), lambda *_: None, on_device=False, **more)
 
 
-@pytest.mark.parametrize(("name", "kinds", "tensors", "kind"), [
-    ("_c10d_functional::all_gather_into_tensor", ["float"], [[6]], "all_gather"),
-    ("_c10d_functional::all_gather_into_tensor_coalesced", ["TensorList"], [[[2], [4]]], "all_gather"),
-    # This one is given its result.
-    ("_c10d_functional::all_gather_into_tensor_out", ["float"] * 2, [[6], [24]], "all_gather"),
-    ("c10d::allgather_", ["", "TensorList"], [[], [[6]]], "all_gather"),
-    ("c10d::reduce_scatter_", ["TensorList", ""], [[[6]], []], "reduce_scatter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kinds", "tensors", "kind"),
+    [
+        ("_c10d_functional::all_gather_into_tensor", ["float"], [[6]], "all_gather"),
+        ("_c10d_functional::all_gather_into_tensor_coalesced", ["TensorList"], [[[2], [4]]], "all_gather"),
+        # This one is given its result.
+        ("_c10d_functional::all_gather_into_tensor_out", ["float"] * 2, [[6], [24]], "all_gather"),
+        ("c10d::allgather_", ["", "TensorList"], [[], [[6]]], "all_gather"),
+        ("c10d::reduce_scatter_", ["TensorList", ""], [[[6]], []], "reduce_scatter"),
+    ],
+)
 def test_a_collective_moves_the_bytes_of_its_result_or_of_the_tensors_of_all_ranks(name, kinds, tensors, kind):
     call = event("cpu_op", name, 20, 10, **{"Input type": kinds, "Input Dims": tensors})
     [row] = costs_of(call, recorded=RECORDED).collectives

@@ -13,10 +13,13 @@ def on_cpu(*events):
 def test_compute_of_a_cpu_rank_is_its_training_threads_outermost_operators():
     (step,) = on_cpu(
         event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 10, 60),
-        event("cpu_op", "MmBackward0", 12, 40), event("cpu_op", "aten::mm", 15, 30),
-        event("cpu_op", "aten::resolve_conj", 16, 1), event("cpu_op", "aten::copy_", 50, 4),
-        event("cpu_op", "aten::mm", 60, 20, BACKWARD), event("user_annotation", "FSDP::all_gather", 80, 15),
-    ).steps  # fmt: skip
+        event("cpu_op", "MmBackward0", 12, 40),
+        event("cpu_op", "aten::mm", 15, 30),
+        event("cpu_op", "aten::resolve_conj", 16, 1),
+        event("cpu_op", "aten::copy_", 50, 4),
+        event("cpu_op", "aten::mm", 60, 20, BACKWARD),
+        event("user_annotation", "FSDP::all_gather", 80, 15),
+    ).steps
     assert (step.compute_ms, step.copy_ms) == (pytest.approx(0.030), pytest.approx(0.004))
 
 
@@ -35,11 +38,14 @@ def test_operators_of_a_cpu_rank_count_without_those_that_they_call():
     found = on_cpu(
         event("cpu_op", "aten::linear", 10, 40),
         event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 15, 35),
-        event("cpu_op", "aten::addmm", 20, 25), event("cpu_op", "aten::copy_", 22, 5),
-        event("cpu_op", "_c10d_functional::wait_tensor", 30, 10), event("cpu_op", "aten::mm", 60, 10),
-        event("cpu_op", "aten::mm", 60, 10, BACKWARD), event("cpu_op", "aten::mm", 200, 10),
+        event("cpu_op", "aten::addmm", 20, 25),
+        event("cpu_op", "aten::copy_", 22, 5),
+        event("cpu_op", "_c10d_functional::wait_tensor", 30, 10),
+        event("cpu_op", "aten::mm", 60, 10),
+        event("cpu_op", "aten::mm", 60, 10, BACKWARD),
+        event("cpu_op", "aten::mm", 200, 10),
         event("user_annotation", "gloo:all_gather", 20, 20, GLOO),
-    )  # fmt: skip
+    )
     assert {family: (round(time.ms, 6), time.calls) for family, time in found.kernels.items()} == {
         "gloo:all_gather": (0.020, 1.0),
         "aten::linear": (0.015, 1.0),

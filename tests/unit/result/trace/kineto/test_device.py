@@ -201,12 +201,15 @@ def test_all_to_all_calls_of_a_group_keep_their_order_and_their_mean_size():
     assert (entry.num_bytes, entry.ms) == (115, [0.005, 0.012, 0.006, 0.013])
 
 
-@pytest.mark.parametrize("strange", [
-    {"dtype": "QInt8"},
-    {"dtype": "Float", "Out msg nelems": "many", "In msg nelems": -1},
-    # Torch records the size of the rank's own part, which other ranks need not share.
-    {"dtype": "Float", "Collective name": "all_gather"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"dtype": "QInt8"},
+        {"dtype": "Float", "Out msg nelems": "many", "In msg nelems": -1},
+        # Torch records the size of the rank's own part, which other ranks need not share.
+        {"dtype": "Float", "Collective name": "all_gather"},
+    ],
+)
 def test_size_of_a_call_that_is_not_understood_is_unknown(strange):
     step = learned(kernel(ALL_GATHER, 60, 10, stream=20, **GATHER | strange))
     assert overlap_of_device(alone(*named(ALL_GATHER, 60, 160)), step, 2).collectives[0].num_bytes is None
@@ -224,10 +227,13 @@ def test_workload_that_runs_the_boundarys_kernel_is_an_error():
         learned(kernel("fill", 70, 1))
 
 
-@pytest.mark.parametrize(("name", "kind"), [
-    ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)", "other"),
-    ("void mscclpp::allreduce7<__half>(__half*, unsigned long)", "all_reduce"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)", "other"),
+        ("void mscclpp::allreduce7<__half>(__half*, unsigned long)", "all_reduce"),
+    ],
+)
 def test_kernels_of_msccl_communicate_whether_or_not_torch_records_the_collective(name, kind):
     assert list(on_device(kernel(name, 80, 10)).steps[0].collectives) == [kind]
     (step,) = on_device(kernel(name, 80, 10, **{"Collective name": "_allgather_base"})).steps
@@ -261,25 +267,28 @@ def test_name_that_other_work_has_too_is_not_learned():
     assert overlap_of_device(alone(kernel("elementwise", 60, 10)), learned(*shared), 2).steps[0].comm_ms == 0
 
 
-@pytest.mark.parametrize(("name", "kind"), [
-    ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)", "all_reduce"),
-    ("void (anonymous namespace)::multimem_one_shot_reduce_kernel<float, 16>(...)", "other"),
-    ("void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "other"),
-    ("c10d::nccl_extension::nccl_wait_for_signal_kernel(void**, int, unsigned long)", "other"),
-    ("c10d::nvshmem_extension::allToAllV(void*, void*, long*, unsigned long, int)", "all_to_all"),
-    ("void c10d::nvshmem_extension::exchangeSplitAndOffset_2d<true>(long*, long*, int, int)", "other"),
-    ("void c10d::rocshmem_extension::allToAllVPush(void*, void*, long*, long*, long)", "all_to_all"),
-    ("void barrier_on_stream_kernel_threadgroup<(threadgroup_t)1>(int, int)", "other"),
-    ("void alltoall_on_stream_kernel<char, (threadgroup_t)2>(int, char*, char const*)", "all_to_all"),
-    ("void fcollect_on_stream_kernel<char, (threadgroup_t)2>(int, char*, char const*)", "all_gather"),
-    ("nvshmemi_proxy_rma_entrypoint_blocking(rma_verb_t)", "other"),
-    ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)", "all_reduce"),
-    ("void oneShotAllReduceKernel<8u, true>(unsigned long, unsigned long)", "all_reduce"),
-    ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*)", "all_to_all"),
-    ("void primus_turbo::deep_ep::internode_ll::combine<true, 8>(void*)", "all_to_all"),
-    ("_Z23ncclDevKernel_Generic_424ncclDevKernelArgsStorageILm4096EE", "other"),
-    ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "all_reduce"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)", "all_reduce"),
+        ("void (anonymous namespace)::multimem_one_shot_reduce_kernel<float, 16>(...)", "other"),
+        ("void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "other"),
+        ("c10d::nccl_extension::nccl_wait_for_signal_kernel(void**, int, unsigned long)", "other"),
+        ("c10d::nvshmem_extension::allToAllV(void*, void*, long*, unsigned long, int)", "all_to_all"),
+        ("void c10d::nvshmem_extension::exchangeSplitAndOffset_2d<true>(long*, long*, int, int)", "other"),
+        ("void c10d::rocshmem_extension::allToAllVPush(void*, void*, long*, long*, long)", "all_to_all"),
+        ("void barrier_on_stream_kernel_threadgroup<(threadgroup_t)1>(int, int)", "other"),
+        ("void alltoall_on_stream_kernel<char, (threadgroup_t)2>(int, char*, char const*)", "all_to_all"),
+        ("void fcollect_on_stream_kernel<char, (threadgroup_t)2>(int, char*, char const*)", "all_gather"),
+        ("nvshmemi_proxy_rma_entrypoint_blocking(rma_verb_t)", "other"),
+        ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)", "all_reduce"),
+        ("void oneShotAllReduceKernel<8u, true>(unsigned long, unsigned long)", "all_reduce"),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*)", "all_to_all"),
+        ("void primus_turbo::deep_ep::internode_ll::combine<true, 8>(void*)", "all_to_all"),
+        ("_Z23ncclDevKernel_Generic_424ncclDevKernelArgsStorageILm4096EE", "other"),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "all_reduce"),
+    ],
+)
 def test_kernels_on_symmetric_memory_and_of_other_libraries_communicate(name, kind):
     found = on_device(kernel(name, 80, 10))
     assert (list(found.steps[0].collectives), found.steps[0].comm_ms) == ([kind], pytest.approx(0.010))
