@@ -6,7 +6,9 @@ from pytest_aorta.common.errors import LaunchError
 
 
 @pytest.mark.world(size=1, device="cpu", warm=True)
-@pytest.mark.parametrize("name", ["ddp_overlap", "fsdp", "ranking"])
+@pytest.mark.parametrize(
+    "name", ["fsdp", *(pytest.param(n, marks=pytest.mark.extended) for n in ("ddp_overlap", "ranking"))]
+)
 def test_one_rank_is_a_runtime_error_that_says_what_to_do(workload, name):
     with pytest.raises(LaunchError) as caught:
         workload.run(name)

@@ -56,7 +56,7 @@ def servers():
     servers.close()
 
 
-@pytest.fixture(params=["fsdp2", "ddp"])
+@pytest.fixture(params=["fsdp2", pytest.param("ddp", marks=pytest.mark.extended)])
 def run(request, servers, tmp_path, monkeypatch):
     """Provide a function that launches the script with a fault, and returns its result or failure, and the mark."""
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -72,7 +72,7 @@ def test_replicas_that_are_averaged_later_are_a_finding_and_no_error(tmp_path):
     assert "and again after step 9" in shown
 
 
-@pytest.mark.parametrize("options", [(), ("half",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("half",), marks=pytest.mark.extended)])
 def test_ddp_is_simulated_with_the_costs_of_real_ranks(tmp_path, options):
     shutil.copy(LOOPS, tmp_path / "train.py")
     real = run(tmp_path, "pytest_aorta.cli", "run", "--script", "train.py", "--", "hooked", *options).stdout
