@@ -365,7 +365,8 @@ def _logical_sums(signatures: Sequence[_Signature], facts: torch.Tensor) -> list
     is_again[:, 1:] = (held[:, 1:, 2:] == held[:, :-1, 2:]).all(2)
     differs = is_again[:, 1:] & (held[:, 1:, :2] != held[:, :-1, :2]).any(2)
     for number in differs.any(1).nonzero().flatten().tolist():
-        raise RuntimeError(f"replicas of {signatures[number].name} differ between {_replicas(fitting[number])}")
+        where = f"replicas of {signatures[number].name} differ between {_replicas(fitting[number])}"
+        raise RuntimeError(f"{where}: a race, gradients that were not reduced, or unequal first weights")
     # Sums of int64 wrap around at 2**64, as the hash's do.
     first, second, _, counts = (held * ~is_again.unsqueeze(2)).sum(1).unbind(1)
     for signature, num_held in zip(signatures, counts.tolist(), strict=True):
