@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.series import Series
-from pytest_aorta.worker import Recorder
-from pytest_aorta.worker.finite import NotFinite
+from pytest_aorta.worker import Recorder, finite
+from pytest_aorta.worker.finite import NotFinite, Optimizers
 
 
 @pytest.fixture
@@ -126,6 +126,17 @@ def test_type_that_changes_after_the_last_step_leaves_the_tensors_of_other_steps
     model.bfloat16()
     weights = only(recorder.result()).weights
     assert ([*weights.hashes], [*weights.tensors]) == (["0", "1", "2", "4", "8", "11"], ["0", "1", "2", "4", "8"])
+
+
+def test_parameter_at_the_address_of_a_freed_one_has_a_name_of_its_own(monkeypatch):
+    optimizers, model, freed = Optimizers(), Net(4, 4), Net(4, 4)
+    optimizer = torch.optim.SGD([freed.weight])
+    assert [name for name, _ in optimizers.named(optimizer)] == ["weight"]
+    address = id(freed.weight)
+    del freed, optimizer
+    gc.collect()
+    monkeypatch.setattr(finite, "id", lambda part: address if part is model.bias else id(part), raising=False)
+    assert [name for name, _ in optimizers.named(torch.optim.SGD([model.bias]))] == ["bias"]
 
 
 def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(recorder):
