@@ -96,8 +96,8 @@ CPU_ENVIRONMENT = ("cpu_capability", "cpu_kernels", "cpu_vendor")
 # Facts of the environment that bitwise numerics depend on, in addition to the world's size and device. Those that are
 # not named above belong to the machine or to what is installed on it.
 NUMERIC_ENVIRONMENT = (
-    "torch", "device", "device_name", "cuda", "hip", "nccl", "cublas", "cudnn", "triton", "weight_hash_version",
-    *CPU_ENVIRONMENT, *PROGRAM_ENVIRONMENT,
+    "torch", "device", "device_name", "cuda", "hip", "nccl", "cublas", "cudnn", "cudnn_frontend", "triton",
+    "weight_hash_version", *CPU_ENVIRONMENT, *PROGRAM_ENVIRONMENT,
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.

@@ -7,6 +7,7 @@ if it has them (docs/architecture.md, Kinds of devices).
 import functools
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -123,6 +124,8 @@ def device_facts(device: torch.device) -> dict[str, str | int | float | bool | N
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             # On ROCm the number is MIOpen's.
             "cudnn": torch.backends.cudnn.version(),
+            # Once imported, the package nvidia-cudnn-frontend may serve cuDNN's kernels.
+            "cudnn_frontend": getattr(sys.modules.get("cudnn"), "__version__", None),
             "cublas": _version("nvidia-cublas", "nvidia-cublas-cu12"),
             "triton": _version("triton", "pytorch-triton-rocm", "triton-rocm"),
             # allow_tf32 raises an error if the code has set the precision by this newer name.

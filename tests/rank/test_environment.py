@@ -4,6 +4,7 @@ import cProfile
 import sys
 import warnings
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import coverage
 import pytest
@@ -78,7 +79,10 @@ def test_versions_of_the_libraries_that_generate_kernels_are_known(on_gpu, monke
 
     monkeypatch.setattr("pytest_aorta.worker.accelerator.version", version)
     facts = environment_facts(on_gpu)
-    assert (facts["cudnn"], facts["triton"]) == (91900, "3.4.0")
+    assert (facts["cudnn"], facts["cudnn_frontend"], facts["triton"]) == (91900, None, "3.4.0")
+    # It serves cuDNN's kernels once it is imported.
+    monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(__version__="1.32.0"))
+    assert environment_facts(on_gpu)["cudnn_frontend"] == "1.32.0"
     installed.clear()
     assert environment_facts(on_gpu)["triton"] is None
 
