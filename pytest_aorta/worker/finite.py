@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 from torch.nn.parameter import is_lazy
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from pytest_aorta.common.text import distinct
 from pytest_aorta.result.measurements import RankResult
@@ -47,9 +46,9 @@ class Optimizers:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
-        # A parameter's name in the largest module that has it, or else its place in the optimizer. A name lives as long
-        # as its parameter: the next fold's parameter may have the id of one that was freed.
-        self._names = WeakTensorKeyDictionary()
+        # Id of a parameter -> the parameter, since one of the next fold may have the id of one that was freed, and its
+        # name in the largest module that has it, or else its place in the optimizer.
+        self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         # Looks that were not read: step, when, and parameters' names of one device and type, with their magnitudes.
         self._looks: list[tuple[int, str, list[str], torch.Tensor]] = []
 
@@ -64,11 +63,11 @@ class Optimizers:
         for optimizer in only or filter(None, (known() for known in self._known)):
             for number, group in enumerate(optimizer.param_groups):
                 found |= {id(part): (f"{number}.{place}", part) for place, part in enumerate(group["params"])}
-        if any(part not in self._names for _, part in found.values()):
-            names_in_modules = _names_in_modules(found.keys())
-            self._names.update({part: names_in_modules.get(id(part), place) for place, part in found.values()})
+        if any(key not in self._names or self._names[key][0]() is not part for key, (_, part) in found.items()):
+            inside = _names_in_modules(found.keys())
+            self._names |= {key: (weakref.ref(part), inside.get(key, place)) for key, (place, part) in found.items()}
         # Parameters of modules that are in no common module have the same names.
-        names = distinct((self._names[part] for _, part in found.values()), " ({})")
+        names = distinct((self._names[key][1] for key in found), " ({})")
         return [(name, part) for name, (_, part) in zip(names, found.values(), strict=True)]
 
     def look(self, step: int, when: str) -> None:
