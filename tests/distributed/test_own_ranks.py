@@ -19,8 +19,9 @@ TORCHRUN = ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "--ma
         pytest.param(["python", SCRIPT, "spawn", "left at once"], marks=pytest.mark.extended),
         pytest.param(["python", SCRIPT, "first is a rank", ""], marks=pytest.mark.extended),
         pytest.param([*TORCHRUN, SCRIPT, "environment", ""], marks=pytest.mark.extended),
+        pytest.param([*TORCHRUN, SCRIPT, "exec", ""], marks=pytest.mark.extended),
     ],
-    ids=["spawn", "fork, left at once", "left at once", "first is a rank", "torchrun"],
+    ids=["spawn", "fork, left at once", "left at once", "first is a rank", "torchrun", "exec"],
 )
 def test_each_rank_of_a_command_is_measured_as_under_torchrun(distributed_world, command):
     result = distributed_world.launch_command(command, record={"hash_weights": True})

@@ -58,8 +58,12 @@ class _Rank:
                 f"pytest-aorta: the command has started a rank {number}, which the world of the test does not have; "
                 f"mark the test with world(size=N), with the number of ranks that the command starts"
             )
+        claim = folder / f"{_CLAIM}-{os.getpid()}"
         try:
-            (folder / _CLAIM).touch(exist_ok=False)
+            # A program that has replaced itself by exec, such as one that binds the rank to a core, is the same process.
+            if not claim.exists():
+                (folder / _CLAIM).touch(exist_ok=False)
+                claim.touch()
         except FileExistsError:
             return
         self.pid, self.folder = os.getpid(), folder

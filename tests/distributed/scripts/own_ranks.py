@@ -63,6 +63,8 @@ def main(start: str, fault: str) -> None:
             mp.start_processes(train, (fault,), nprocs=1 if fault == "absent" else WORLD, start_method=start)
         case "environment":
             train(int(os.environ["RANK"]), fault)
+        case "exec":
+            os.execv(sys.executable, [sys.executable, sys.argv[0], "environment", fault])
         case "first is a rank" if "LOCAL_RANK" in os.environ:
             train(1, fault)
         case "first is a rank":
