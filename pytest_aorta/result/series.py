@@ -35,6 +35,7 @@ _NO_HASH = "f" * _OF_RANK
 _OfRank: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 _MOST_PARAMETERS = 2000
 _MOST_NAMED = 3
+_MOST_LISTED = 8
 
 
 class LocalWeights(Model, frozen=True, omit_defaults=True):
@@ -227,8 +228,13 @@ def described(facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: boo
     alone = [one.name for one in facts if num_ranks > 1 and one.collectives == 0]
     if len(facts) < 2 and (has_messages or not alone):
         return ""
-    text = f"{counted(len(facts), 'optimizer')}: {', '.join(map(str, facts))}"
-    return f"{text}; there is no collective in the steps of {', '.join(alone)}" if alone else text
+    text = f"{counted(len(facts), 'optimizer')}: {_listed([str(one) for one in facts])}"
+    return f"{text}; there is no collective in the steps of {_listed(alone)}" if alone else text
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {counted(len(names) - _MOST_LISTED, 'other')}" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def diverged(ranks: Sequence[Sequence[Series]]) -> str:

@@ -4,7 +4,7 @@ import gc
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,12 @@ from pytest_aorta.worker.layout import local_part
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 # Types of 8 bits that torch.isfinite does not support, and whose numbers bfloat16 represents exactly.
 _CHECKED_AS_BFLOAT16 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+# Of a script that makes optimizers in each step, those whose modules are searched for and whose costs are counted;
+# either can take 100 ms.
+MOST_SEARCHED = 16
+# The modules that the script has frozen.
+_frozen: list[weakref.ref[torch.nn.Module]] = []
 
 _Result = TypeVar("_Result")
 
@@ -49,6 +55,8 @@ class Optimizers:
         # Id of a parameter -> the parameter, since one of the next fold may have the id of one that was freed, and its
         # name in the largest module that has it, or else its place in the optimizer.
         self._names: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        # The same for all parameters that modules had at the last search.
+        self._inside: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         # Looks that were not read: step, when, and parameters' names of one device and type, with their magnitudes.
         self._looks: list[tuple[int, str, list[str], torch.Tensor]] = []
 
@@ -64,8 +72,11 @@ class Optimizers:
             for number, group in enumerate(optimizer.param_groups):
                 found |= {id(part): (f"{number}.{place}", part) for place, part in enumerate(group["params"])}
         if any(key not in self._names or self._names[key][0]() is not part for key, (_, part) in found.items()):
-            inside = _names_in_modules(found.keys())
-            self._names |= {key: (weakref.ref(part), inside.get(key, place)) for key, (place, part) in found.items()}
+            if len(self._known) <= MOST_SEARCHED:
+                self._inside = _names_in_modules()
+            for key, (place, part) in found.items():
+                known, name = self._inside.get(key, (weakref.ref(part), place))
+                self._names[key] = weakref.ref(part), name if known() is part else place
         # Parameters of modules that are in no common module have the same names.
         names = distinct((self._names[key][1] for key in found), " ({})")
         return [(name, part) for name, (_, part) in zip(names, found.values(), strict=True)]
@@ -97,16 +108,23 @@ class Optimizers:
         self._looks = [look for look in self._looks if look[0] >= before]
 
 
-def _names_in_modules(parameters: Set[int]) -> dict[int, str]:
-    """Return the names of parameters, by their ids, in the largest modules of the script that have them."""
-    named = [(name, id(own)) for found in modules() for name, own in found.named_parameters() if id(own) in parameters]
-    return {key: name for name, key in sorted(named, key=lambda pair: len(pair[0]))}
+def _names_in_modules() -> dict[int, tuple[weakref.ref[torch.Tensor], str]]:
+    """Return parameters and their names in the largest modules of the script that have them, by ids."""
+    named = [(name, own) for found in modules() for name, own in found.named_parameters()]
+    return {id(own): (weakref.ref(own), name) for name, own in sorted(named, key=lambda pair: len(pair[0]))}
 
 
 def modules() -> list[torch.nn.Module]:
     """Return all modules of this process."""
     # isinstance would call code of objects such as weak proxies.
-    return [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
+    listed = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
+    return [*filter(None, (known() for known in _frozen)), *listed]
+
+
+def freeze(original: Callable[[], None]) -> None:
+    """Call ``gc.freeze`` for the script, and remember all modules, which the collector no longer lists then."""
+    _frozen[:] = map(weakref.ref, modules())
+    original()
 
 
 class NotFinite(ArithmeticError):

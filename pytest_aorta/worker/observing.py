@@ -11,6 +11,7 @@ are joined when they have ended. Nothing reads a number from a device before the
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import os
 import re
@@ -38,7 +39,7 @@ from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.series import Series, digest
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile, joined_costs
 from pytest_aorta.worker.accelerator import own_device
-from pytest_aorta.worker.finite import Optimizers, modules, refuse_values, untraced
+from pytest_aorta.worker.finite import MOST_SEARCHED, Optimizers, freeze, modules, refuse_values, untraced
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
@@ -108,7 +109,7 @@ class _Optimized:
         self, optimizer: Optimizer, named: _Named, device: torch.device, warmup: int, *, hash_every_step: bool
     ) -> None:
         self.optimizer = weakref.ref(optimizer)
-        self.name, self.model = type(optimizer).__name__, model_of(named(optimizer))
+        self.name, self.model = type(optimizer).__name__, ""
         self.num_steps = 0
         # The numbers of the timed steps.
         self.timed: list[int] = []
@@ -362,6 +363,7 @@ class Observer:
             for module in (torch.nn.utils, torch.nn.utils.clip_grad):
                 self._wrap(module, "clip_grad_norm_", self._clip)
             self._wrap(torch, "load", self._load)
+            self._wrap(gc, "freeze", freeze)
             self._wrap(torch.amp.GradScaler, "scale", self._scale)
             self._wrap(Optimizer, "__init__", self._made)
             self._wrap(torch.profiler.profile, "prepare_trace", self._give_way)
@@ -506,7 +508,10 @@ class Observer:
                     found.hash()
         if is_chosen and self.record.hash_weights and not self._is_simulated:
             found.hash_at_the_end()
-        is_covered = not is_alone and any(found in one.counted_with for one in self._all)
+        counted = [one for one in self._all if one.counter is not None]
+        is_covered = len(counted) >= MOST_SEARCHED or (
+            not is_alone and any(found in one.counted_with for one in counted)
+        )
         if was_counting and not self._is_counting:
             self._profiled_last = found, found.num_steps, self._turn
         may_profile = not (self._is_counting or self.record.hash_every_step) and self._may_profile()
@@ -536,6 +541,8 @@ class Observer:
         every = self.record.hash_every_step and not self._is_simulated
         named = self.optimizers.named
         self._all.append(_Optimized(optimizer, named, self.device, self.record.warmup, hash_every_step=every))
+        if len(self._all) <= MOST_SEARCHED:
+            self._all[-1].model = model_of(named(optimizer))
         return self._all[-1]
 
     def _look(self, found: _Optimized) -> None:

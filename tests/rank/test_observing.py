@@ -17,6 +17,7 @@ from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.series import Series
 from pytest_aorta.worker import Recorder, finite
+from pytest_aorta.worker import observing as observing_module
 from pytest_aorta.worker.finite import NotFinite, Optimizers
 
 
@@ -154,6 +155,47 @@ def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(re
     assert [series.weights.names for series in found] == [names, ["bias", "weight"]]
     with pytest.raises(NotFinite, match=r"^parameter weight of rank 1 .* first after step 5; "):
         recorder.refuse_non_finite()
+
+
+def test_modules_that_the_script_has_frozen_name_the_parameters(recorder):
+    def freeze(step: int, *_: object) -> None:
+        if step == 1:
+            gc.freeze()
+            gc.freeze()
+
+    try:
+        _kept = train(6, freeze)
+    finally:
+        gc.unfreeze()
+    series = only(recorder.result())
+    assert (series.name, series.weights.names) == ("SGD of Net", ["bias", "weight"])
+
+
+def test_optimizers_of_each_step_are_neither_searched_for_modules_nor_profiled_without_end(recorder, monkeypatch):
+    searches: list[None] = []
+    for module in (finite, observing_module):
+        monkeypatch.setattr(module, "modules", lambda: searches.append(None) or [])
+    for _ in range(40):
+        latent = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([latent], lr=0.1)
+        for _ in range(5):
+            latent.grad = torch.ones(2)
+            optimizer.step()
+    assert len(searches) <= 2 * finite.MOST_SEARCHED
+    found = recorder._observer._all
+    assert len(found) == 40
+    assert sum(one.counter is not None for one in found) <= finite.MOST_SEARCHED
+
+
+def test_each_of_many_optimizers_of_one_model_names_its_parameter(recorder):
+    model = torch.nn.Sequential(*(Net(2, 2) for _ in range(20)))
+    optimizers = [torch.optim.SGD([parameter]) for parameter in model.parameters()]
+    for _ in range(3):
+        model(torch.ones(2)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    names = [series.weights.names[0] for series in recorder.result().series]
+    assert names == [name for name, _ in model.named_parameters()]
 
 
 def test_micro_batches_are_one_loss_and_recomputation_is_none(recorder):

@@ -60,7 +60,7 @@ class _Rank:
             )
         claim = folder / f"{_CLAIM}-{os.getpid()}"
         try:
-            # A program that has replaced itself by exec, such as one that binds the rank to a core, is the same process.
+            # A program that replaces itself by exec, such as one that binds the rank to a core, is the same process.
             if not claim.exists():
                 (folder / _CLAIM).touch(exist_ok=False)
                 claim.touch()

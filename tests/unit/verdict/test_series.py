@@ -192,6 +192,8 @@ def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
         f"collective in the steps of SGD of Net"
     )
     assert line_on([[trained, trained]] * 2).endswith(f": {trained_text}, {trained_text.replace(NAME, f'{NAME} #2')}")
+    many = line_on([[reference] * 9] * 2)
+    assert (many.count("(40 steps"), many.count("SGD of Net #8"), many.count(" and 1 other")) == (8, 2, 2)
 
 
 def test_time_of_the_other_optimizers_is_a_metric_of_its_own():
