@@ -232,6 +232,8 @@ def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence
     if not unfinished:
         return LaunchFailure(FailureKind.PROCESS_LEFT, "a process outlived the launch")
     headline = f"{_names(unfinished)} exited with code 0 and left no result"
+    if plan.program():
+        headline += "; if the script replaces its process, as by os.execv, launch it by run_command"
     return LaunchFailure(FailureKind.RESULT_MISSING, headline, _log_lines(unfinished[0]), unfinished[0].rank)
 
 

@@ -227,7 +227,8 @@ ERRORS = {
     "position where the first rank is a victim": (
         Left({0: lost_peer(1, "Timed out waiting 48000ms for recv operation"), 1: stuck(COMPUTING, 2)}), "",
         f"  rank 1, step 2: {AT_COMPUTE}"),
-    "result missing": (Left({0: DONE}, ENDED_WELL), "result missing: rank 1 exited with code 0 and left no result",
+    "result missing": (Left({0: DONE}, ENDED_WELL), "result missing: rank 1 exited with code 0 and left no result; if "
+        "the script replaces its process, as by os.execv, launch it by run_command",
         "\n  ranks/1/output.log is empty\n"),
     "process left": (Left({0: DONE, 1: DONE}, ended(status=0, survivors=(41, 42))),
         "process left: a process outlived the launch",
