@@ -334,6 +334,12 @@ class _Trial:
         notes = [measured, facts[0].optimizers, *self._notes, _of_costs(facts, known)]
         if facts[0].overlap_problem:
             notes.append(f"overlap is not compared: {facts[0].overlap_problem}")
+        steps, other_steps = (launch.num_steps for launch in facts)
+        if steps != other_steps:
+            notes.append(
+                f"a launch measured {steps} steps and the next {other_steps}, so the test fails: have the script make "
+                "a fixed number of steps"
+            )
         if self._world.device == "cpu":
             notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
             if not (facts[0].weight_hashes or facts[0].series or known):

@@ -154,6 +154,17 @@ def test_what_a_script_lacks_is_said_and_seeds_are_not_tried(folder, launches, c
     assert call_in(files(folder)["test_train.py"])[1] == {"record": {}}
 
 
+def test_script_whose_number_of_steps_varies_is_said_to_fail(folder, launches, capsys):
+    def ranks(_: LaunchPlan, number: int) -> Values:
+        steps = 10 + number
+        counts = dict.fromkeys(("configured_iterations", "total_iterations"), steps)
+        return counts | {name: [5.0] * steps for name in ("step_times_ms", "loss", "grad_norm")}
+
+    launches.ranks = ranks
+    assert main(["init", "train.py"]) == 0
+    assert "note: a launch measured 15 steps and the next 16, so the test fails: have " in capsys.readouterr().out
+
+
 def resuming(folder: Path, kept: str, *, is_seeded: bool = True) -> Ranks:
     """Return the ranks of a script that saves a checkpoint, and goes on with it if it is there."""
 
