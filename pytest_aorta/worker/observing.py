@@ -393,10 +393,12 @@ class Observer:
             return original(tensors, *args, **kwargs)
         if self._progress is None:
             self._enter(1)
-        # The last stage of a pipeline passes its loss as a sequence.
-        only = tensors[0] if isinstance(tensors, list | tuple) and len(tensors) == 1 else tensors
+        # The last stage of a pipeline passes its loss as a sequence, and the others their outputs with gradients.
+        losses = tensors if isinstance(tensors, list | tuple) else [tensors]
         (scaled, loss), self._scaled = self._scaled, (None, None)
-        self._note(_LOSS, loss if scaled is not None and scaled is only else only)
+        if len(losses) == 1 or not (args or kwargs.get("grad_tensors")):
+            for one in losses:
+                self._note(_LOSS, loss if scaled is not None and scaled is one else one)
         self._is_in_backward = True
         try:
             result = original(tensors, *args, **kwargs)

@@ -157,6 +157,16 @@ def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(re
         recorder.refuse_non_finite()
 
 
+def test_losses_of_one_backward_pass_are_added_up_unless_they_have_gradients(recorder):
+    model = Net(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for gradients in [None] * 4 + [[torch.ones(()), torch.ones(())]]:
+        first, second = losses = [*model(torch.ones(4))]
+        torch.autograd.backward(losses, grad_tensors=gradients)
+        optimizer.step()
+    assert only(recorder.result()).loss == dict.fromkeys("1234", first.item() + second.item())
+
+
 def test_modules_that_the_script_has_frozen_name_the_parameters(recorder):
     def freeze(step: int, *_: object) -> None:
         if step == 1:
