@@ -22,7 +22,7 @@ class Limits(Model, frozen=True):
 
     Attributes:
         error_grace_s: Seconds that the other ranks get to write their evidence once a rank has failed.
-        straggler_s: Seconds that the other ranks get to end once a rank has its result.
+        straggler_s: Seconds that the other ranks get to end once a rank has its result; one may evaluate or save alone.
         output_cap_bytes: Largest total size of all logs.
     """
 
@@ -31,9 +31,9 @@ class Limits(Model, frozen=True):
     output_cap_bytes: int = 64 << 20
 
 
-def limits_under(profiler: str | None) -> Limits:
-    """Return the limits of a launch under ``profiler``."""
-    return Limits(straggler_s=WRAPPED_STRAGGLER_S) if profiler in WRAPPERS else Limits()
+def limits_under(profiler: str | None, timeout_s: float) -> Limits:
+    """Return the limits of a launch under ``profiler`` whose time limit is ``timeout_s``."""
+    return Limits(straggler_s=WRAPPED_STRAGGLER_S if profiler in WRAPPERS else max(60.0, timeout_s / 2))
 
 
 class StepRecording(Model, frozen=True, omit_defaults=True):

@@ -274,7 +274,7 @@ class Launcher:
             reference=version,
             profiler=options.profiling.tool,
             profiler_schedule=options.profiling.schedule,
-            limits=limits_under(options.profiling.tool),
+            limits=limits_under(options.profiling.tool, self.timeout_s),
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )
