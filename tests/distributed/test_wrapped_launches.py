@@ -40,7 +40,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def wrapped(tmp_path: Path, kind: str) -> LaunchPlan:
-    return replace(make_plan(tmp_path, kind), profiler="nsys", limits=limits_under("nsys"))
+    return replace(make_plan(tmp_path, kind), profiler="nsys", limits=limits_under("nsys", 60))
 
 
 def test_wrapped_launch_has_a_result_and_a_trace(tmp_path, environ):
