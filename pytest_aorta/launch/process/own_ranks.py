@@ -58,14 +58,14 @@ class _Rank:
                 f"pytest-aorta: the command has started a rank {number}, which the world of the test does not have; "
                 f"mark the test with world(size=N), with the number of ranks that the command starts"
             )
-        claim = folder / f"{_CLAIM}-{os.getpid()}"
+        claim = folder / _CLAIM
         try:
-            # A program that replaces itself by exec, such as one that binds the rank to a core, is the same process.
-            if not claim.exists():
-                (folder / _CLAIM).touch(exist_ok=False)
-                claim.touch()
+            with claim.open("x") as file:
+                file.write(str(os.getpid()))
         except FileExistsError:
-            return
+            # A program that replaces itself by exec, such as one that binds the rank to a core, is the same process.
+            if claim.read_text() != str(os.getpid()):
+                return
         self.pid, self.folder = os.getpid(), folder
         os.environ["RANK"] = str(number)
         rank_program.prepare(folder)
