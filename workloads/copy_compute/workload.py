@@ -83,8 +83,7 @@ class CopyComputeWorkload(SpansWorkload):
         left, right = (torch.randn(size, size, device=self._device, generator=random) for _ in range(2))
         self._left, self._right = left.to(self._settings.dtype), (right / size**0.5).to(self._settings.dtype)
         self._product = torch.empty_like(self._left)
-        parts = self._serial, self._overlapped, self._compute, self._copy
-        self._variants = dict(zip(("serial", "overlapped", "compute", "copy"), parts, strict=True))
+        self._variants = {name: getattr(self, f"_{name}") for name in ("serial", "overlapped", "compute", "copy")}
 
     def run(self) -> RankResult:
         """Check copied data, measure, and check again."""

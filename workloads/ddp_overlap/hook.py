@@ -1,6 +1,6 @@
 """A communication hook for DDP that all-reduces each bucket beside backward, or all buckets after backward."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,9 +9,6 @@ from torch import nn
 from ..common.collectives import reduce_scatter
 from ..common.gradients import fill_gradients
 from ..common.streams import Work, collective_stream
-
-# Gradients as one message, and the parameters that they belong to.
-_Bucket: TypeAlias = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class ReduceScatterStress:
@@ -66,7 +63,8 @@ class BucketReduction:
         self._devices: list[int | str | torch.device] | None = [device] if device.type == "cuda" else None
         self._overlap, self._stress = overlap, stress
         self._stream = collective_stream(device, beside=overlap)
-        self._buckets: list[_Bucket] = []
+        # Gradients as one message, and the parameters that they belong to.
+        self._buckets: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         self._works: list[Work] = []
         # Read after the last step: DDP uses one bucket in the first step and makes its final buckets after it.
         self.num_in_last_step = 0

@@ -12,7 +12,7 @@ from pytest_aorta.worker import without_data
 from ..common.gradients import own_shard
 from ..config import LlamaSettings, MemorySettings
 from ..models import build_model
-from ..models.common.attention import CUDNN
+from ..models.common.attention import CUDNN, scores_bytes
 from ..models.common.decoder import Block, Decoder
 from ..models.common.moe import Experts
 from .activation_checkpoint import LADDER, checkpointed, choices, describe
@@ -163,11 +163,10 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
         always += 2 * settings.gradient_accumulation * inputs
     if device.type == "cuda":
         # Attention's backward pass adds up the gradients of the queries in float32.
-        width = settings.model.n_heads * settings.model.key_dim // mesh.degrees.tensor_parallel
-        always += _MATMUL_WORKSPACE + tokens * width * _FLOAT32
+        num_heads = settings.model.n_heads // mesh.degrees.tensor_parallel
+        always += _MATMUL_WORKSPACE + tokens * num_heads * settings.model.key_dim * _FLOAT32
         if settings.deterministic and settings.model.attention == CUDNN:
-            # A gradient of each score, in two bytes.
-            always += 2 * settings.batch_size * settings.model.n_heads // mesh.degrees.tensor_parallel * positions**2
+            always += scores_bytes(settings.batch_size, num_heads, positions)
     if is_accumulated and gathering.accumulates_unsharded:
         always += embedding.reduced + len(blocks) * block.reduced + head.reduced
     return StepMemory(

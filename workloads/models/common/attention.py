@@ -26,7 +26,7 @@ KERNELS = (*_TORCH_KERNELS, FLEX)
 # The fastest first, on an H200. cuDNN has a kernel for the plain causal mask only; other masks would be stored whole.
 _FASTEST = (CUDNN, "flash", "efficient", "math")
 _FASTEST_DETERMINISTIC = (CUDNN, FLEX, "flash", "efficient", "math")
-# cuDNN's deterministic backward pass stores a gradient of each score in two bytes. ``auto`` takes it up to this size.
+# The largest gradients of scores with which ``auto`` takes cuDNN in a deterministic run.
 _MAX_SCORES_BYTES = 5 << 30
 
 
@@ -83,6 +83,11 @@ class AttentionInputs:
         return [empty.new_zeros((self.batch_size, *size, self.head_dim), requires_grad=True) for size in sizes]
 
 
+def scores_bytes(batch_size: int, num_heads: int, num_positions: int) -> int:
+    """Return the bytes that cuDNN's deterministic backward pass needs for a gradient of each score, in two bytes."""
+    return 2 * batch_size * num_heads * num_positions**2
+
+
 def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -> str:
     """Return the kernel of ``KERNELS`` that is to run: the one asked for, or with ``auto`` the first that runs here.
 
@@ -96,8 +101,8 @@ def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -
     candidates: Sequence[str] = (asked,)
     if asked == AUTO:
         fastest = _FASTEST_DETERMINISTIC if deterministic else _FASTEST
-        scores_bytes = 2 * inputs.batch_size * inputs.num_heads * inputs.num_queries**2 if deterministic else 0
-        on_gpu = fastest if inputs.is_square and scores_bytes <= _MAX_SCORES_BYTES else fastest[1:]
+        stored = scores_bytes(inputs.batch_size, inputs.num_heads, inputs.num_queries) if deterministic else 0
+        on_gpu = fastest if inputs.is_square and stored <= _MAX_SCORES_BYTES else fastest[1:]
         candidates = ("flash", "math") if inputs.device.type == "cpu" else on_gpu
     refusals = {}
     for kernel in candidates:
