@@ -1,14 +1,12 @@
 """Plain text for a terminal: tables that fit the width, lines without control characters, and tracebacks."""
 
 import difflib
-import json
 import re
 import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 _UNLIMITED = 1 << 20
 _MIN_FLEXIBLE = 16
@@ -18,7 +16,6 @@ _MIN_PART = 3
 _MAX_SUGGESTED = 3
 # Similarity, as difflib measures it, of a name with one wrong or missing character.
 _NEARLY = 0.85
-_NAME_TO_FILL = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 # Control characters (C0, DEL and C1) other than tab and newline. A terminal interprets them as commands.
 _ESCAPES = {code: rf"\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
@@ -127,21 +124,6 @@ def visible(text: str) -> str:
     Surrogates, which UTF-8 can't encode, are escaped too: with one in a report, a pytest-xdist worker would crash.
     """
     return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def filled(text: str, values: Mapping[str, Any]) -> str:
-    """Replace each ``{name}`` in ``text`` with its value: a string as it is, any other value as JSON."""
-
-    def value_of(match: re.Match[str]) -> str:
-        value = values[match[1]]
-        return value if isinstance(value, str) else json.dumps(value)
-
-    return _NAME_TO_FILL.sub(value_of, text)
-
-
-def names_in(text: str) -> list[str]:
-    """Return the names in braces that :func:`filled` replaces."""
-    return list(map(str, _NAME_TO_FILL.findall(text)))
 
 
 # Files of the programs that start a rank's script or workload, and of Python's import system.

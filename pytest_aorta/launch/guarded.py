@@ -151,8 +151,6 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     if plan.record is not None and plan.record.deterministic:
         # Without it, torch refuses matrix products under deterministic algorithms on NVIDIA GPUs.
         kept.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if program := plan.program():
-        kept |= program.environment
     # Set after all that a config can set: without the id, processes could be left when the guard is killed.
     kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.model import Count, Model, convert
-from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.options import WRAPPED_STRAGGLER_S, WRAPPERS, LauncherKind, ProfilerSchedule
 from pytest_aorta.plan.reference import AnyReference
-from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, CommandLine, WorkloadSpec, filled_adapter, resolve_config
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, resolve_config
 from pytest_aorta.plan.world import World
 
 
@@ -175,21 +174,10 @@ class LaunchPlan(LaunchRequest, frozen=True, kw_only=True):
         copied = self.copy / path.relative_to(self.cwd)
         return copied if copied.exists() else path
 
-    def program(self) -> CommandLine | None:
-        """Return the script or command that ranks run; None for a workload that is a class."""
-        if self.script is not None:
-            return CommandLine(str(self.counterpart(Path(self.script))), self.args, {})
-        if self.spec is None or self.spec.command is None:
-            return None
-        return self.spec.command.line(self.config, folder=self.spec.folder, run_dir=self.run_dir)
-
-    def adapter(self, rank: int) -> Adapter | None:
-        """Return the adapter for the log of one rank; None if ranks record their steps themselves.
-
-        Raises:
-            SpecError: The adapter is contradictory under this config.
-        """
-        return filled_adapter(self.spec, self.config, self.run_dir, rank) if self.spec else None
+    @property
+    def program(self) -> str | None:
+        """The path of the script, in the copy of the working folder if it is there; None for a workload."""
+        return None if self.script is None else str(self.counterpart(Path(self.script)))
 
 
 def read_plan(path: Path) -> LaunchPlan:

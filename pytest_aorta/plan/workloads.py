@@ -1,12 +1,11 @@
-"""Workloads by name: the declaration in default.yaml, the command of ranks, and the checked config of a launch."""
+"""Workloads by name: the declaration in default.yaml, and the checked config of a launch."""
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -19,15 +18,11 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import UnreadableFile, parse_json, raised_as
 from pytest_aorta.common.model import Model, convert
 from pytest_aorta.common.strict_yaml import read_yaml
-from pytest_aorta.common.text import brief, did_you_mean, filled, names_in
-from pytest_aorta.plan.adapter import Adapter, AdapterError, make_adapter
-from pytest_aorta.plan.device_kind import VISIBLE_VARIABLES
+from pytest_aorta.common.text import brief, did_you_mean
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError
 
-# Names in braces besides config keys: the launch's folder, and the folder of the yaml.
-PLACES = ("run_dir", "folder")
 # Config key that every workload has: variables of the ranks, name -> value, set before they start.
 ENVIRONMENT_KEY = "environment"
 ENVIRONMENT_SCHEMA: dict[str, Any] = {
@@ -55,104 +50,10 @@ _LAUNCHERS_OWN = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT
 # One code path of ATen, MKL and oneDNN on every x86-64 CPU with AVX2. By default these libraries choose kernels by CPU
 # model, and results depend on the choice. COMPATIBLE is MKL's only mode that is the same on CPUs of several vendors.
 CPU_KERNELS = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-# Variables that the launcher sets for each rank, and variables that load code into every program of the launch.
-_REFUSED = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
-    *VISIBLE_VARIABLES, "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "LD_AUDIT", "LD_PRELOAD",
-}  # fmt: skip
-_REFUSED_PREFIXES = ("AORTA_", "PET_", "TORCHELASTIC_")
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
 # Keys that the schema of a config key needs besides the keywords of JSON Schema.
 _FRAGMENT_KEYS = {"type", "default", "description"}
-# Keywords that validate nothing, and that a list of allowed keywords should name.
-_ANNOTATIONS = {"default", "description", "examples", "title"}
-
-
-class _WhenTrue(Model, frozen=True):
-    """Arguments that are passed where the config key ``when`` is true."""
-
-    when: str
-    args: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """The command of a rank.
-
-    Attributes:
-        target: Path ending in ``.py``, or dotted module.
-        args: Arguments.
-        environment: Variables that are added to the environment.
-    """
-
-    target: str
-    args: tuple[str, ...]
-    environment: dict[str, str]
-
-
-class Command(Model, frozen=True):
-    """The block ``command:`` of a workload's yaml; names of config keys in braces are replaced by their values.
-
-    Attributes:
-        script: Path of a script, relative to the yaml's folder; empty if ``module`` is given.
-        module: Dotted name of a module; empty if ``script`` is given.
-        args: Arguments.
-        environment: Variables that are added to the environment.
-    """
-
-    script: Annotated[str, Meta(pattern=r"(^|\.py)$")] = ""
-    module: Annotated[str, Meta(pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?$")] = ""
-    args: tuple[str | _WhenTrue, ...] = ()
-    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*$")], str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse a command that is both a script and a module, or neither."""
-        if bool(self.script) == bool(self.module):
-            raise ValueError(
-                f"give one of the keys 'script' and 'module'; {'both' if self.script else 'neither'} given"
-            )
-
-    def line(self, config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
-        """Return the command with the config's values filled in; a script is relative to the yaml's ``folder``.
-
-        Raises:
-            SpecError: An argument or a variable contains a character that can't be passed to a process.
-        """
-        values = {**config, "run_dir": str(run_dir), "folder": str(folder)}
-        texts: list[str] = []
-        for entry in self.args:
-            if isinstance(entry, str):
-                texts.append(entry)
-            elif config[entry.when]:
-                texts += entry.args
-        args = [filled(text, values) for text in texts]
-        environment = {name: filled(text, values) for name, text in self.environment.items()}
-        for text in args:
-            _refuse_unpassable(f"{folder / YAML_NAME}: command.args", text)
-        for name, text in environment.items():
-            _refuse_unpassable(f"{folder / YAML_NAME}: command.environment.{name}", text)
-        return CommandLine(str(folder / self.script) if self.script else self.module, tuple(args), environment)
-
-
-def _check_command(command: Command, yaml: Path, properties: Collection[str]) -> None:
-    """Check a workload's command against its config keys.
-
-    Raises:
-        SpecError: A name can't be filled in, a variable is the launcher's own, or the script does not exist.
-    """
-    if wrong := sorted(name for name in command.environment if name in _REFUSED or name.startswith(_REFUSED_PREFIXES)):
-        patterns = sorted([*_REFUSED, *(f"{prefix}*" for prefix in _REFUSED_PREFIXES)])
-        raise SpecError(
-            f"{yaml}: command.environment: got {wrong}; a command may set any variable except {', '.join(patterns)}"
-        )
-    _refuse_unknown_names(f"{yaml}: command", _texts_of(structs.asdict(command)), properties)
-    for entry in command.args:
-        if isinstance(entry, _WhenTrue) and entry.when not in properties:
-            hint = did_you_mean([entry.when], properties)
-            raise SpecError(f"{yaml}: command: when: no config key {entry.when!r}{hint}; known: {sorted(properties)}")
-    if command.script and not (yaml.parent / command.script).is_file():
-        raise SpecError(f"{yaml}: command: there is no file {yaml.parent / command.script}")
 
 
 def _refuse_unpassable(where: str, text: object) -> None:
@@ -163,28 +64,6 @@ def _refuse_unpassable(where: str, text: object) -> None:
         is_passable = False
     if not is_passable:
         raise SpecError(f"{where}: got {brief(ascii(text))}, allowed is text without NUL and lone surrogates")
-
-
-def _refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:
-    """Check that every name in braces can be filled in; ``where`` starts the message.
-
-    Raises:
-        SpecError: A name is neither a config key nor ``run_dir`` or ``folder``.
-    """
-    known = {*properties, *PLACES}
-    if unknown := sorted({name for text in texts for name in names_in(text)} - known):
-        hint = did_you_mean(unknown, sorted(known))
-        raise SpecError(f"{where}: names {unknown} can't be filled in{hint}; there are {sorted(known)}")
-
-
-def _texts_of(value: Any) -> list[str]:
-    """Return every string in a value of the yaml."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, _WhenTrue):
-        return list(value.args)
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [text for item in items for text in _texts_of(item)]
 
 
 def pinned_cpu_kernels(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
@@ -252,9 +131,7 @@ class Declaration(Model, frozen=True):
 
     Attributes:
         description: One sentence for lists of workloads.
-        class_name: Class of the workload; empty if the workload is a command.
-        command: Script or module and its arguments; None if the workload is a class.
-        adapter: Adapter for the log of the command; None if the command records its steps itself.
+        class_name: Class of the workload.
         launch_mode: ``torchrun``.
         min_world_size: Smallest number of ranks.
         preload: Modules of torch that a fork server imports before it forks ranks of this workload.
@@ -265,9 +142,7 @@ class Declaration(Model, frozen=True):
     """
 
     description: Annotated[str, Meta(min_length=1)]
-    class_name: Annotated[str, Meta(pattern=r"^([A-Za-z_]\w*)?$")] = field(default="", name="class")
-    command: Command | None = None
-    adapter: dict[str, Any] | None = None
+    class_name: Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*$")] = field(name="class")
     launch_mode: Annotated[str, Meta(pattern="^torchrun$")] = "torchrun"
     min_world_size: Annotated[int, Meta(ge=1)] = 1
     # A fork server outlives a launch, so it imports nothing that the user may edit.
@@ -276,15 +151,6 @@ class Declaration(Model, frozen=True):
     extends: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_]+\.yaml)?$")] = ""
     properties: _Properties = field(default_factory=dict, name="config")
     presets: _Presets = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions between keys."""
-        if bool(self.class_name) == (self.command is not None):
-            raise ValueError(
-                f"give one of the keys 'class' and 'command'; {'both' if self.command else 'neither'} given"
-            )
-        if self.adapter is not None and self.command is None:
-            raise ValueError("adapter belongs to a command; a class returns its result itself")
 
 
 class WorkloadSpec(Declaration, frozen=True, kw_only=True):
@@ -349,11 +215,7 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     place = found[0]
     if place.folder is None:
         raise SpecError(f"entry point {ENTRY_POINT_GROUP}: {name} = {place.module!r} is not a package with a folder")
-    spec = read_workload(name, place.folder, place.module)
-    # Not for an A/B reference: an older commit may have keywords that were accepted then.
-    for key, fragment in spec.properties.items():
-        _refuse_unknown_keywords(f"{spec.declared_in(key)}: config.{key}", fragment)
-    return spec
+    return read_workload(name, place.folder, place.module)
 
 
 def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
@@ -389,14 +251,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         "presets": shared.presets | declared.presets,
     }
     spec = WorkloadSpec(**values, name=name, folder=folder, module=module, shared=shared)
-    if spec.command is not None:
-        _check_command(spec.command, spec.yaml, spec.properties)
-    if spec.adapter is not None:
-        # Braces in a pattern are repetition counts, not names.
-        texts = _texts_of(spec.adapter | {"pattern": ""})
-        _refuse_unknown_names(f"{yaml}: adapter", texts, {*spec.properties, "rank"})
     _check_defaults(spec)
-    filled_adapter(spec, spec.default_config({}), Path("run_dir"), 0)
     return spec
 
 
@@ -418,23 +273,16 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
     return config
 
 
-def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path, rank: int) -> Adapter | None:
-    """Return the adapter for the log of one rank; None if the workload has no adapter.
-
-    Raises:
-        SpecError: The adapter is contradictory under this config.
-    """
-    if spec.adapter is None:
-        return None
-    with raised_as(SpecError, f"{spec.yaml}: adapter: ", AdapterError):
-        return make_adapter(spec.adapter, {**config, "run_dir": str(run_dir), "folder": str(spec.folder), "rank": rank})
-
-
 def _check_defaults(spec: WorkloadSpec) -> None:
+    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
+
+    standard = Draft202012Validator(
+        Draft202012Validator.META_SCHEMA, format_checker=Draft202012Validator.FORMAT_CHECKER
+    )
     for key, schema in spec.properties.items():
         if absent := sorted(_FRAGMENT_KEYS - schema.keys()):
             raise SpecError(f"{spec.declared_in(key)}: config.{key}: keys {absent} are required")
-        _refuse_first(f"{spec.declared_in(key)}: config.{key} is not a JSON Schema", _meta_validators()[0], schema)
+        _refuse_first(f"{spec.declared_in(key)}: config.{key} is not a JSON Schema", standard, schema)
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}
         if unknown := sorted(map(str, overridden - set(spec.properties))):
@@ -446,7 +294,7 @@ def _check_defaults(spec: WorkloadSpec) -> None:
 
 
 def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -> None:
-    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
+    from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator({"type": "object", "properties": spec.properties})
     _refuse_first(f"{spec.yaml}: {which}config of workload {spec.name!r}", validator, config, "top level")
@@ -483,38 +331,6 @@ def package_folder(dotted: str) -> Path | None:
             return None
         path = list(spec.submodule_search_locations)
     return Path(path[0]) if path else None
-
-
-def _refuse_unknown_keywords(where: str, fragment: Mapping[str, Any]) -> None:
-    """Check the keywords of a JSON Schema; validators ignore unknown ones, so a misspelled limit would be lost.
-
-    Raises:
-        SpecError: A keyword is unknown; ``where`` begins the message.
-    """
-    standard, strict = _meta_validators()
-    # An unknown keyword in a subschema is an error of the schemas around it, too.
-    error = max(strict.iter_errors(fragment), key=lambda found: len(found.absolute_path), default=None)
-    if error is None:
-        return
-    given = cast("dict[Any, Any]", error.instance)
-    found = {str(name): value for name, value in given.items() if not strict.is_valid({name: value})}
-    unknown, known = sorted(found), sorted({name for name in standard.VALIDATORS if name[0] != "$"} | _ANNOTATIONS)
-    cut = "; a text with a comma needs quotes" if None in found.values() else ""
-    path = ".".join([where, *map(str, error.absolute_path)])
-    raise SpecError(f"{path}: unknown keywords {unknown}{did_you_mean(unknown, known)}{cut}; there are {known}")
-
-
-@functools.cache
-def _meta_validators() -> tuple[Draft202012Validator, Draft202012Validator]:
-    """Return the validator of JSON Schemas, and one that refuses unknown keywords in every subschema as well."""
-    from jsonschema import Draft202012Validator
-
-    standard = Draft202012Validator.META_SCHEMA
-    # The parts of the standard's schema refer to "#meta" for subschemas; the strict schema takes that name over.
-    strict = {"$id": "urn:aorta:fragment", "$schema": standard["$id"], "$dynamicAnchor": "meta"}
-    strict |= {"$ref": standard["$id"], "unevaluatedProperties": False}
-    formats = Draft202012Validator.FORMAT_CHECKER
-    return Draft202012Validator(standard, format_checker=formats), Draft202012Validator(strict)
 
 
 def _refuse_first(where: str, validator: Draft202012Validator, document: Any, root: str = "") -> None:

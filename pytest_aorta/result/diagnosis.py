@@ -232,7 +232,7 @@ def _classify(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence
     if not unfinished:
         return LaunchFailure(FailureKind.PROCESS_LEFT, "a process outlived the launch")
     headline = f"{_names(unfinished)} exited with code 0 and left no result"
-    if plan.program():
+    if plan.program:
         headline += "; if the script replaces its process, as by os.execv, launch it by run_command"
     return LaunchFailure(FailureKind.RESULT_MISSING, headline, _log_lines(unfinished[0]), unfinished[0].rank)
 
@@ -529,7 +529,7 @@ def _not_left(plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvid
     stuck = [rank for rank in alive if not _is_waiting(rank)] or alive
     if not stuck:
         return LaunchFailure(FailureKind.PROCESS_LEFT, f"{_limit(plan, outcome)}; every rank left its result")
-    what = "script" if plan.program() else "run()"
+    what = "script" if plan.program else "run()"
     steps = ", ".join(str(rank.steps) for rank in stuck[:_RANKS_SHOWN]) if any(rank.steps for rank in stuck) else ""
     reached = f"having entered step {steps}" if steps else "and its steps were not counted"
     headline = f"{_names(stuck)} did not leave after its {what} returned, {reached}"

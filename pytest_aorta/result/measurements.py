@@ -362,9 +362,8 @@ class _OfRanks(Generic[T]):
 class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=False):
     """The result of one launch over all ranks.
 
-    Lists by rank contain one entry per rank, or the entry of rank 0 alone if an adapter reads a log that only rank 0
-    writes. The attributes from ``passed`` on are computed from ``ranks``; the result's file also contains those that
-    are named in ``DERIVED``.
+    Lists by rank contain one entry per rank. The attributes from ``passed`` on are computed from ``ranks``; the
+    result's file also contains those that are named in ``DERIVED``.
 
     Attributes:
         schema_version: version of this schema.

@@ -21,9 +21,6 @@ from pytest_aorta.result.trace.rank_files import read_arrivals, waits_of_ranks_m
 MAX_RANK_RESULT_BYTES = 16 << 20
 MAX_RESULT_BYTES = 512 << 20
 _REDUCE = ": reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank"
-_LOG_REDUCED = (
-    "; log a {} that is reduced over the ranks, or set `ranks: first` in the adapter to read the log of rank 0 alone"
-)
 # What all ranks have to agree on.
 _COMMON: dict[str, Callable[[RankResult], Any]] = {
     "number of step times": lambda rank: len(rank.step_times_ms),
@@ -51,14 +48,10 @@ def collect_result(
         ResultError: A file is missing, is unreadable or doesn't fit the schema; the ranks contradict each other; or the
             result can't be written.
     """
-    folders, adapter = rank_folders(plan.run_dir, plan.world.ranks), plan.adapter(0)
-    if adapter:
-        folders = [folder for rank, folder in enumerate(folders) if adapter.is_read(rank, len(folders))]
+    folders = rank_folders(plan.run_dir, plan.world.ranks)
     ranks = _evened([_read_rank(folder / RESULT_FILE) for folder in folders])
     folders = folders[: len(ranks)]
-    _refuse(
-        plan.run_dir, _disagreement(ranks, adapted=adapter is not None) or _impossible(ranks, len(plan.world.ranks))
-    )
+    _refuse(plan.run_dir, _disagreement(ranks) or _impossible(ranks, len(plan.world.ranks)))
     result = WorkloadResult(
         schema_version=SCHEMA_VERSION,
         workload=plan.name,
@@ -139,13 +132,13 @@ def _refuse(path: Path, problem: str | None) -> None:
         raise ResultError(f"result invalid: {path}: {problem}")
 
 
-def _disagreement(ranks: Sequence[RankResult], *, adapted: bool = False) -> str | None:
-    """Return the first value that has to be equal on all ranks and is not; ``adapted`` if scripts' logs are read."""
+def _disagreement(ranks: Sequence[RankResult]) -> str | None:
+    """Return the first value that has to be equal on all ranks and is not."""
     for name, view in _COMMON.items():
         expected = view(ranks[0])
         for number, rank in enumerate(ranks):
             if (given := view(rank)) != expected:
-                remedy = (_LOG_REDUCED.format(name) if adapted else _REDUCE) if name in _REDUCED else ""
+                remedy = _REDUCE if name in _REDUCED else ""
                 return (
                     f"{name} of rank {number} is {brief(repr(given), 120)}, of rank 0 {brief(repr(expected), 120)}; "
                     f"they have to be equal{remedy}"
@@ -154,9 +147,8 @@ def _disagreement(ranks: Sequence[RankResult], *, adapted: bool = False) -> str 
 
 
 def _impossible(ranks: Sequence[RankResult], num_ranks: int) -> str | None:
-    # There is one entry if an adapter reads a log that only rank 0 writes.
-    if len(ranks) not in (1, num_ranks):
-        return f"got {len(ranks)} ranks, allowed is {num_ranks}, the number of started ranks, or 1"
+    if len(ranks) != num_ranks:
+        return f"got {len(ranks)} ranks, allowed is {num_ranks}, the number of started ranks"
     if median(map(max, zip(*(rank.step_times_ms for rank in ranks), strict=True))) <= 0:
         return "step_times_ms: got a median of 0 ms, allowed is a time above 0; the clock of the steps is too coarse"
     return None

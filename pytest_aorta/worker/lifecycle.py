@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import logging
 import math
 import os
 import random
@@ -21,21 +20,20 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as, write_json, write_json_rows
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.plan.adapter import Adapter, adapted, read_records
 from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workloads import WorkloadSpec
-from pytest_aorta.result.folder import OUTPUT_LOG, PLAN_FILE, RESULT_FILE
+from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
-from pytest_aorta.worker.environment import environment_facts, python_tracer
+from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
-from pytest_aorta.worker.steps import Progress, run_canary
+from pytest_aorta.worker.steps import run_canary
 from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
 
 # Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo holds the GIL while it
@@ -50,16 +48,12 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     called before any collective of the harness.
     """
     plan = _begin(run_dir)
-    if program := plan.program():
+    if plan.program:
         pid = os.getpid()
         recorder.watch_optimizers()
-        adapter = plan.adapter(int(os.environ["RANK"]))
-        if plan.record is not None:
-            record_script(plan.record)
-        elif adapter is None:
-            recorder.observe(StepRecording(), is_asked=False)
+        record_script(plan.record or StepRecording())
         given = dict(os.environ)
-        has_left = _run_script(program.target, list(program.args))
+        has_left = _run_script(plan.program, list(plan.args))
         # A script may clear its environment.
         os.environ.update({name: given[name] for name in given.keys() - os.environ.keys()})
         if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
@@ -70,7 +64,7 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
         if not has_left:
             leave()
         _refuse_leaks(plan.reference)
-        recorded = _adapted_result(adapter, folder) if adapter else recorder.result()
+        recorded = recorder.result()
         recorder.refuse_non_finite()
         if recorded is None:
             refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
@@ -323,37 +317,3 @@ def _non_finite(value: Any, path: str = "") -> str | None:
         return None if math.isfinite(value) else f"{path} = {value}"
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return next((found for key, item in items if (found := _non_finite(item, f"{path}.{key}".lstrip(".")))), None)
-
-
-def _adapted_result(adapter: Adapter, rank_folder: Path) -> RankResult | None:
-    """Return the result of this rank; None if only another rank logs.
-
-    Args:
-        adapter: the adapter of this rank.
-        rank_folder: the folder that contains this rank's ``output.log``.
-
-    Raises:
-        AdapterError: The script's log is missing or does not match the adapter.
-    """
-    if not adapter.is_read(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
-        return None
-    for handler in logging.getLogger().handlers:
-        handler.flush()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    found = adapted(adapter, *read_records(adapter, rank_folder / OUTPUT_LOG))
-    steps = len(found.step_times_ms)
-    # The script has no step timer. If this rank does not exit, the report shows this number of steps.
-    Progress().advance(steps)
-    return RankResult(
-        passed=True,
-        failure_count=0,
-        configured_iterations=steps,
-        total_iterations=steps,
-        step_times_ms=found.step_times_ms,
-        elapsed_sec=sum(found.step_times_ms) / 1000,
-        metrics=found.metrics,
-        loss=found.loss,
-        grad_norm=found.grad_norm,
-        environment=environment_facts(own_device()) | found.environment,
-    )

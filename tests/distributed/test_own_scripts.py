@@ -1,4 +1,4 @@
-"""Scripts of the user's own, through the recorder's three lines and through adapters, by `aorta run`."""
+"""Scripts of the user's own, through the recorder's three lines, by `aorta run`."""
 
 import os
 import signal
@@ -33,30 +33,6 @@ for step in range(int(sys.argv[1])):
 recorder.weights(model)
 """
 
-LOGGED = """
-import sys
-import time
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-for step in range(1, int(sys.argv[1]) + 1):
-    began_s = time.perf_counter()
-    time.sleep(0.005)
-    dist.all_reduce(torch.ones(1))
-    print(f"[{step}] loss={1 / step:.3f} time={1000 * (time.perf_counter() - began_s):.3f}ms")
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-YAML = r"""
-description: a script that logs
-min_world_size: 2
-command: {script: train.py, args: ["{steps}"]}
-adapter: {kind: log, pattern: '\[(?P<step>\d+)\] loss=(?P<loss>\S+) WORD=(?P<step_time_ms>[\d.]+)ms', warmup: 1}
-config: {steps: {type: integer, minimum: 2, default: 6, description: steps}}
-"""
-
 
 def own_leases(folder: Path) -> dict[str, str]:
     """Return an environment in which a command does not wait for the devices of other tests."""
@@ -69,13 +45,6 @@ AORTA_RUN = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0"]
 def aorta(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command, environ = [*AORTA_RUN, *arguments], own_leases(folder)
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
-
-
-def write_logged(folder: Path, word: str) -> None:
-    place = folder / "workloads" / "logged"
-    place.mkdir(parents=True)
-    (place / "train.py").write_text(LOGGED)
-    (place / "default.yaml").write_text(YAML.replace("WORD", word))
 
 
 def test_three_lines_record_step_times_tokens_loss_and_weights(tmp_path):
@@ -111,34 +80,10 @@ def test_what_is_nan_fails_the_run_with_quantity_rank_and_step(tmp_path, script,
     assert failure in done.stderr
 
 
-def test_adapter_reads_each_rank_s_log_without_a_line_in_the_script(tmp_path):
-    write_logged(tmp_path, "time")
-    done = aorta(tmp_path, "--workload", "logged")
-    assert done.returncode == 0, done.stderr
-    result = read_result(tmp_path / "results" / "logged" / "trial_0.json")
-    assert [len(times) for times in result.rank_step_times_ms] == [5, 5]
-    assert min(result.step_times_ms) > 5
-    assert result.loss == [0.5, 0.333, 0.25, 0.2, 0.167]
-    assert (result.rank_metrics, result.environment["step_clock"]) == ({}, "logged step_time_ms")
-
-
-@pytest.mark.extended
-def test_pattern_that_matches_nothing_fails_with_pattern_file_and_last_lines(tmp_path):
-    write_logged(tmp_path, "duration")
-    done = aorta(tmp_path, "--workload", "logged")
-    assert done.returncode == 1
-    assert "AdapterError: pattern " in done.stderr
-    assert "output.log, which ends:" in done.stderr
-    assert "| [6] loss=0.167 time=" in done.stderr
-    assert not (tmp_path / "results" / "logged" / "trial_0.json").exists()
-
-
 def test_sigterm_leaves_no_process_and_keeps_what_is_done(tmp_path):
-    write_logged(tmp_path, "time")
-    script = tmp_path / "workloads" / "logged" / "train.py"
-    script.write_text(script.read_text().replace("sleep(0.005)", "sleep(60)"))
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(60)\n")
     process = subprocess.Popen(
-        [*AORTA_RUN, "--workload", "logged"], cwd=tmp_path, env=own_leases(tmp_path), stderr=subprocess.PIPE, text=True
+        [*AORTA_RUN, "--script", "train.py"], cwd=tmp_path, env=own_leases(tmp_path), stderr=subprocess.PIPE, text=True
     )
     await_true(lambda: len(rank_pids(tmp_path)) == 2)
     pids = rank_pids(tmp_path)

@@ -1,23 +1,17 @@
-"""Results of a script that uses the recorder's three lines, and of an adapter's rank; on CPU."""
+"""Results of a script that uses the recorder's three lines; on CPU."""
 
 import os
 import re
-from typing import Any
 
 import pytest
 import torch
 
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
-from pytest_aorta.plan.adapter import Adapter, AdapterError
-from pytest_aorta.plan.workloads import Command, WorkloadSpec
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
-from pytest_aorta.worker.lifecycle import _adapted_result
 from tests.rank.ranks import own_group
 from tests.unit.builders import make_plan, run_python
-
-PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
 
 
 @pytest.fixture
@@ -164,39 +158,6 @@ def test_script_without_a_measured_step_fails_with_what_to_do(recorder):
         recorder.result()
 
 
-def adapter(**changes: Any) -> Adapter:
-    return Adapter("log", PATTERN, **changes)
-
-
-@pytest.fixture
-def ranks(monkeypatch):
-    """A function that makes this process a rank of two."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    return lambda rank: monkeypatch.setenv("RANK", str(rank))
-
-
-def test_log_of_a_rank_becomes_its_result(tmp_path, ranks):
-    ranks(1)
-    (tmp_path / "output.log").write_text("step 1: 9 ms, loss 3\nstep 2: 1.5 ms, loss 2\n")
-    result = _adapted_result(adapter(warmup=1), tmp_path)
-    assert (result.step_times_ms, result.loss, result.weight_hashes, result.collective_ms) == ([1.5], [2.0], {}, [])
-    assert result.environment["torch"] == torch.__version__
-
-
-def test_rank_that_does_not_log_has_no_result(tmp_path, ranks):
-    ranks(1)
-    assert _adapted_result(adapter(ranks="first"), tmp_path) is None
-    ranks(0)
-    assert _adapted_result(adapter(ranks="last"), tmp_path) is None
-
-
-def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, ranks):
-    ranks(0)
-    (tmp_path / "output.log").write_text("nothing of it\n")
-    with pytest.raises(AdapterError, match=r"which ends:\n  \| nothing of it"):
-        _adapted_result(adapter(ranks="first"), tmp_path)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(("method", "quantity"), [("loss", "loss"), ("grad_norm", "gradient norm")])
 def test_value_that_is_not_finite_names_quantity_rank_and_first_step(recorder, monkeypatch, method, quantity, value):
@@ -261,9 +222,6 @@ def main(way):
         else:
             optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step}: 1.0 ms, loss 1.0")
-    if way == "end":  # the model still exists when the script has ended
-        globals()["kept"] = model, optimizer
 
 if sys.argv[1] == "optimizer":
     record_optimizer_steps(warmup=2)
@@ -276,22 +234,14 @@ main(sys.argv[1])
     [
         ("recorder.step", "parameter 1.bias of rank 1 is NaN or infinite first after measured step 9; "),
         ("optimizer", "loss of rank 1 is nan first in step 10 of 12; "),
-        ("end", "parameter 1.bias of rank 1 has 4 of 4 elements that are NaN or infinite at the end of the script"),
     ],
 )
 def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path, way, found):
     (tmp_path / "train.py").write_text(DIVERGING)
     (folder := tmp_path / "ranks" / "1").mkdir(parents=True)
-    command, adapter = Command(script="train.py", args=(way,)), {"kind": "log", "pattern": PATTERN, "file": "log"}
-    spec = WorkloadSpec(name="w", folder=tmp_path, description="logs", command=command, adapter=adapter)
-    script = str(tmp_path / "train.py")
-    plan = make_plan(tmp_path, script=script, args=(way,))
-    if way == "end":
-        plan = make_plan(tmp_path, script=None, spec=spec)
-    write_json(tmp_path / "plan.json", to_builtins(plan))
+    write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"), args=(way,))))
     code = "import sys, pathlib, pytest_aorta.worker.lifecycle as l; l.run_rank(*map(pathlib.Path, sys.argv[1:]))"
     environ = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "AORTA_DEVICE": "cpu"}
-    (tmp_path / "log").write_text("step 1: 1.0 ms, loss 1.0\n")
     done = run_python("-c", code, str(tmp_path), str(folder), env=environ, cwd=tmp_path)
     assert found in done.stderr
     assert not (folder / "result.json").exists()

@@ -14,7 +14,6 @@ import yaml
 
 from pytest_aorta.cli import run as run_command
 from pytest_aorta.cli.main import COMMANDS, main
-from pytest_aorta.plan.adapter import Adapter
 from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workloads import find_workload, workload_places
 from pytest_aorta.result import measurements
@@ -47,10 +46,9 @@ def test_every_public_name_of_the_rank_side_is_on_the_page_of_the_api():
         *(("reference", f"| {outcome.value} |") for outcome in Outcome),
         *(("read-a-failure", f"| {reason} |") for reason in NotApplicable),
         *(("command", f"`aorta {command.name}") for command in COMMANDS),
-        *(("own-scripts", f"`{key}`") for key in Adapter.__struct_fields__),
     ],
 )
-def test_every_verdict_reason_subcommand_and_key_of_an_adapter_is_on_its_page(name, text):
+def test_every_verdict_reason_and_subcommand_is_on_its_page(name, text):
     assert text in page_text(name)
 
 

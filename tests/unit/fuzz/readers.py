@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from pytest_aorta.launch import nodes
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
 from pytest_aorta.launch.nodes import Heartbeat, Hello, read
-from pytest_aorta.plan.adapter import TORCHTITAN_PATTERN, adapted, log_records, make_adapter
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes
@@ -240,42 +239,7 @@ TRACES = (
 )
 
 
-# --- logs, nodes, leases, dumps ---------------------------------------------------------------------------------------
-
-LINE = "[titan] 2026-11-21 17:04:01,000 - root - INFO - step: {} loss: {} grad_norm: {} memory: {}GiB(1.08%) tps: {}"
-OWN_PATTERN = r"step (?P<step>\S+) (?P<timestamp>\S+) (?P<loss>\S+) (?P<tokens_per_s>\S+) (?P<peak_x_gib>\S+)"
-NUMBERS = st.sampled_from(
-    ["1", "2", "3", "nan", "inf", "-inf", "-1", "0", "1e308", "1e-320", "9" * 400, "9" * 5000, "1,0", "x",
-     "\u0663", "2.5", "1_0", "0001-01-01T00:00", "9999-12-31", "2026-11-21"]
-)  # fmt: skip
-LONG_LINES = st.sampled_from(
-    [
-        "[titan] 1 1 - " * 20_000, "[titan] 1" + "1" * 200_000, "[titan] 2026-1 1 - " + " - step: 1 loss: " * 20_000,
-        "[titan] 11 11 - x - step:" + " " * 300_000, "step " * 100_000, "\x1b[" * 200_000, "step " + "9" * 300_000,
-        "[titan] 11 11 - x - step: 1 loss: 1 memory: " + "1" * 300_000,
-    ]
-)  # fmt: skip
-LOGS = st.tuples(
-    st.booleans(),
-    st.integers(0, 3),
-    st.sampled_from([0, 1, 2048, 10**400]),
-    st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=5),
-    LONG_LINES | st.text(),
-)
-
-
-def _read_log(case: Any, folder: Path) -> None:
-    is_titan, warmup, tokens, rows, other = case
-    if is_titan:
-        text = "\n".join([*(LINE.format(*row) for row in rows), other])
-        block = {"pattern": TORCHTITAN_PATTERN, "warmup": warmup}
-    else:
-        text = "\n".join([*(f"step {' '.join(row)}" for row in rows), other])
-        block = {"pattern": OWN_PATTERN, "warmup": max(1, warmup)}
-    adapter = make_adapter({"kind": "log", "tokens_per_step": [tokens]} | block, {})
-    found = adapted(adapter, log_records(adapter.pattern, text, "the log"), "the log")
-    json.dumps(asdict(found), allow_nan=False)
-
+# --- nodes, leases, dumps ---------------------------------------------------------------------------------------------
 
 OUTCOME = to_builtins(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopped": [5], "survivors": []}
 NODE_FILES = [
@@ -334,7 +298,6 @@ READERS = [
     Reader("telemetry of ranks", damaged_json(TELEMETRY), _read_telemetry),
     Reader("trace", TRACES, _read_trace),
     Reader("operators of a step", damaged_json(OPERATORS), _read_operators),
-    Reader("lines of logs", LOGS, _read_log),
     Reader(
         "files of nodes",
         st.one_of(*(st.tuples(st.just(kind), damaged_json(document)) for kind, document in NODE_FILES)),

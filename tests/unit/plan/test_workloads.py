@@ -1,6 +1,5 @@
 """Workloads by name, their declarations, and the commands that they run."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.workloads import (
     WorkloadSpec,
-    filled_adapter,
     find_workload,
     read_workload,
     resolve_config,
@@ -127,16 +125,14 @@ def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_p
     ("old", "new", "message"),
     [
         ("description: a toy", "", "missing required field `description`"),
-        ("min_world_size: 2", "clas: x", "unknown key 'clas' (did you mean 'class'?); there are ['adapter', 'class', "),
+        ("min_world_size: 2", "clas: x", "unknown key 'clas' (did you mean 'class'?); there are ['class', "),
         ("  scale:", "  steps:", "key 'steps' is given twice"),
         ("    small:", "    1:", '$.presets["size"]: got 1; Expected `str`'),
         ("steps: 50", "steps: many", "preset size=large config of workload 'toy': steps: got 'many'"),
         ("presets:", f"{OWN_ENVIRONMENT}presets:", "'environment' exists for every workload"),
         ("description: a toy", "description: 5", "$.description: got 5; Expected `str`"),
         ("description: a toy", "description: ''", '$.description: got ""; Expected `str` of length >= 1'),
-        ("class: Toy", "class: Toy\nadapter: {kind: log}", "adapter belongs to a command"),
-        ("class: Toy", "", "give one of the keys 'class' and 'command'; neither given"),
-        ("class: Toy", "class: Toy\ncommand: {script: a.py}", "give one of the keys 'class' and 'command'; both given"),
+        ("class: Toy", "", "missing required field `class`"),
         ("class: Toy", "class: 2toy", '$.class: got "2toy"; Expected `str` matching'),
         ("min_world_size: 2", "min_world_size: 0", "$.min_world_size: got 0; Expected `int` >= 1"),
         ("min_world_size: 2", "min_world_size: '2'", '$.min_world_size: got "2"; Expected `int`'),
@@ -170,40 +166,6 @@ def test_wrong_yaml_value_is_named_with_what_is_allowed(tmp_path, old, new, mess
 def test_wrong_value_in_the_schema_of_a_config_key_is_named_with_what_is_allowed(tmp_path, fragment, problem):
     message = yaml_error(tmp_path, GOOD.replace("type: integer, minimum: 1", fragment))
     assert message.endswith(f"config.steps is not a JSON Schema: {problem}")
-
-
-@pytest.mark.parametrize(
-    ("fragment", "problem"),
-    [
-        ("type: integer, minimun: 1", "config.steps: unknown keywords ['minimun'] (did you mean 'minimum'?)"),
-        ("type: integer, minimum: 1, range: [1, 2], max: 9", "config.steps: unknown keywords ['max', 'range'] (did"),
-        ("type: [integer, array], items: {typ: text}", "config.steps.items: unknown keywords ['typ'] (did you mean"),
-        ("type: integer, anyOf: [{minimum: 1}, {minimun: 1}]", "config.steps.anyOf.1: unknown keywords ['minimun']"),
-        ("type: integer, title: steps, measured", "a text with a comma needs quotes"),
-    ],
-)
-def test_unknown_keyword_in_the_schema_of_a_config_key_is_refused(tmp_path, fragment, problem):
-    folder = write(tmp_path / "toy", GOOD.replace("type: integer, minimum: 1", fragment))
-    with pytest.raises(SpecError) as caught:
-        find_workload("toy", [tmp_path])
-    message = str(caught.value)
-    assert message.startswith(f"{folder}/default.yaml: ")
-    assert problem in message
-    assert re.search(
-        r"; there are \[.*'default', .*'description', .*'enum', .*'maximum', .*'minimum', .*'type'", message
-    )
-
-
-def test_unknown_keyword_in_the_yaml_of_an_older_commit_is_accepted(tmp_path):
-    spec = read_workload("toy", write(tmp_path / "toy", GOOD.replace("minimum: 1", "minimun: 1")), None)
-    assert resolve_config(spec, {"steps": 0})["steps"] == 0
-
-
-def test_values_in_a_schema_are_not_taken_for_keywords(tmp_path):
-    layout = "type: object, examples: [{minimun: 1}], properties: {minimun: {type: integer}}, default: {minimun: 2}"
-    text = GOOD.replace("type: object, default: {}", layout)
-    write(tmp_path / "toy", text)
-    assert resolve_config(find_workload("toy", [tmp_path]), {})["layout"] == {"minimun": 2}
 
 
 @pytest.mark.parametrize("name", sorted(workload_places([])))
@@ -347,75 +309,3 @@ def test_unknown_key_of_an_object_is_refused_with_those_it_has(tmp_path):
     message = r"layout: unknown keys \['row'\] \(did you mean 'rows'\?\); there are \['rows'\]"
     with pytest.raises(SpecError, match=message):
         resolve_config(read_workload("toy", folder, None), {"layout": {"row": 1}})
-
-
-COMMAND = """
-description: a script
-command:
-  script: train.py
-  args: ["--steps={steps}", {when: compile, args: [--compile, "{mode}"]}, "{run_dir}/x"]
-  environment: {SLEEP_S: "{sleep_s}"}
-adapter: {kind: log, pattern: 'step (?P<step>[0-9]{1,9}) (?P<step_time_ms>[0-9.]+)', warmup: "{warmup}"}
-config:
-  steps: {type: integer, default: 10, description: steps}
-  warmup: {type: integer, default: 1, description: left out}
-  compile: {type: boolean, default: false, description: whether}
-  mode: {type: string, default: fast, description: how}
-  sleep_s: {type: number, default: 0.5, description: rest}
-"""
-
-
-def command_spec(tmp_path, text=COMMAND):
-    folder = tmp_path / "titan"
-    folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text("")
-    (folder / "default.yaml").write_text(text)
-    return read_workload("titan", folder, None)
-
-
-@pytest.mark.parametrize(
-    ("config", "args"),
-    [({}, ("--steps=10", "/run/x")), ({"compile": True}, ("--steps=10", "--compile", "fast", "/run/x"))],
-)
-def test_command_is_filled_in_with_the_config_and_arguments_whose_condition_holds(tmp_path, config, args):
-    spec = command_spec(tmp_path)
-    line = spec.command.line(resolve_config(spec, config), folder=spec.folder, run_dir=Path("/run"))
-    assert (line.target, line.args) == (str(tmp_path / "titan" / "train.py"), args)
-    assert line.environment == {"SLEEP_S": "0.5"}
-    adapter = filled_adapter(spec, {"warmup": 4}, Path("/run"), 1)
-    assert (adapter.kind, adapter.warmup, adapter.ranks) == ("log", 4, "all")
-
-
-@pytest.mark.parametrize(("old", "new", "said"), [
-    ("script: train.py", "script: other.py", "there is no file"),
-    ("script: train.py", "scrip: train.py", "$.command: unknown key 'scrip' (did you mean 'script'?)"),
-    ("script: train.py", "module: a-b", '$.command.module: got "a-b"'),
-    ("{steps}", "{step}", "command: names ['step'] can't be filled in (did you mean 'steps'?)"),
-    ("when: compile", "when: comp", "command: when: no config key 'comp' (did you mean 'compile'?)"),
-    ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
-    ('"{warmup}"', '"many"', 'adapter: $.warmup: got "many"; Expected `int`'),
-    ("{SLEEP_S:", "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
-     "command.environment: got ['AORTA_LAUNCH_ID', 'CUDA_VISIBLE_DEVICES', 'LD_PRELOAD']; a command may set any"),
-    ("kind: log", "kind: logs", "adapter: $.kind: got \"logs\"; Invalid enum value 'logs'"),
-    ("kind: log,", "kind: log, last_stp: 11,", "adapter: $: unknown key 'last_stp' (did you mean 'last_step'?)"),
-    ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
-    ("step_time_ms", "speed", "step times are missing: none of "),
-    ("step (?P", "step ((?P", "is not a regular expression"),
-    ("kind: log,", "kind: torchtitan,", "kind torchtitan has its own pattern; drop it"),
-    ("description: a script", "description: a script\nclass: Toy", "one of the keys 'class' and 'command'"),
-])  # fmt: skip
-def test_wrong_command_or_adapter_says_what_is_allowed(tmp_path, old, new, said):
-    assert old in COMMAND
-    with pytest.raises(SpecError, match=re.escape(said)):
-        command_spec(tmp_path, COMMAND.replace(old, new))
-
-
-def test_example_of_torchtitan_can_be_read():
-    folder = Path(__file__).parents[3] / "docs" / "examples" / "torchtitan" / "workloads" / "titan"
-    spec = read_workload("titan", folder, None)
-    config = resolve_config(spec, {"deterministic": False, "steps": 7})
-    line = spec.command.line(config, folder=folder, run_dir=Path("/run"))
-    assert line.target == "torchtitan.train"
-    assert "--training.steps=7" in line.args
-    assert "--debug.deterministic" not in line.args
-    assert filled_adapter(spec, config, Path("/run"), 1).tokens_per_step == (1, 64)

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.plan.adapter import Adapter
-from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.diagnosis import launch_failure
@@ -193,12 +191,6 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
     message = ranks_error(tmp_path, **{name: [9.0, 8.0, 7.0]})
     assert f"{name} of rank 1 is [9.0, 8.0, 7.0], of rank 0" in message
     assert message.endswith("reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank")
-
-
-def test_loss_of_each_ranks_own_batch_in_a_log_says_how_to_read_rank_0_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(LaunchPlan, "adapter", lambda plan, rank: Adapter("log"))
-    message = ranks_error(tmp_path, loss=[9.0, 8.0, 7.0])
-    assert "; log a loss that is reduced over the ranks, or set `ranks: first` in the adapter to read" in message
 
 
 @pytest.mark.parametrize(("changes", "what"), [
