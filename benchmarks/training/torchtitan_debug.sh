@@ -2,7 +2,7 @@
 # torchtitan's own train entry under the harness: records a baseline, sees it hold, plants a sleep, sees it caught.
 # Run from anywhere, with torchtitan and pytest-aorta installed:
 # benchmarks/training/torchtitan_debug.sh [PYTEST OPTIONS]
-# On GPUs: TITAN_SLEEP_S=0.05; on CPU ranks: TITAN_SLEEP_S=3 benchmarks/training/torchtitan_debug.sh --aorta-gpus=0
+# On GPUs, since times of CPU ranks are not compared. TITAN_SLEEP_S sets the sleep, 0.05 by default.
 set -u
 example="$(cd "$(dirname "$0")/../../docs/examples/torchtitan" && pwd)"
 python="${PYTHON:-python}"
