@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,112 +15,85 @@ from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.common.processes import run_program
 from pytest_aorta.common.text import counted, emit, output_width, wrapped
 from pytest_aorta.plan.accelerators import visible_devices
-from pytest_aorta.plan.device_kind import CUDA_VARIABLE, NVIDIA, Device
+from pytest_aorta.plan.device_kind import NVIDIA, Device
 from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the subcommand."""
-    parser.add_argument("-v", "--verbose", action="store_true", help="print every check, also of what is well")
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Print the problems, or every finding, and one line on what this machine can run."""
-    found = findings()
-    problems = [finding for finding in found if finding.state == PROBLEM]
-    emit(_lines(found if arguments.verbose else problems))
-    torch = next((f"torch {one.text}; " for one in found if (one.topic, one.state) == ("torch", OK)), "")
-    emit([f"{counted(len(problems), 'problem') if problems else 'no problem'}; {torch}{found[0].text}"])
-    return ExitCode.PROBLEM if problems else ExitCode.OK
-
-
-def findings() -> list[Finding]:
-    """Return all findings, in the order in which they would affect a run."""
-    found: list[Finding] = []
-    devices: list[Device] = []
-    try:
-        devices = visible_devices()
-        found += device_findings(devices)
-    except AortaError as error:
-        found.append(Finding("devices", PROBLEM, str(error), "repair the driver or the variable that is named"))
-    found += torch_findings(probe_torch(), devices, newest_cuda())
-    room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
-    found += shm_findings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, len(devices))
-    return found
-
-
-def _lines(found: list[Finding]) -> list[str]:
-    width, topics = output_width(), max((len(finding.topic) for finding in found), default=0)
-    lines = []
-    for finding in found:
-        mark = finding.state if finding.state == OK else finding.state.upper()
-        lines += wrapped(f"{finding.topic.ljust(topics)}  {mark.ljust(len(PROBLEM))}  {finding.text}", width)
-        if finding.remedy and finding.state != OK:
-            lines += wrapped(f"{' ' * topics}  {' ' * len(PROBLEM)}  -> {finding.remedy}", width)
-    return lines
-
-
-OK, NOTE, PROBLEM = "ok", "note", "problem"
 MIB = 1 << 20
 # The default size in containers, which a few NCCL channels fill.
 SMALL_SHM_BYTES = 64 * MIB
-ROOMY_SHM_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check; ``state`` is ok, note (a run works) or problem (a run would fail)."""
-
-    topic: str
-    state: str
-    text: str
-    remedy: str = ""
-
-
-def device_findings(devices: Sequence[Device]) -> Iterator[Finding]:
-    """Report the GPUs that a run can use."""
-    if not devices:
-        cores = os.cpu_count() or 1
-        text = f"no GPU is visible; runs take CPU ranks, at most {MAX_CPU_RANKS_PER_CORE * cores} on {cores} cores"
-        yield Finding("devices", NOTE, text, "if this machine has GPUs, check their driver")
-        return
-    models = sorted({device.model for device in devices})
-    yield Finding("devices", OK, f"{counted(len(devices), 'GPU')}: {' + '.join(models)}")
-    if len(models) > 1:
-        remedy = f"choose GPUs of one model with {CUDA_VARIABLE}"
-        yield Finding("devices", NOTE, "GPUs differ; the slowest sets every step's time", remedy)
-
-
-def shm_findings(size_bytes: int, free_bytes: int, num_gpus: int) -> Iterator[Finding]:
-    """Report shared memory, which NCCL and data loaders use between processes of one host."""
-    text = f"/dev/shm: {free_bytes / MIB:,.0f} of {size_bytes / MIB:,.0f} MiB free"  # noqa: S108
-    remedy = "start the container with --shm-size=16g or --ipc=host"
-    if num_gpus > 1 and free_bytes <= SMALL_SHM_BYTES:
-        yield Finding("shared memory", PROBLEM, f"{text}; NCCL runs out of it", remedy)
-    elif free_bytes < ROOMY_SHM_BYTES:
-        yield Finding("shared memory", NOTE, f"{text}; data loaders with workers need more", remedy)
-    else:
-        yield Finding("shared memory", OK, text)
-
-
 # An import of torch from a cold network disk can take minutes.
 PROBE_S = 300.0
 MIN_TORCH = (2, 11)
 _INSTALL = "install torch as https://pytorch.org/get-started says for this machine"
 _PROBE = """
 import json, torch, torch.distributed as dist
-has_cuda = torch.cuda.is_available()
 facts = {
-    "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip,
-    "device_count": torch.cuda.device_count() if has_cuda else 0,
+    "torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip, "problem": "",
+    "device_count": torch.cuda.device_count(),
     "backends": [name for name in ("gloo", "nccl") if dist.is_available() and dist.is_backend_available(name)],
-    "nccl": None,
 }
-if "nccl" in facts["backends"]:
-    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+if facts["cuda"] or facts["hip"]:
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        facts["problem"] = str(error)
 print("\\n" + json.dumps(facts))
 """
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what torch.utils.collect_env finds, too")
+    parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What would break a run, and what to do."""
+
+    text: str
+    remedy: str
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the problems, and one line on what this machine can run."""
+    devices: list[Device] = []
+    problems: list[Problem] = []
+    try:
+        devices = visible_devices()
+    except AortaError as error:
+        problems.append(Problem(f"devices: {error}", "repair the driver or the variable that is named"))
+    facts = probe_torch()
+    room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
+    problems += [*torch_problems(facts, devices), *shm_problems(room.f_bavail * room.f_frsize, len(devices))]
+    width = output_width()
+    for problem in problems:
+        emit(wrapped(f"PROBLEM  {problem.text}", width) + wrapped(f"         -> {problem.remedy}", width))
+    torch = "" if isinstance(facts, str) else f"torch {facts['torch']}, built for {_build(facts)}; "
+    emit([f"{counted(len(problems), 'problem') if problems else 'no problem'}; {torch}{_devices(devices)}"])
+    if arguments.verbose:
+        _, output, complaint = run_program([sys.executable, "-m", "torch.utils.collect_env"], os.environ, PROBE_S)
+        emit((output or complaint).splitlines())
+    return ExitCode.PROBLEM if problems else ExitCode.OK
+
+
+def _devices(devices: Sequence[Device]) -> str:
+    if devices:
+        models = " + ".join(sorted({device.model for device in devices}))
+        return f"{counted(len(devices), 'GPU')}: {models}"
+    cores = os.cpu_count() or 1
+    return f"no GPU is visible; runs take CPU ranks, at most {MAX_CPU_RANKS_PER_CORE * cores} on {cores} cores"
+
+
+def _build(facts: Mapping[str, Any]) -> str:
+    return f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
+
+
+def shm_problems(free_bytes: int, num_gpus: int) -> Iterator[Problem]:
+    """Report shared memory that is too small for NCCL, which exchanges data between processes of one host in it."""
+    if num_gpus > 1 and free_bytes <= SMALL_SHM_BYTES:
+        text = f"/dev/shm has {free_bytes / MIB:,.0f} MiB free, and NCCL needs more"  # noqa: S108
+        yield Problem(text, "start the container with --shm-size=16g or --ipc=host")
 
 
 def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str:
@@ -136,56 +108,27 @@ def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str
     return facts
 
 
-def torch_findings(
-    facts: dict[str, Any] | str, devices: Sequence[Device], driver_cuda: tuple[int, int] | None
-) -> Iterator[Finding]:
-    """Report the version and build of torch, its backends, and whether it finds the GPUs of the driver."""
+def torch_problems(facts: dict[str, Any] | str, devices: Sequence[Device]) -> Iterator[Problem]:
+    """Report a version or build of torch, a missing backend or GPUs unseen by torch, with which a run would fail."""
     if isinstance(facts, str):
-        yield Finding("torch", PROBLEM, f"can't be imported: {facts}", _INSTALL)
+        yield Problem(f"torch can't be imported: {facts}", _INSTALL)
         return
-    version, cuda = facts["torch"], facts["cuda"]
-    build = f"CUDA {cuda}" if cuda else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
+    version = facts["torch"]
     if tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()) < MIN_TORCH:
         least = ".".join(map(str, MIN_TORCH))
-        yield Finding("torch", PROBLEM, f"{version}, which is older than {least}", f"{_INSTALL}, {least} or newer")
-    else:
-        yield Finding("torch", OK, f"{version}, built for {build}")
+        yield Problem(f"torch {version} is older than {least}", f"{_INSTALL}, {least} or newer")
     if "gloo" not in facts["backends"]:
-        yield Finding("torch", PROBLEM, "it has no gloo, the backend of CPU ranks", _INSTALL)
+        yield Problem("torch has no gloo, the backend of CPU ranks", _INSTALL)
     if not devices:
         return
     is_nvidia = devices[0].vendor == NVIDIA
-    library = "NCCL" if is_nvidia else "RCCL"
-    if not (cuda if is_nvidia else facts["hip"]):
-        text = f"GPUs are there and torch is built for {build} only"
-        yield Finding("torch", PROBLEM, text, f"{_INSTALL}, or run with --aorta-gpus=0")
+    if not facts["cuda" if is_nvidia else "hip"]:
+        text = f"GPUs are there and torch is built for {_build(facts)} only"
+        yield Problem(text, f"{_INSTALL}, or run with --aorta-gpus=0")
         return
-    if facts["nccl"] is None:
-        yield Finding("torch", PROBLEM, f"it has no {library}, the backend of GPU ranks", _INSTALL)
-    else:
-        yield Finding("torch", OK, f"{library} {facts['nccl']}")
-    count, newest = facts["device_count"], ".".join(map(str, driver_cuda or ()))
-    text = f"torch finds {count} GPUs, the driver {len(devices)}"
-    if count == len(devices):
-        driver = f"; the driver supports CUDA {newest}" if newest else ""
-        yield Finding("torch", OK, f"torch finds {count} of {len(devices)} GPUs{driver}")
-    elif driver_cuda and cuda and int(cuda.split(".")[0]) > driver_cuda[0]:
-        text += f": torch is built for CUDA {cuda}, the driver supports {newest}"
-        yield Finding("torch", PROBLEM, text, "update the driver, or install torch for the driver's CUDA")
-    else:
-        remedy = "run `python -c 'import torch; torch.cuda.init()'`, and read the kernel log (dmesg)"
-        yield Finding("torch", PROBLEM, text, remedy)
-
-
-def newest_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA version that the NVIDIA driver supports; None without one."""
-    import pynvml
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-            return version // 1000, version % 1000 // 10
-        finally:
-            pynvml.nvmlShutdown()
-    return None
+    if "nccl" not in facts["backends"]:
+        yield Problem(f"torch has no {'NCCL' if is_nvidia else 'RCCL'}, the backend of GPU ranks", _INSTALL)
+    if facts["device_count"] != len(devices) or facts["problem"]:
+        text = f"torch finds {facts['device_count']} GPUs, the driver {len(devices)}"
+        remedy = "install torch for the driver's CUDA or update the driver, and read the kernel log (dmesg)"
+        yield Problem(": ".join(filter(None, [text, facts["problem"]])), remedy)
