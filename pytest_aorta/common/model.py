@@ -97,16 +97,14 @@ def read_rank_file(path: Path, kind: type[T], *, max_bytes: int) -> T | None:
         return read_model(path, kind, max_bytes=max_bytes, follow_links=False, by_hand=False)
 
 
-def convert(value: Any, kind: type[T], name: str, *, strict: bool = True) -> T:
+def convert(value: Any, kind: type[T], name: str) -> T:
     """Return plain values, such as those of a YAML file, as type ``kind``; a text becomes a path where one is expected.
-
-    Without ``strict``, a text becomes a number where one is expected.
 
     Raises:
         UnreadableFile: The values do not fit ``kind``. The message is that of :func:`decode`.
     """
     try:
-        return msgspec.convert(value, kind, dec_hook=_from_text, strict=strict)
+        return msgspec.convert(value, kind, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         raise UnreadableFile(f"{name}: {_worded(str(error), value, kind)}") from None
     except UnicodeEncodeError as error:  # half of a surrogate pair, which json.loads accepts
