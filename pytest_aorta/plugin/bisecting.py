@@ -3,11 +3,14 @@
 It is loaded by name (``-p pytest_aorta.plugin.bisecting``), so other runs of pytest do not have its option.
 """
 
+from functools import partial
+
 import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import decode
 from pytest_aorta.plugin.hooks import RUN
+from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.session.search import Bisection, SearchRequest
 
 BISECTION = pytest.StashKey[Bisection]()
@@ -29,7 +32,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(f"aorta bisect: {given[0]} can't be used in a search; give -n0 or leave it out")
     try:
         request = decode(config.getoption(_OPTION), SearchRequest, _OPTION)
-        run.session.bisection = config.stash[BISECTION] = Bisection(request, config.rootpath)
+        run.session.bisection = config.stash[BISECTION] = Bisection(request, config.rootpath, partial(say, config))
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
 

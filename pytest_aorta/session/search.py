@@ -50,12 +50,12 @@ class Bisection:
         has_found: Whether a commit was named.
     """
 
-    def __init__(self, request: SearchRequest, rootdir: Path) -> None:
+    def __init__(self, request: SearchRequest, rootdir: Path, say: Callable[[str], None]) -> None:
         self.request = request
         self.commits = [request.commits[0], *first_parents(rootdir, *request.commits)]
         self.has_found = False
         self._rootdir = rootdir
-        self._references = References(None, rootdir, request.setup)
+        self._references = References(None, rootdir, say, request.setup)
 
     def name(self, number: int) -> str:
         """Return the short hash and the subject of a commit."""
