@@ -325,7 +325,7 @@ class CommitReference(Reference, frozen=True, tag="commit"):
         if not folder.is_dir():
             raise SpecError(f"workload {spec.name!r} does not exist at {self.name}: there is no {folder}")
         if spec.module is not None:
-            self._redirect(spec.module.partition(".")[0])
+            self._redirect(spec.module.partition(":")[0].partition(".")[0])
         return read_workload(spec.name, folder, spec.module)
 
     def script(self, script: str) -> str:
