@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.common.errors import AortaError, ComparisonFailed, DevicesUnavailable, hide_frames
+from pytest_aorta.common.errors import AortaError, ComparisonFailed, DevicesUnavailable, drop_frames
 from pytest_aorta.common.files import slug
 from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -150,12 +150,12 @@ class LaunchingTests:
 
         A subtest's report carries the record so far, which nobody reads: see :func:`record_of`.
         """
-        if call.excinfo is not None and isinstance(error := call.excinfo.value, AortaError):
-            hide_frames(error)
-            if isinstance(error, ComparisonFailed):
-                # The text that pytest strips from the start of the message: the first line shall be the verdict.
-                call.excinfo._striptext = f"{type(error).__module__}.{type(error).__qualname__}: "
+        error = call.excinfo.value if call.excinfo else None
+        if isinstance(error, AortaError) and not item.config.getoption("fulltrace"):
+            drop_frames(error)
         report = yield
+        if isinstance(error, ComparisonFailed):
+            _begin_with_verdict(report, error)
         if NODE_ID in item.stash:
             vars(report)["aorta_nodeid"] = item.stash[NODE_ID]
         test = item.stash.get(TEST, None)
@@ -197,6 +197,15 @@ def _full_id(item: pytest.Item) -> str:
     if not item.path.is_relative_to(root):
         file = os.path.relpath(item.path.resolve(), root.resolve())
     return "::".join([file, *names])
+
+
+def _begin_with_verdict(report: pytest.TestReport, error: ComparisonFailed) -> None:
+    """Leave the name of the error's type out of a report: the first line and the short summary show the verdict."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}: "
+    if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
+        crash.message = crash.message.removeprefix(name)
+        for entry in report.longrepr.reprtraceback.reprentries:  # type: ignore[union-attr]
+            entry.lines = [line.replace(name, "", 1) for line in entry.lines]
 
 
 def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
