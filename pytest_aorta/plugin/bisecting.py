@@ -4,11 +4,13 @@ It is loaded by name (``-p pytest_aorta.plugin.bisecting``), so other runs of py
 """
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import decode
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import decode, to_builtins
 from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.session.search import Bisection, SearchRequest
@@ -47,8 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[0].add_marker(pytest.mark.tolerance(**tolerances), append=False)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Succeed if a commit was named: the test of the search fails with its name."""
-    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        has_found = session.config.stash[BISECTION].has_found
-        session.exitstatus = pytest.ExitCode.OK if has_found else pytest.ExitCode.TESTS_FAILED
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was found into the file of the request, if there is one; the exit status is that of the test."""
+    bisection = session.config.stash[BISECTION]
+    if bisection.request.result:
+        write_json(Path(bisection.request.result), to_builtins(bisection.finding))
