@@ -218,6 +218,10 @@ class Verdict(Model, frozen=True):
         change = "" if self.delta is None else f" {format_change(self.delta, metric_of(self.metric).scale)}"
         return f"{start}{change} ({self.both}, limit {self.tolerance})"
 
+    def __repr__(self) -> str:
+        """Return the headline, which pytest shows in a failed assertion."""
+        return f"<{self.headline}>"
+
     def __str__(self) -> str:
         """Return the headline and the reason in one line."""
         line = self.headline
@@ -238,6 +242,10 @@ class Verdicts(Model, frozen=True):
     rows: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
     suspect: int | None = None
+
+    def __repr__(self) -> str:
+        """Return the headlines, which pytest shows in a failed assertion."""
+        return f"<{self.case}: {'; '.join(row.headline for row in self.rows)}>"
 
     def __getitem__(self, metric: str) -> Verdict:
         """Return the verdict of one metric.

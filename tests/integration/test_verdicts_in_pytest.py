@@ -485,3 +485,44 @@ def test_locating_launches_once_more_and_names_the_line_of_a_changed_cost(projec
     project.run("--update-baselines", passed=1)
     project.plant(costs=COPIES, locating=locating)
     project.run(option, shows=lines, failed=1)
+
+
+def test_failed_assertion_on_verdicts_shows_their_headlines(recorded):
+    recorded.test_file("def test_speed(workload):\n    assert not workload.check(workload.run('toy'))\n")
+    text = recorded.run(failed=1).stdout.str()
+    assert (
+        "E    +  where <test_toy.py::test_speed::toy: Pass: step_time_p50 " in text or "assert not <test_toy.py" in text
+    )
+    assert "not_applicable=" not in text
+
+
+def test_names_for_annotations_are_those_of_the_package(recorded):
+    recorded.test_file(
+        """
+from pytest_aorta import Comparison, Outcome, Verdicts, WorkloadRunner
+
+def test_speed(workload: WorkloadRunner):
+    assert isinstance(workload, WorkloadRunner)
+    verdicts: Verdicts = workload.check(workload.run("toy"))
+    assert isinstance(verdicts, Verdicts)
+    assert verdicts["step_time_p50"].outcome is Outcome.PASS
+    assert repr(verdicts).startswith("<test_toy.py::test_speed::toy: Pass: step_time_p50 ")
+    assert Comparison.__module__.startswith("pytest_aorta.")
+"""
+    )
+    recorded.run(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("marks", "platforms"),
+    [
+        ("@pytest.mark.world(size=3)", "cpu-x3-gloo"),
+        ("@pytest.mark.world(size=4)\ndef test_four(workload): pass\n", "cpu-x2-gloo and cpu-x4-gloo"),
+        ("@pytest.mark.world(size=2, device='cuda')", ""),
+    ],
+    ids=["one", "two", "none"],
+)
+def test_header_shows_the_platforms_that_tests_ask_for(project, marks, platforms):
+    project.test_file(f"import pytest\n\n{marks}\ndef test_one(workload, request): pass\n")
+    [line] = [line for line in project.run().outlines if line.startswith("aorta: no GPU")]
+    assert line.partition(", platform ")[2].partition(", ")[0] == platforms
