@@ -185,8 +185,7 @@ def test_command_launches_a_class_of_aorta_with_steps_and_any_key(run, tmp_path)
     command = ["pytest_aorta.cli", "run", "--nproc", "2", "--gpus", "0", "--results", "kept", "--steps", "4"]
     code, output = run(*command, "--workload", "aorta:fsdp", "--set", "gathers=3")
     assert code == 0, output
-    [file] = (tmp_path / "project/kept").glob("*/result.json")
-    result = json.loads(file.read_text())
+    result = json.loads((tmp_path / "project/kept/aorta-fsdp/trial_0.json").read_text())
     assert result["config"] == {"steps": 4, "gathers": 3, "environment": {}}
     assert len(result["step_times_ms"]) == 4
     listed = run("pytest_aorta.cli", "workloads")[1].splitlines()

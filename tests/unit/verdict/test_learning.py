@@ -9,6 +9,7 @@ from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.verdicts import NotApplicable
 from tests.unit.builders import (
     default_priors,
+    launches_needed,
     launches_near,
     make_baseline,
     make_facts,
