@@ -361,7 +361,8 @@ class Recorder:
         observer.end()
         main = observer.main
         if has_own_steps and (main is None or self._counter is not None):
-            whole = self._whole(observer, Costs(problem=_NOT_COUNTED_WHOLE))
+            problem = _NOT_COUNTED if observer.has_optimizer else _NOT_COUNTED_WHOLE
+            whole = self._whole(observer, Costs(problem=problem))
             if self._counter is None:
                 return whole
             return whole.replace(costs=self._counter.costs()).with_profile(self._counter.overlap())

@@ -30,7 +30,6 @@ from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.learning import needs_another
 from pytest_aorta.verdict.metrics import Metric, Tolerance
 from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome

@@ -7,7 +7,7 @@ from pytest_aorta.verdict.learning import launches_to_learn
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable
-from tests.unit.builders import launches_needed, make_baseline, on_cpu, stored
+from tests.unit.builders import make_baseline, on_cpu, stored
 from tests.unit.verdict.compared import check, outcomes
 
 GATHERS = CollectiveCost("all_gather", 4, 2, "bfloat16", 4_000_000)

@@ -9,7 +9,6 @@ from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.verdicts import NotApplicable
 from tests.unit.builders import (
     default_priors,
-    launches_needed,
     launches_near,
     make_baseline,
     make_facts,
