@@ -66,13 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.metric is not None and arguments.metric not in METRICS:
         raise UsageError(f"--metric: got {arguments.metric!r}, allowed is one of {', '.join(METRICS)}")
     result = str(arguments.result.absolute()) if arguments.result else ""
-    request = SearchRequest(
-        (good, bad),
-        tuple(arguments.setup),
-        tolerances,
-        arguments.metric,
-        result,
-    )
+    request = SearchRequest((good, bad), tuple(arguments.setup), tolerances, arguments.metric, result)
     emit([f"{counted(len(commits), 'commit')} after {good[:12]}, up to {bad[:12]}"])
     sys.stdout.flush()
     with running_pytest(["-p", PLUGIN, f"--aorta-bisect={to_json(request)}", *arguments.pytest]) as process:

@@ -117,14 +117,14 @@ def check_faults(workload, folder, faults):
     return reference
 
 
-def test_each_fault_of_a_script_is_expected_by_its_cost_in_one_launch(workload, tmp_path):
+def test_each_fault_of_a_script_is_caught_by_its_cost_in_one_launch(workload, tmp_path):
     reference = check_faults(workload, tmp_path, FAULTS)
     for same, metric in (("again", "operators"), ("few rows", "collective_bytes")):
         row = judged(workload.run_script(str(tmp_path / "train.py"), [same]), reference, metric)
         assert (row.outcome, row.detail) == (Outcome.PASS, "")
 
 
-def test_all_gather_of_either_of_two_optimizers_is_expected_in_an_unedited_script(workload, tmp_path):
+def test_all_gather_of_either_of_two_optimizers_is_caught_in_an_unedited_script(workload, tmp_path):
     script = tmp_path / "gan.py"
     script.write_text(TWO_OPTIMIZERS)
     reference = workload.run_script(str(script), ["none"], record={})
@@ -191,7 +191,7 @@ def test_1024_simulated_ranks_show_all_faults_of_one_rank(workload, tmp_path):
 @pytest.mark.parametrize(
     ("size", "config"), [(2, {}), pytest.param(1024, WIDE, marks=[SIMULATED, pytest.mark.extended])]
 )
-def test_lost_bucketing_of_simple_fsdp_is_expected_in_one_launch(workload, size, config):
+def test_lost_bucketing_of_simple_fsdp_is_caught_in_one_launch(workload, size, config):
     config = SIMPLE_FSDP | config
     reference = workload.run("llama_simple_fsdp", **config)
     row = judged(workload.run("llama_simple_fsdp", **config, bucketing="none"), reference, "collectives")

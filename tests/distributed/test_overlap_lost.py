@@ -26,7 +26,7 @@ def test_not_ahead(workload):
 @pytest.mark.parametrize(
     ("lost", "ratio"), [("in_line", "0"), pytest.param("not_ahead", r"0(\.0\d*)?", marks=pytest.mark.extended)]
 )
-def test_overlap_that_is_lost_is_expected_with_the_reason_on_cpu_ranks(inner, on_cpu, lost, ratio):
+def test_overlap_that_is_lost_is_caught_with_the_reason_on_cpu_ranks(inner, on_cpu, lost, ratio):
     """Run collectives in line with compute and, in a traced model, gather parameters only when they are used."""
     result = inner(INNER, "--aorta-launcher=forkserver", "-k", lost)
     result.assert_outcomes(failed=1, deselected=1)

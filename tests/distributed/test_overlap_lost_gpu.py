@@ -79,7 +79,7 @@ def suite(inner):
     return lambda *options: inner(INNER, *options)
 
 
-def test_one_stream_for_all_is_expected_with_the_reason(suite):
+def test_one_stream_for_all_is_caught_with_the_reason(suite):
     result = suite("-k", "streams")
     result.assert_outcomes(failed=1, deselected=3)
     result.stdout.re_match_lines_random(LOST)
@@ -91,7 +91,7 @@ def test_parameters_gathered_only_when_they_are_used_are_caught(suite):
     result.stdout.re_match_lines_random(LOST)
 
 
-def test_one_hardware_queue_is_expected_against_a_stored_baseline(suite, monkeypatch):
+def test_one_hardware_queue_is_caught_against_a_stored_baseline(suite, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     suite("-k", "stored", "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1, deselected=3)
     suite("-k", "stored").assert_outcomes(passed=1, deselected=3)
@@ -101,7 +101,7 @@ def test_one_hardware_queue_is_expected_against_a_stored_baseline(suite, monkeyp
     result.stdout.re_match_lines_random(LOST)
 
 
-def test_step_that_synchronizes_is_expected_and_not_applicable_once_recorded(suite, pytester):
+def test_step_that_synchronizes_is_caught_and_not_applicable_once_recorded(suite, pytester):
     pytester.makepyfile(train=SCRIPT)
     suite("-k", "script", "--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1, deselected=3)
     suite("-k", "script").assert_outcomes(passed=1, deselected=3)
