@@ -1,5 +1,8 @@
 """Performance, overlap and numerics tests for FSDP training, as a pytest plugin."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from pytest_aorta.common.errors import (
     AortaError,
     BaselineError,
@@ -12,11 +15,32 @@ from pytest_aorta.common.errors import (
     WorkloadFailed,
 )
 
+if TYPE_CHECKING:
+    from pytest_aorta.session.record import Comparison
+    from pytest_aorta.session.runner import WorkloadRunner
+    from pytest_aorta.verdict.statistics.decision import Outcome
+    from pytest_aorta.verdict.verdicts import Verdicts
+
+# Names that annotate tests and hooks -> their modules, which import numpy and scipy, so only a test that asks does.
+_LATE = {
+    "Comparison": "session.record",
+    "Outcome": "verdict.statistics.decision",
+    "Verdicts": "verdict.verdicts",
+    "WorkloadRunner": "session.runner",
+}
+
 __all__ = (
-    "AortaError", "BaselineError", "ComparisonFailed", "DevicesUnavailable", "LaunchError", "LeaseError",
-    "ResultError", "SpecError", "WorkloadFailed",
+    "AortaError", "BaselineError", "Comparison", "ComparisonFailed", "DevicesUnavailable", "LaunchError", "LeaseError",
+    "Outcome", "ResultError", "SpecError", "Verdicts", "WorkloadFailed", "WorkloadRunner",
 )  # fmt: skip
 
 # Tests import the errors from here, and pytest's short summary has room for a short name.
-for _name in __all__:
+for _name in set(__all__) - _LATE.keys():
     globals()[_name].__module__ = __name__
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of the names in ``_LATE``."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -42,11 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", metavar="METRIC=VALUE", type=_tolerance, action="append", default=[],
         help="tolerance instead of the test's, e.g. step_time_p50=1%% to search for a smaller change",
     )  # fmt: skip
+    parser.add_argument(
+        "--result", metavar="FILE", type=Path,
+        help="write the commits that were found and the message as JSON; the exit code is that of pytest, so a search "
+        "that finds a commit ends with 1",
+    )  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search; return 0 if a commit was named, which is the text of the test's failure.
+    """Search, and return pytest's exit code: the test fails with the commit, and passes if the ends do not differ.
 
     Raises:
         UsageError: The command line is wrong; nothing was launched.
@@ -60,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     parse_tolerances(tolerances, "--tolerance")
     if arguments.metric is not None and arguments.metric not in METRICS:
         raise UsageError(f"--metric: got {arguments.metric!r}, allowed is one of {', '.join(METRICS)}")
-    request = SearchRequest((good, bad), tuple(arguments.setup), tolerances, arguments.metric)
+    result = str(arguments.result.absolute()) if arguments.result else ""
+    request = SearchRequest((good, bad), tuple(arguments.setup), tolerances, arguments.metric, result)
     emit([f"{counted(len(commits), 'commit')} after {good[:12]}, up to {bad[:12]}"])
     sys.stdout.flush()
     with running_pytest(["-p", PLUGIN, f"--aorta-bisect={to_json(request)}", *arguments.pytest]) as process:

@@ -140,7 +140,8 @@ def given_launch(arguments: argparse.Namespace, options: Options) -> _Launch:
         raise UsageError(f"{arguments.args}: a workload takes no arguments; --set KEY=VALUE sets config keys")
     spec = find_workload(arguments.workload, options.workload_dirs)
     config = _given_config(spec, arguments.config, arguments.steps, arguments.assignments)
-    return _Launch(spec.name, spec.name, spec.min_world_size, config)
+    # Stores of artifacts refuse a colon in a path.
+    return _Launch(spec.name.replace(":", "-"), spec.name, spec.min_world_size, config)
 
 
 def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:

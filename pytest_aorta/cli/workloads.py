@@ -36,7 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         emit(_one(spec))
         return 0
     specs, problems = [], []
-    for name in sorted(workload_places((arguments.workloads,))):
+    for name, places in sorted(workload_places((arguments.workloads,)).items()):
+        if ":" not in name and all(place.qualified for place in places):
+            continue  # it is listed under its qualified name
         try:
             specs.append(find_workload(name, (arguments.workloads,)))
         except SpecError as error:
@@ -77,9 +79,10 @@ def _all(specs: list[WorkloadSpec], problems: list[str]) -> list[str]:
 
 def _one(spec: WorkloadSpec) -> list[str]:
     width = output_width()
+    declared = "any key is passed to the class" if spec.is_of_aorta else f"declared in {spec.yaml}"
     lines = [
         f"{spec.name}: {spec.description}",
-        f"started by {spec.launch_mode}, on {spec.min_world_size} ranks or more; declared in {spec.yaml}",
+        f"started by {spec.launch_mode}, on {spec.min_world_size} ranks or more; {declared}",
         "",
     ]
     for key, schema in spec.properties.items():

@@ -1,7 +1,6 @@
 """Errors for users; each message names the cause, the given value and the allowed values."""
 
 from pathlib import Path
-from traceback import walk_tb
 
 from pytest_aorta.common.text import visible
 
@@ -57,7 +56,15 @@ class BaselineError(AortaError):
 
 
 class ComparisonFailed(AortaError, AssertionError):
-    """At least one metric of a result has a failing verdict."""
+    """At least one metric of a result has a failing verdict.
+
+    Attributes:
+        metrics: Names of the metrics with a failing verdict, in the order of the message.
+    """
+
+    def __init__(self, message: str, metrics: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.metrics = metrics
 
 
 class WorkloadFailed(AortaError):
@@ -74,11 +81,15 @@ class ColdLaunchWarning(UserWarning):
         super().__init__(visible(message))
 
 
-def hide_frames(error: BaseException) -> None:
-    """Let pytest leave the frames of this package out of an error's traceback, except under ``--full-trace``.
+def drop_frames(error: BaseException) -> None:
+    """Leave the frames of this package out of an error's traceback, below the frame where it begins.
 
     The message of an :class:`AortaError` is complete, so a test's traceback ends in the test.
     """
-    for frame, _ in walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__", "")).startswith("pytest_aorta."):
-            frame.f_locals["__tracebackhide__"] = True
+    kept = error.__traceback__
+    while kept is not None:
+        below = kept.tb_next
+        while below is not None and str(below.tb_frame.f_globals.get("__name__", "")).startswith("pytest_aorta."):
+            below = below.tb_next
+        kept.tb_next = below
+        kept = below

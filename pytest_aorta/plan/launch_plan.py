@@ -203,7 +203,9 @@ def at_reference(request: LaunchRequest, reference: AnyReference) -> LaunchReque
         return replace(request, script=reference.script(request.script or ""))
     spec, own = reference.workload(request.spec), request.spec.properties
     config = {
-        key: value for key, value in request.config.items() if key in spec.properties or value != own[key]["default"]
+        key: value
+        for key, value in request.config.items()
+        if key in spec.properties or key not in own or value != own[key]["default"]
     }
     with raised_as(SpecError, f"at {reference.name}: ", SpecError):
         return replace(request, spec=spec, config=resolve_config(spec, config))

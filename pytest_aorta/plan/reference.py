@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -34,9 +34,11 @@ SETUP_S = 7200.0
 UNUSED_S = 14 * 86400.0
 # The folder of worktrees in the user's cache; each has a folder of its own.
 ENVIRONMENTS = "environments"
-# Entries of a worktree's folder: the files of the commit, links to packages, the output of the setup commands, and a
-# file that exists once the commit is checked out and prepared, and that each use touches.
-TREE, PACKAGES, LOG_FILE, READY_FILE = "tree", "packages", "setup.log", "ready"
+# Entries of a worktree's folder besides the files of the commit: links to packages, the output of the setup commands,
+# and a file that exists once the commit is checked out and prepared, and that each use touches.
+PACKAGES, LOG_FILE, READY_FILE = "packages", "setup.log", "ready"
+# The names of worktrees of this package, by which git's folder of worktrees has an entry for each.
+_NAMES = f"{'[0-9a-f]' * 16}-{'[0-9a-f]' * 8}"
 # Held in the repository's git folder during each git command that lists or changes worktrees.
 LOCK_FILE = "aorta-worktrees.lock"
 # Git sets these variables for its hooks; with them, git would use a repository other than the folder's.
@@ -87,14 +89,18 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "pytest-aorta"
 
 
-def open_worktree(rootdir: Path, commit: str, setup: Sequence[Sequence[str]] = ()) -> Worktree:
+def open_worktree(
+    rootdir: Path, commit: str, say: Callable[[str], None], setup: Sequence[Sequence[str]] = ()
+) -> Worktree:
     """Return the worktree of a commit, given by its full hash; check it out and prepare it unless an earlier call has.
 
-    Worktrees that no session has used for ``UNUSED_S`` are deleted.
+    A worktree that can't be used again, such as one whose checkout was killed, is made again. Worktrees that no session
+    has used for ``UNUSED_S`` are deleted.
 
     Args:
         rootdir: pytest's root folder.
         commit: Full hash of the commit.
+        say: Shows a line to the user if the worktree is made again.
         setup: Words of each command that prepares the worktree; ``{tree}``, ``{packages}`` and ``{commit}`` are
             replaced. ``packages`` is a folder of the commit that comes first on the search path of its launches.
 
@@ -108,27 +114,81 @@ def open_worktree(rootdir: Path, commit: str, setup: Sequence[Sequence[str]] = (
         raise SpecError(f"{kept} is inside of the repository {checkout}; set XDG_CACHE_HOME to a folder outside of it")
     digest = sha256(json.dumps([str(checkout), setup]).encode()).hexdigest()[:8]
     own = kept / f"{commit[:16]}-{digest}"
-    worktree = Worktree(checkout, commit, own / TREE, own / PACKAGES)
+    worktree = Worktree(checkout, commit, own / own.name, own / PACKAGES)
     try:
         kept.mkdir(parents=True, exist_ok=True)
         _remove_unused(kept)
         with locked(own.with_suffix(".lock"), limit_s=SETUP_S):
-            # A cleaner of caches, or a user, may have deleted the files of the commit.
-            is_new = not ((own / READY_FILE).is_file() and worktree.tree.is_dir())
-            if is_new:
-                shutil.rmtree(own, ignore_errors=True)
-                worktree.packages.mkdir(parents=True)
-                _worktree(checkout, "prune")
-                # The files can take minutes and do not need the lock of other sessions.
-                _worktree(checkout, "add", "--no-checkout", "--detach", str(worktree.tree), commit)
-            if is_new or not setup:  # a launch may have written to files of the commit
-                git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
-            if is_new:
+            problem = _problem(worktree, has_setup=bool(setup))
+            if problem:
+                if own.exists():
+                    say(f"{own} is checked out again: {problem}")
+                _check_out(worktree)
                 _run_commands(worktree, setup, worktree.tree / rootdir.resolve().relative_to(checkout))
             write_text(own / READY_FILE, "")
     except OSError as error:
         raise SpecError(f"{error.filename or own}: {error.strerror or error}") from None
     return worktree
+
+
+def _problem(worktree: Worktree, *, has_setup: bool) -> str:
+    """Return why a worktree of an earlier session can't be used; empty if it has the files of the commit.
+
+    Files that launches have changed are restored. Files that setup commands have changed can't be told from those.
+    """
+    if not (worktree.tree.parent / READY_FILE).is_file():
+        return "it was not finished"
+    try:
+        # Outside of a worktree, git looks for a repository in the folders above, whose files are not ours.
+        found = git(worktree.tree, "rev-parse", "--show-toplevel", "HEAD", "--git-common-dir").split("\n")
+        if found != [str(worktree.tree), worktree.commit, str(_git_folder(worktree.checkout))]:
+            return f"git has another commit or repository there: {' '.join(found)}"
+        if not has_setup:
+            _reset(worktree)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+def _check_out(worktree: Worktree) -> None:
+    """Check out a commit in a new worktree, in place of what an earlier session has left.
+
+    Raises:
+        SpecError: Git fails.
+        OSError: What was left can't be deleted, or the folder can't be written.
+    """
+    _delete(worktree.tree.parent)
+    worktree.packages.mkdir(parents=True)
+    common = _git_folder(worktree.checkout)
+    # Git reads the entry of every worktree, and fails on an entry that another git is creating or removing.
+    with locked(common / LOCK_FILE, limit_s=CHECKOUT_S):
+        for entry in (common / "worktrees").glob(_NAMES):
+            # Git locks an entry that it creates. While this lock is held no git does, so that git was killed.
+            if entry.name == worktree.tree.name or (entry / "locked").exists():
+                shutil.rmtree(entry)
+        git(worktree.checkout, "worktree", "prune")
+        git(worktree.checkout, "worktree", "add", "--no-checkout", "--detach", str(worktree.tree), worktree.commit)
+    # The files can take minutes and do not need the lock of other sessions.
+    _reset(worktree)
+
+
+def _git_folder(checkout: Path) -> Path:
+    """Return the git folder that all worktrees of a repository share."""
+    return (checkout / git(checkout, "rev-parse", "--git-common-dir")).resolve()
+
+
+def _reset(worktree: Worktree) -> None:
+    git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder if it exists, also one with folders that a setup command has made read-only."""
+    for base, names, _ in os.walk(folder):
+        for path in (Path(base, name) for name in names):
+            if not path.is_symlink():
+                path.chmod(0o700)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)
 
 
 def setup_program(command: Sequence[str]) -> str | None:
@@ -192,27 +252,13 @@ def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
     return output.removesuffix("\n")
 
 
-def _worktree(checkout: Path, *arguments: str) -> str:
-    """Return the output of ``git worktree``, which no other session runs in this repository at the same time.
-
-    Git reads the entry of every worktree, and fails on an entry that another git is creating or removing.
-
-    Raises:
-        SpecError: As in :func:`git`.
-        OSError: The repository can't be locked.
-    """
-    lock = checkout / git(checkout, "rev-parse", "--git-common-dir") / LOCK_FILE
-    with locked(lock, limit_s=CHECKOUT_S):
-        return git(checkout, "worktree", *arguments)
-
-
 def _remove_unused(kept: Path) -> None:
     """Delete worktrees that no session has used for ``UNUSED_S``; git forgets them when it next prunes."""
     oldest_s = time.time() - UNUSED_S
     for ready in kept.glob(f"*/{READY_FILE}"):
         with suppress(OSError):  # another session deletes it at the same time
             if ready.stat().st_mtime < oldest_s:
-                shutil.rmtree(ready.parent, ignore_errors=True)
+                _delete(ready.parent)
 
 
 def _run_commands(worktree: Worktree, setup: Sequence[Sequence[str]], root: Path) -> None:
@@ -279,7 +325,7 @@ class CommitReference(Reference, frozen=True, tag="commit"):
         if not folder.is_dir():
             raise SpecError(f"workload {spec.name!r} does not exist at {self.name}: there is no {folder}")
         if spec.module is not None:
-            self._redirect(spec.module.partition(".")[0])
+            self._redirect(spec.module.partition(":")[0].partition(".")[0])
         return read_workload(spec.name, folder, spec.module)
 
     def script(self, script: str) -> str:
@@ -348,12 +394,16 @@ class References:
     Args:
         name: The reference that ``--aorta-ab`` names; None if there is none.
         rootdir: pytest's root folder.
+        say: As in :func:`open_worktree`.
         setup: As in :func:`open_worktree`.
     """
 
-    def __init__(self, name: str | None, rootdir: Path, setup: Sequence[Sequence[str]] = ()) -> None:
+    def __init__(
+        self, name: str | None, rootdir: Path, say: Callable[[str], None], setup: Sequence[Sequence[str]] = ()
+    ) -> None:
         self._name = name
         self._rootdir = rootdir
+        self._say = say
         self._setup = setup
         self._commits: dict[str, CommitReference] = {}
         self._environment: EnvironmentReference | None = None
@@ -382,7 +432,7 @@ class References:
                 there.
         """
         if commit not in self._commits:
-            worktree = open_worktree(self._rootdir, commit, self._setup)
+            worktree = open_worktree(self._rootdir, commit, self._say, self._setup)
             root = worktree.tree / self._rootdir.resolve().relative_to(worktree.checkout)
             if not root.is_dir():
                 raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")

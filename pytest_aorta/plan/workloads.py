@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -51,6 +52,8 @@ _LAUNCHERS_OWN = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT
 # model, and results depend on the choice. COMPATIBLE is MKL's only mode that is the same on CPUs of several vendors.
 CPU_KERNELS = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 ENTRY_POINT_GROUP = "aorta.workloads"
+# The distribution whose workloads need no qualified name.
+_DISTRIBUTION = "pytest-aorta"
 YAML_NAME = "default.yaml"
 # Keys that the schema of a config key needs besides the keywords of JSON Schema.
 _FRAGMENT_KEYS = {"type", "default", "description"}
@@ -159,7 +162,8 @@ class WorkloadSpec(Declaration, frozen=True, kw_only=True):
     Attributes:
         name: Name of the workload.
         folder: Folder of the code and of ``default.yaml``.
-        module: Dotted name of an installed workload; None if the code is loaded from ``folder`` by path.
+        module: Dotted name of an installed workload, or ``module:Class`` for a class with AORTA's contract; None if the
+            code is loaded from ``folder`` by path.
         shared: Config keys and presets of the file that the workload extends, which the workload's own replace.
     """
 
@@ -172,6 +176,11 @@ class WorkloadSpec(Declaration, frozen=True, kw_only=True):
     def yaml(self) -> Path:
         """The file of the declaration."""
         return self.folder / YAML_NAME
+
+    @property
+    def is_of_aorta(self) -> bool:
+        """Whether the class has AORTA's contract: no file declares its config keys, and any key is passed on."""
+        return self.module is not None and ":" in self.module
 
     def declared_in(self, key: str) -> Path:
         """Return the file that declares a config key."""
@@ -191,12 +200,15 @@ class Place:
     """The location of a workload.
 
     Attributes:
-        folder: Folder of the workload; None if its entry point does not name a package.
-        module: Dotted name of an installed workload; None for a folder of the user.
+        folder: Folder of the workload; None if its entry point names neither a package nor a class.
+        module: Value of the entry point of an installed workload; None for a folder of the user.
+        qualified: Name of an installed workload with its distribution, such as ``aorta:fsdp``; empty for a folder of
+            the user and for the workloads of this package.
     """
 
     folder: Path | None
     module: str | None
+    qualified: str = ""
 
 
 def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
@@ -211,32 +223,68 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     found = places[name]
     if len(found) > 1:
         where = " and ".join(str(place.folder or place.module) for place in found)
-        raise SpecError(f"workload {name!r} is defined twice, in {where}; rename one of them")
+        remedy = " or ".join(place.qualified for place in found if place.qualified)
+        raise SpecError(
+            f"workload {name!r} is defined twice, in {where}; "
+            + (f"name one of them as {remedy}" if remedy else "rename the folder of your own")
+        )
     place = found[0]
     if place.folder is None:
-        raise SpecError(f"entry point {ENTRY_POINT_GROUP}: {name} = {place.module!r} is not a package with a folder")
+        raise SpecError(
+            f"entry point {ENTRY_POINT_GROUP}: {name} = {place.module!r} is not a package with a folder, nor a class "
+            f"(module:Class)"
+        )
     return read_workload(name, place.folder, place.module)
 
 
 def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
-    """Return the places of each workload, by name; several places if workloads have the same name."""
-    places: dict[str, list[Place]] = {}
+    """Return the places of each workload, by name; several places if workloads have the same name.
+
+    A workload of another distribution has its qualified name, and the plain one too unless a workload of this package
+    or of the user has that.
+    """
+    own: dict[str, list[Place]] = {}
+    others: dict[str, list[Place]] = {}
+    qualified: dict[str, list[Place]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        places.setdefault(point.name, []).append(Place(package_folder(point.value), point.value))
-    known = {place.folder.resolve() for found in places.values() for place in found if place.folder}
-    for own in own_dirs:
-        for yaml in sorted(own.glob(f"*/{YAML_NAME}")):
+        place = _place(point)
+        if place.qualified:
+            qualified[place.qualified] = [place]
+        (others if place.qualified else own).setdefault(point.name, []).append(place)
+    found = (place for places in (*own.values(), *others.values()) for place in places)
+    known = {place.folder.resolve() for place in found if place.folder}
+    for folder in own_dirs:
+        for yaml in sorted(folder.glob(f"*/{YAML_NAME}")):
             if yaml.parent.resolve() not in known:
-                places.setdefault(yaml.parent.name, []).append(Place(yaml.parent, None))
-    return places
+                own.setdefault(yaml.parent.name, []).append(Place(yaml.parent, None))
+    return qualified | others | own
+
+
+def _place(point: EntryPoint) -> Place:
+    """Return the place that an entry point names, without running the package's code."""
+    module, colon, _ = point.value.partition(":")
+    folder = package_folder(module)
+    if colon and folder is None:
+        folder = _module_folder(module)
+    distribution = point.dist.name if point.dist else ""
+    return Place(folder, point.value, "" if distribution == _DISTRIBUTION else f"{distribution}:{point.name}")
 
 
 def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
-    """Read and check a workload's ``default.yaml``.
+    """Read and check a workload's ``default.yaml``; a class with AORTA's contract has none.
 
     Raises:
         SpecError: A key is unknown or missing, or its value is not allowed.
     """
+    if module is not None and ":" in module:
+        return WorkloadSpec(
+            description=f"class of AORTA's contract, {module}",
+            class_name=module.partition(":")[2],
+            properties={ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
+            name=name,
+            folder=folder,
+            module=module,
+        )
     yaml, shared = folder / YAML_NAME, SharedKeys()
     with raised_as(SpecError):
         declared = convert(read_yaml(yaml), Declaration, str(yaml))
@@ -261,7 +309,8 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
     Raises:
         SpecError: A key is unknown, or a value is not allowed.
     """
-    if unknown := sorted(set(given) - set(spec.properties)):
+    unknown = sorted(set(given) - set(spec.properties))
+    if unknown and not spec.is_of_aorta:
         hint = did_you_mean(unknown, spec.properties)
         raise SpecError(
             f"{spec.yaml}: workload {spec.name!r} has no config keys {unknown}{hint}; "
@@ -331,6 +380,15 @@ def package_folder(dotted: str) -> Path | None:
             return None
         path = list(spec.submodule_search_locations)
     return Path(path[0]) if path else None
+
+
+def _module_folder(dotted: str) -> Path | None:
+    """Return the folder of a module that is no package, or None, without running any code."""
+    parent, _, name = dotted.rpartition(".")
+    folder = package_folder(parent)
+    places = [str(folder)] if folder else None if parent else sys.path
+    spec = None if places is None else PathFinder.find_spec(name, places)
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _refuse_first(where: str, validator: Draft202012Validator, document: Any, root: str = "") -> None:

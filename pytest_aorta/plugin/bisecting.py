@@ -3,11 +3,16 @@
 It is loaded by name (``-p pytest_aorta.plugin.bisecting``), so other runs of pytest do not have its option.
 """
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import decode
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import decode, to_builtins
 from pytest_aorta.plugin.hooks import RUN
+from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.session.search import Bisection, SearchRequest
 
 BISECTION = pytest.StashKey[Bisection]()
@@ -29,7 +34,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(f"aorta bisect: {given[0]} can't be used in a search; give -n0 or leave it out")
     try:
         request = decode(config.getoption(_OPTION), SearchRequest, _OPTION)
-        run.session.bisection = config.stash[BISECTION] = Bisection(request, config.rootpath)
+        run.session.bisection = config.stash[BISECTION] = Bisection(request, config.rootpath, partial(say, config))
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -44,8 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[0].add_marker(pytest.mark.tolerance(**tolerances), append=False)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Succeed if a commit was named: the test of the search fails with its name."""
-    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        has_found = session.config.stash[BISECTION].has_found
-        session.exitstatus = pytest.ExitCode.OK if has_found else pytest.ExitCode.TESTS_FAILED
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was found into the file of the request, if there is one; the exit status is that of the test."""
+    bisection = session.config.stash[BISECTION]
+    if bisection.request.result:
+        write_json(Path(bisection.request.result), to_builtins(bisection.finding))

@@ -4,19 +4,20 @@ Fixtures return handles, so every failed launch is raised in the test body.
 """
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.common.errors import AortaError, ComparisonFailed, DevicesUnavailable, hide_frames
+from pytest_aorta.common.errors import AortaError, ComparisonFailed, DevicesUnavailable, SpecError, drop_frames
 from pytest_aorta.common.files import slug
-from pytest_aorta.plan.device_kind import Device, DeviceKind
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
-from pytest_aorta.plan.world import CPU_WORLD_SIZE, World, num_usable_gpus, resolve_world
+from pytest_aorta.plan.world import num_usable_gpus, resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
@@ -79,19 +80,27 @@ class LaunchingTests:
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
         """Return the line about devices in a controller of xdist, which collects no tests."""
-        return self._header() if config.getoption("dist", "no") != "no" else []
+        return self._header([]) if config.getoption("dist", "no") != "no" else []
 
     def pytest_report_collectionfinish(self, config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
         """Return one line about devices, torch, platform and baselines if a test can launch."""
-        can_launch = any(FIXTURE in getattr(item, "fixturenames", ()) for item in items)
-        is_wanted = can_launch and config.option.verbose >= 0 and not config.option.collectonly
-        return self._header() if is_wanted else []
+        launching = [item for item in items if FIXTURE in getattr(item, "fixturenames", ())]
+        is_wanted = launching and config.option.verbose >= 0 and not config.option.collectonly
+        return self._header(launching) if is_wanted else []
 
-    def _header(self) -> list[str]:
+    def _header(self, items: Sequence[pytest.Item]) -> list[str]:
         try:
-            return [header(self.run.options, self.run.devices)]
+            return [header(self.run.options, self.run.devices, self._platforms(items))]
         except AortaError as error:  # each test that needs devices fails with this error
             return [f"aorta: {error}"]
+
+    def _platforms(self, items: Sequence[pytest.Item]) -> set[str]:
+        """Return the platforms that tests ask for; a test with a wrong marker or without its devices has none."""
+        found = set()
+        for item in items:
+            with suppress(SpecError, DevicesUnavailable):
+                found.add(resolve_world(read_spec(item).world, self.run.options, self.run.devices).platform)
+        return found
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Send the node ids that a worker of xdist has collected to the controller."""
@@ -150,12 +159,12 @@ class LaunchingTests:
 
         A subtest's report carries the record so far, which nobody reads: see :func:`record_of`.
         """
-        if call.excinfo is not None and isinstance(error := call.excinfo.value, AortaError):
-            hide_frames(error)
-            if isinstance(error, ComparisonFailed):
-                # The text that pytest strips from the start of the message: the first line shall be the verdict.
-                call.excinfo._striptext = f"{type(error).__module__}.{type(error).__qualname__}: "
+        error = call.excinfo.value if call.excinfo else None
+        if isinstance(error, AortaError) and not item.config.getoption("fulltrace"):
+            drop_frames(error)
         report = yield
+        if isinstance(error, ComparisonFailed):
+            _begin_with_verdict(report, error)
         if NODE_ID in item.stash:
             vars(report)["aorta_nodeid"] = item.stash[NODE_ID]
         test = item.stash.get(TEST, None)
@@ -199,6 +208,15 @@ def _full_id(item: pytest.Item) -> str:
     return "::".join([file, *names])
 
 
+def _begin_with_verdict(report: pytest.TestReport, error: ComparisonFailed) -> None:
+    """Leave the name of the error's type out of a report: the first line and the short summary show the verdict."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}: "
+    if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
+        crash.message = crash.message.removeprefix(name)
+        for entry in report.longrepr.reprtraceback.reprentries:  # type: ignore[union-attr]
+            entry.lines = [line.replace(name, "", 1) for line in entry.lines]
+
+
 def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if report.passed or call.excinfo is None:
         return ""
@@ -206,19 +224,18 @@ def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str
     return str(call.excinfo.value) if isinstance(call.excinfo.value, AortaError) else report.longreprtext
 
 
-def header(options: Options, devices: Sequence[Device]) -> str:
-    """Return the devices, torch, platform and baselines of this run in one line."""
+def header(options: Options, devices: Sequence[Device], platforms: Collection[str]) -> str:
+    """Return the devices, torch, platforms of tests and baselines of this run in one line."""
     usable = num_usable_gpus(options, devices)
     models = sorted({device.model for device in devices[:usable]})
     where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
-    used = tuple(devices[:usable])
-    world = World(usable, used[0].kind, used) if used else World(CPU_WORLD_SIZE, DeviceKind.CPU)
     if options.without_gpus == WithoutGpus.SIMULATE:
         where += ", missing GPUs simulated"
     if options.nnodes > 1:
         where += f" on each of {options.nnodes} nodes"
     folder = str(options.baselines_dir).removeprefix(f"{options.rootdir}/")
-    return f"aorta: {where}, torch {_torch_version()}, platform {world.platform}, baselines {folder}"
+    shown = f", platform {' and '.join(sorted(platforms))}" if platforms else ""
+    return f"aorta: {where}, torch {_torch_version()}{shown}, baselines {folder}"
 
 
 def _torch_version() -> str:

@@ -23,6 +23,8 @@ def pytest_aorta_launch(plan: LaunchPlan) -> None:
 def pytest_aorta_comparison(comparison: Comparison) -> None:
     """Called once for each comparison at the end of the run, in the process that owns the terminal, even with xdist.
 
+    Baselines, reports and history have been written. An error that an implementation raises fails the run.
+
     History, report and Markdown of a run are made from the same comparisons.
 
     :param comparison: The launches of both sides, what was measured, and the verdicts.

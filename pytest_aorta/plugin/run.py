@@ -5,7 +5,8 @@ pytest loads this module with the plugin, so packages that only tests with a lau
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import traceback
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -204,15 +205,13 @@ class Controller:
         self.run.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write reports, baselines of tests that passed, and the history; what can't be written fails the run."""
+        """Write reports, baselines of tests that passed, and the history; then call the hook of comparisons.
+
+        What can't be written, and a plugin that raises an error, fail the run.
+        """
         run = self.run
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
-        if hidden := [record.nodeid for record in run.records if record.hides_failure]:
-            how = "a test that expects a regression says so with workload.expect_regression"
-            run.notes += [f"ERROR {nodeid}: passed although a comparison in it failed; {how}" for nodeid in hidden]
-            if session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if run.options.baselines_dir.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
@@ -228,8 +227,6 @@ class Controller:
         from pytest_aorta.session.history import keep_history
 
         run = self.run
-        for comparison in (one for record in run.records for one in record.comparisons):
-            session.config.hook.pytest_aorta_comparison(comparison=comparison)
         # Before baselines are written: the report shows the baselines that the run was compared with.
         is_cut_short = self.is_interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR
         reported, has_reports = write_session_reports(
@@ -244,8 +241,22 @@ class Controller:
         except AortaError as error:
             run.notes.append(f"ERROR {error}")
             good = False
-        if not good and exitstatus == pytest.ExitCode.OK:
+        raised = dict.fromkeys(self._errors_of_plugins(session))
+        run.notes += raised
+        if (raised or not good) and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _errors_of_plugins(self, session: pytest.Session) -> Iterator[str]:
+        """Call the hook of each comparison, and yield a line for each error that a plugin raises there."""
+        for comparison in (one for record in self.run.records for one in record.comparisons):
+            try:
+                session.config.hook.pytest_aorta_comparison(comparison=comparison)
+            except Exception as error:  # noqa: BLE001 - the code of another plugin can raise anything
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                yield (
+                    f"ERROR pytest_aorta_comparison: {place.filename}:{place.lineno} raised {type(error).__name__}: "
+                    f"{error}; baselines, reports and history were written before"
+                )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write durations on request, findings or with ``-v`` every verdict, the totals, and what was written.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.data import provenance_values
-from pytest_aorta.session.record import Side, TestRecord, finding_groups, totals
+from pytest_aorta.session.record import Side, TestRecord, finding_groups, num_caught, totals
 from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
@@ -70,25 +70,26 @@ def markdown(
 def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> str:
     """Return the verdict of a session in one line.
 
-    A session with an undecided test, a test that compared nothing, a retry or a failure that a test hides is not a
-    success, nor is one without a passed test.
+    A session with an undecided test, a test that compared nothing or a retry is not a success, nor is one without a
+    passed test.
     """
     final = [record for record in records if not record.is_retried]
     failed, passed = sum(record.has_failed for record in final), sum(record.outcome == "passed" for record in final)
-    hidden = sum(record.hides_failure for record in final)
     doubts = [
         (sum(record.is_undecided for record in final), "without a decision"),
         (sum(record.compared_nothing for record in final), "without a comparison"),
         (len(records) - len(final), "retried"),
     ]
-    notes = "".join(f", {count} {text}" for count, text in [(hidden, "with a hidden regression"), *doubts] if count)
+    notes = "".join(f", {count} {text}" for count, text in doubts if count)
+    caught = num_caught(final)
+    seen = f", {counted(caught, 'regression')} caught by its test" if caught else ""
     tests = counted(len(final), "test")
     if is_cut_short:
-        return f"{_FAILED} pytest-aorta: the run ended early, {failed} of {tests} failed until then{notes}"
+        return f"{_FAILED} pytest-aorta: the run ended early, {failed} of {tests} failed until then{notes}{seen}"
     if failed:
-        return f"{_FAILED} pytest-aorta: {failed} of {tests} failed{notes}"
-    symbol = _FAILED if hidden else _WARNING if notes or not passed else _PASSED
-    return f"{symbol} pytest-aorta: {passed} of {tests} passed{notes}"
+        return f"{_FAILED} pytest-aorta: {failed} of {tests} failed{notes}{seen}"
+    symbol = _WARNING if notes or not passed else _PASSED
+    return f"{symbol} pytest-aorta: {passed} of {tests} passed{notes}{seen}"
 
 
 def escaped(text: str) -> str:

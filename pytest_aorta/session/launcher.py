@@ -86,7 +86,7 @@ class Session:
         self.forkservers = ForkServers()
         self.start: Callable[[LaunchPlan], LaunchOutcome] = self.forkservers.launch
         self.say: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
-        self.references = References(options.ab, options.rootdir)
+        self.references = References(options.ab, options.rootdir, lambda text: self.say(text))
 
     @cached_property
     def devices(self) -> list[Device]:

@@ -66,7 +66,7 @@ class Comparison(Model, frozen=True):
         baseline: File of the stored baseline, which may not exist; empty for a comparison of two variants.
         new: The launches to store as a baseline if the test passes.
         detection: Lines on the changes that the new baseline detects.
-        has_failed: Whether the comparison raised ``ComparisonFailed``, and the test did not expect it.
+        has_failed: Whether the comparison raised ``ComparisonFailed``.
     """
 
     case: str
@@ -184,11 +184,6 @@ class TestRecord(Model, frozen=True):
         return self.outcome in _FAILED
 
     @property
-    def hides_failure(self) -> bool:
-        """Return True if a comparison failed and the test passed, and neither a mark nor a block expects this."""
-        return self.outcome == "passed" and any(comparison.has_failed for comparison in self.comparisons)
-
-    @property
     def failed_before_launch(self) -> bool:
         """Return True if the test failed and launched nothing, e.g. because of an unknown workload."""
         return self.has_failed and not self.launches and (self.can_launch or self.lacked_devices is not None)
@@ -265,6 +260,16 @@ class RunningTest:
         before = self.record
         outcome = outcome_of(report) if report.failed or not before.has_failed else before.outcome
         self.record = before.replace(outcome=outcome, failure="\n".join(filter(None, [before.failure, failure])))
+        if outcome == "passed":
+            self.record = self.record.replace(comparisons=tuple(map(_caught, before.comparisons)))
+
+
+def _caught(comparison: Comparison) -> Comparison:
+    """Return a comparison of a test that passed; if it raised an error, the test has caught that regression."""
+    if not comparison.has_failed:
+        return comparison
+    rows = (row.replace(is_expected=row.outcome is Outcome.REGRESSION) for row in comparison.rows)
+    return comparison.replace(rows=tuple(rows))
 
 
 def outcome_of(report: pytest.TestReport) -> str:
@@ -318,7 +323,7 @@ def totals(records: Sequence[TestRecord]) -> str:
     launches = [launch for record in records for launch in record.launches]
     launched = [record for record in final if record.launches]
     failed = sum(record.has_failed for record in launched)
-    is_ok = not found and not any(record.hides_failure or record.compared_nothing for record in launched)
+    is_ok = not found and not any(record.compared_nothing for record in launched)
     tests = counted(len(launched), "test")
     parts = [f"{failed} of {tests} failed" if failed else f"{tests} OK" if is_ok else tests]
     if found[Outcome.REGRESSION]:
@@ -335,14 +340,18 @@ def totals(records: Sequence[TestRecord]) -> str:
     return ", ".join([*parts, f"{counted(len(launches), 'launch')} in {duration(seconds)}"])
 
 
+def num_caught(records: Sequence[TestRecord]) -> int:
+    """Return the number of regressions that tests have caught by ``pytest.raises`` or ``try``."""
+    return sum(row.is_expected for record in records for row in record.verdicts)
+
+
 def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
-    """Return the nonzero counts of expected regressions, new baselines and tests without a verdict."""
+    """Return the nonzero counts of caught regressions, new baselines and tests without a verdict."""
     comparisons = [comparison for record in final for comparison in record.comparisons]
     counts = (
-        (sum(row.is_expected for comparison in comparisons for row in comparison.rows), "regression", "expected"),
+        (num_caught(final), "regression", "caught by its test"),
         (sum(comparison.new is not None for comparison in comparisons), "baseline", "measured"),
         (sum(record.compared_nothing for record in final), "test", "without a comparison"),
-        (sum(record.hides_failure for record in final), "test", "passed in spite of a failed comparison"),
         (sum(record.failed_without_verdict for record in final), "test", "failed without a verdict"),
         (sum(record.failed_before_launch for record in final), "test", "failed before a launch"),
         (sum(record.is_skipped for record in final), "test", "skipped for lack of devices"),

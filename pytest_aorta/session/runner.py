@@ -2,9 +2,8 @@
 
 import itertools
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +35,7 @@ from pytest_aorta.verdict.bitwise import (
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches
-from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of, refuse_unknown
+from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of
 from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -47,17 +46,6 @@ _SAVE, _LOAD, _SCHEDULE = "save_checkpoint", "load_checkpoint", "lr_schedule"
 _CHANGED = (Outcome.REGRESSION, Outcome.IMPROVED)
 N = TypeVar("N")
 R = TypeVar("R")
-
-
-@dataclass
-class ExpectedRegression:
-    """The regression that ended a ``with`` block.
-
-    Attributes:
-        text: The text of the failure; empty until the block has ended.
-    """
-
-    text: str = ""
 
 
 class WorkloadRunner:
@@ -73,8 +61,6 @@ class WorkloadRunner:
         fail_on = self._options.fail_on
         self._fail_on = frozenset(Outcome[word.name] for word in fail_on - {FailOn.MARKED_INCONCLUSIVE})
         self._of_marked = {Outcome.INCONCLUSIVE} if FailOn.MARKED_INCONCLUSIVE in fail_on else set()
-        # The metrics whose regression the current block expects, and the number of comparisons before the block.
-        self._expected: tuple[frozenset[str], int] | None = None
         self._checked: set[str] = set()
 
     def __repr__(self) -> str:
@@ -300,47 +286,6 @@ class WorkloadRunner:
         if steps is not None and self._launcher.world.simulated:
             self._test.lacks("compares values step by step, which a simulated world does not have")
 
-    def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
-        """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.
-
-        The comparison in the block must fail. Its verdicts then count as expected: the summary shows no regression, and
-        the test continues after the block. The attribute ``text`` of the object that ``as`` binds is then the text of
-        the failure.
-
-        Raises:
-            SpecError: ``metrics`` is empty or contains an unknown name.
-            ComparisonFailed: No comparison failed in the block, or a comparison failed for another reason as well, such
-                as a verdict that ``--aorta-fail-on`` names. A metric that is still open, because the regression ended
-                the launches, is no reason.
-        """
-        if not metrics:
-            raise SpecError("expect_regression: names no metric; name each metric whose regression the test expects")
-        refuse_unknown(list(map(str, metrics)), METRICS | STEP_METRICS, "expect_regression")
-        return self._block(frozenset(metrics))
-
-    @contextmanager
-    def _block(self, metrics: frozenset[str]) -> Iterator[ExpectedRegression]:
-        __tracebackhide__ = True
-        found, outer = ExpectedRegression(), self._expected
-        self._expected = metrics, len(self._test.record.comparisons)
-        try:
-            yield found
-        except ComparisonFailed as failure:
-            rows = self._rows_of_block()
-            if not any(row.is_expected for row in rows):
-                raise
-            found.text = str(failure)
-        else:
-            compared = [f"\n  {row}" for row in self._rows_of_block()] or ["\n  nothing was compared"]
-            raise ComparisonFailed(f"expect_regression: found none of {', '.join(sorted(metrics))}:{''.join(compared)}")
-        finally:
-            self._expected = outer
-
-    def _rows_of_block(self) -> list[Verdict]:
-        """Return the verdicts since the begin of the current block of :meth:`expect_regression`."""
-        begin = self._expected[1] if self._expected else 0
-        return [row for comparison in self._test.record.comparisons[begin:] for row in comparison.rows]
-
     def _case(self, result: WorkloadResult, label: str | None) -> str:
         if label is not None:
             _check_label("check", label)
@@ -493,13 +438,12 @@ class WorkloadRunner:
         """Add a comparison with its verdicts to the test, and fail the test on a failing verdict."""
         # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
         fail_on = self._fail_on | {Outcome.MISSING} if comparison.kind is ReferenceKind.AB else self._fail_on
-        failing, rows = verdicts.failing(fail_on, self._of_marked), verdicts.rows
-        if failing and self._are_expected(rows):
-            rows = tuple(row.replace(is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
-        comparison = comparison.replace(rows=(*comparison.rows, *rows), notes=verdicts.notes, suspect=verdicts.suspect)
+        failing = verdicts.failing(fail_on, self._of_marked)
+        comparison = comparison.replace(
+            rows=(*comparison.rows, *verdicts.rows), notes=verdicts.notes, suspect=verdicts.suspect
+        )
         is_nothing = bool(self._options.fail_on) and comparison.compared_nothing
-        is_expected = any(row.is_expected for row in rows)
-        comparison = comparison.replace(has_failed=(bool(failing) or is_nothing) and not is_expected)
+        comparison = comparison.replace(has_failed=bool(failing) or is_nothing)
         try:
             comparison = located(comparison, failing) if failing and located else comparison
         finally:
@@ -507,19 +451,9 @@ class WorkloadRunner:
         details = {row.metric: row.detail for row in comparison.rows}
         failing = [row.replace(detail=details[row.metric]) for row in failing]
         if failing or is_nothing:
-            raise ComparisonFailed(comparison_text(comparison, failing, self._repeated(comparison.baseline)))
+            text = comparison_text(comparison, failing, self._repeated(comparison.baseline))
+            raise ComparisonFailed(text, tuple(row.metric for row in failing))
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
-
-    def _are_expected(self, rows: Sequence[Verdict]) -> bool:
-        """Return True if exactly the expected metrics regressed in the block, and no other verdict fails the test."""
-        if self._expected is None:
-            return False
-        rows = [*self._rows_of_block(), *rows]
-        regressed = {row.metric for row in rows if row.outcome is Outcome.REGRESSION}
-        # An open metric is undecided because the regression ended the launches.
-        others = [row for row in rows if not (row.outcome is Outcome.INCONCLUSIVE and row.is_open)]
-        failing = {row.outcome for row in others if row.is_one_of({Outcome.MISSING, *self._fail_on})}
-        return regressed == self._expected[0] and failing <= {Outcome.REGRESSION}
 
     def _repeated(self, baseline: str) -> Repeated:
         """Return how this test is repeated; git is asked for the commit that last changed the baseline."""

@@ -33,12 +33,27 @@ class SearchRequest(Model, frozen=True):
         setup: Words of each command that prepares the worktree of a commit.
         tolerances: Metric -> tolerance, as text of a marker.
         metric: The only metric to search; None for all metrics that the test compares.
+        result: Path of a file for what was found, as a :class:`Finding`; empty: no file.
     """
 
     commits: tuple[Commit, Commit]
     setup: tuple[tuple[str, ...], ...]
     tolerances: dict[str, str]
     metric: str | None
+    result: str = ""
+
+
+class Finding(Model, frozen=True):
+    """The end of a search.
+
+    Attributes:
+        commits: Full hashes of the commits one of which brought the change in; several if only the last of them starts,
+            none if no commit was named.
+        text: The message of the test's failure; empty if the ends do not differ.
+    """
+
+    commits: tuple[Commit, ...] = ()
+    text: str = ""
 
 
 class Bisection:
@@ -47,15 +62,15 @@ class Bisection:
     Attributes:
         request: The request.
         commits: Full hashes, from the good commit to the bad one.
-        has_found: Whether a commit was named.
+        finding: What the search has found so far.
     """
 
-    def __init__(self, request: SearchRequest, rootdir: Path) -> None:
+    def __init__(self, request: SearchRequest, rootdir: Path, say: Callable[[str], None]) -> None:
         self.request = request
         self.commits = [request.commits[0], *first_parents(rootdir, *request.commits)]
-        self.has_found = False
+        self.finding = Finding()
         self._rootdir = rootdir
-        self._references = References(None, rootdir, request.setup)
+        self._references = References(None, rootdir, say, request.setup)
 
     def name(self, number: int) -> str:
         """Return the short hash and the subject of a commit."""
@@ -160,16 +175,21 @@ class CommitSearch:
         if not _shows(aim, row):
             against = f"compared with the commit before, it does not show the change: {row or 'unchanged'}"
             return self._undecided(f"likeliest is {names[-1]}, but {against}", aim)
-        self.bisection.has_found = True
         lines = [names[0]]
         if len(names) > 1:
             lines = [f"one of {counted(len(names), 'commit')}, of which only the last starts", *names]
         elif branch := self.bisection.branch_of_merge(found):
             lines.append(f"this is a merge; to search its branch: aorta bisect {branch} ...")
-        return ComparisonFailed("\n  ".join([f"{aim.case}: found: {lines[0]}", *lines[1:], str(row)]))
+        found_commits = tuple(self.bisection.commits[good + 1 : found + 1])
+        return self._ended(f"found: {lines[0]}", *lines[1:], str(row), commits=found_commits)
 
     def _undecided(self, reason: str, *rows: Verdict) -> ComparisonFailed:
-        return ComparisonFailed("\n  ".join([f"{self.comparison.case}: undecided: {reason}", *map(str, rows)]))
+        return self._ended(f"undecided: {reason}", *map(str, rows))
+
+    def _ended(self, *lines: str, commits: tuple[str, ...] = ()) -> ComparisonFailed:
+        text = "\n  ".join([f"{self.comparison.case}: {lines[0]}", *lines[1:]])
+        self.bisection.finding = Finding(commits, text)
+        return ComparisonFailed(text)
 
     def _row(self, aim: Verdict, number: int, other: int = 0) -> Verdict | None:
         """Return the verdict of a commit against another one; None if both lack the metric."""

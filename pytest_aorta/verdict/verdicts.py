@@ -77,7 +77,7 @@ _UNASKED = (Origin.DEFAULT, Origin.UNDECLARED)
 _ON_REQUEST = (NotApplicable.UNMARKED_CPU_TIMES, NotApplicable.NOT_REPRODUCIBLE, NotApplicable.UNDECLARED)
 # The outcomes that a reader must know about, the most urgent first.
 FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
-# The label of a regression that its test expects.
+# The label of a regression that its test has caught.
 EXPECTED_REGRESSION = f"expected {Outcome.REGRESSION}"
 
 
@@ -100,7 +100,7 @@ class Verdict(Model, frozen=True):
         launches: Number of the candidate's launches that were used.
         is_open: True if more launches could decide the outcome.
         is_unrecorded: True if no baseline is stored for the case with this config and number of steps.
-        is_expected: True for a regression that the test expects, e.g. of a planted fault.
+        is_expected: True for a regression whose error the test has caught, e.g. of a planted fault.
     """
 
     case: str
@@ -123,7 +123,7 @@ class Verdict(Model, frozen=True):
 
     @property
     def is_finding(self) -> bool:
-        """Return True if the outcome is one of :data:`FINDINGS` and the test does not expect it."""
+        """Return True if the outcome is one of :data:`FINDINGS` and the test has not caught it."""
         return self.outcome in FINDINGS and not self.is_expected
 
     @property
@@ -218,6 +218,10 @@ class Verdict(Model, frozen=True):
         change = "" if self.delta is None else f" {format_change(self.delta, metric_of(self.metric).scale)}"
         return f"{start}{change} ({self.both}, limit {self.tolerance})"
 
+    def __repr__(self) -> str:
+        """Return the headline, which pytest shows in a failed assertion."""
+        return f"<{self.headline}>"
+
     def __str__(self) -> str:
         """Return the headline and the reason in one line."""
         line = self.headline
@@ -238,6 +242,10 @@ class Verdicts(Model, frozen=True):
     rows: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
     suspect: int | None = None
+
+    def __repr__(self) -> str:
+        """Return the headlines, which pytest shows in a failed assertion."""
+        return f"<{self.case}: {'; '.join(row.headline for row in self.rows)}>"
 
     def __getitem__(self, metric: str) -> Verdict:
         """Return the verdict of one metric.

@@ -78,6 +78,9 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
             _leave_process_groups()
         return
     assert plan.spec is not None  # since the plan has no program
+    if plan.spec.is_of_aorta:
+        _run_aorta_workload(plan, plan.spec, folder)
+        return
     if plan.spec.min_world_size > 1:
         RankEnv.read().require(plan.spec.name, plan.spec.min_world_size)
     workload_class = _load_workload(plan.spec)
@@ -105,6 +108,63 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
     workload.cleanup()
+
+
+def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
+    """Run a class with AORTA's contract, which knows nothing of this package, and measure it as an unedited script."""
+    recorder.watch_optimizers()
+    recorder.observe(StepRecording(), is_asked=False)
+    workload = _load_workload(spec)(plan.own_config)
+    leave_mark(folder, IMPORTED)
+    _kept.append(workload)
+    workload.setup()
+    leave_mark(folder, SET_UP)
+    with recorder.counted_whole(plan.own_config.get("steps")):
+        given: object = workload.run()
+    leave_mark(folder, RAN)
+    _refuse_leaks(plan.reference)
+    result = _with_result_of(given, f"{spec.class_name}.run()", recorder.result(has_own_steps=True))
+    recorder.refuse_non_finite()
+    result = _checked(result, recorder.named_parameters(), "at the end of the run")
+    Telemetry().write(folder, result)
+    _finish(folder, result, recorder.device, python_tracer())
+    _kept.append(dict(vars(workload)))
+    workload.cleanup()
+
+
+def _with_result_of(given: Any, source: str, recorded: RankResult) -> RankResult:
+    """Return what was recorded, with the steps, checks and metrics of the result that AORTA's contract describes.
+
+    Raises:
+        TypeError: The result lacks one of its fields, or a field has another type.
+    """
+    names = ("passed", "failure_count", "step_times_ms", "total_iterations")
+    if absent := [name for name in names if not hasattr(given, name)]:
+        raise TypeError(
+            f"{source} returned {given!r} on rank {os.environ['RANK']}, which has no {absent}; it has to return a "
+            f"result with {', '.join(names)} on every rank"
+        )
+    own = {name: value for name, value in (getattr(given, "metrics", None) or {}).items() if _is_number(value)}
+    num_steps = len(given.step_times_ms)
+    # The iterations may include a warm-up without times.
+    metrics = recorded.metrics | {"total_iterations": given.total_iterations} | own
+    values = to_builtins(recorded) | {
+        "passed": bool(given.passed) and not given.failure_count,
+        "failure_count": given.failure_count or int(not given.passed),
+        "configured_iterations": num_steps,
+        "total_iterations": num_steps,
+        "step_times_ms": list(given.step_times_ms),
+        "metrics": metrics,
+        "loss": [],
+        "grad_norm": [],
+        "collective_ms": recorded.collective_ms[-num_steps:],
+    }
+    with raised_as(TypeError):
+        return convert(values, RankResult, f"the result of {source}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
@@ -153,20 +213,21 @@ def _checked(result: RankResult, named: Iterable[tuple[str, torch.Tensor]], when
     return result
 
 
-def _load_workload(spec: WorkloadSpec) -> type[Workload]:
+def _load_workload(spec: WorkloadSpec) -> Any:
     """Import the workload's class, by module name or from its folder.
 
     Raises:
         FileNotFoundError: The workload's folder has no ``__init__.py``.
-        TypeError: The class that the yaml names is not a :class:`Workload`.
+        TypeError: The class that the yaml names is not a :class:`Workload`, or one of AORTA's is no class.
     """
-    where = spec.module or str(spec.folder)
+    where = spec.module.partition(":")[0] if spec.module else str(spec.folder)
     module = importlib.import_module(where) if spec.module else _load_folder(spec.name, where)
     found = getattr(module, spec.class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Workload)):
+    kind = object if spec.is_of_aorta else Workload
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        allowed = "a class" if spec.is_of_aorta else "a subclass of pytest_aorta.worker.Workload"
         raise TypeError(
-            f"{where}: {spec.class_name} has to be a subclass of pytest_aorta.worker.Workload, found {found!r}; "
-            f"export it from the folder's __init__.py"
+            f"{where}: {spec.class_name} has to be {allowed}, found {found!r}; export it from the folder's __init__.py"
         )
     return found
 

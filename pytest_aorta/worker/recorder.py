@@ -36,6 +36,14 @@ _NOT_COUNTED = (
     f"recorder.start(warmup={STEPS_TO_COUNT}) before the first step, and run as many steps more"
 )
 
+_NO_STEP = "the script steps no optimizer, so it has no step whose costs could be counted"
+# Steps of a loop without an optimizer, whose trace has to be read as a whole.
+_MOST_COUNTED_WHOLE = 100
+_NOT_COUNTED_WHOLE = (
+    f"the steps are those of no optimizer, so run() is counted as a whole: give the config key steps, at most "
+    f"{_MOST_COUNTED_WHOLE}"
+)
+
 # Hashes of each parameter show where launches differ; those of many steps would make a large result.
 _STEPS_BY_TENSOR = 4
 
@@ -233,6 +241,17 @@ class Recorder:
         model, optimizers = self._model(), self._observer.optimizers if self._observer else self._optimizers
         return optimizers.named() if model is None else model.named_parameters()
 
+    @contextmanager
+    def counted_whole(self, num_steps: object) -> Iterator[None]:
+        """Count the body, a loop of steps by no optimizer, as one step; the trace of a long loop would be too large."""
+        is_short = isinstance(num_steps, int) and num_steps <= _MOST_COUNTED_WHOLE
+        if self._observer is None or self._observer.has_optimizer or not is_short:
+            yield
+            return
+        self._counter = StepCounter(own_device())
+        with self._counter.step():
+            yield
+
     @property
     def _num_steps(self) -> int:
         return self._observer.num_steps if self._observer else self._timer.num_steps if self._timer else 0
@@ -317,14 +336,14 @@ class Recorder:
         """Record a wrong value that the script's own checks found."""
         self._failures.append(detail)
 
-    def result(self) -> RankResult:
-        """Return everything recorded so far.
+    def result(self, *, has_own_steps: bool = False) -> RankResult:
+        """Return everything recorded so far; ``has_own_steps`` is whether the caller knows the times of the steps.
 
         Raises:
             RuntimeError: The script has recorded no step; the message names the cause.
         """
         if self._observer is not None:
-            return self._observed(self._observer)
+            return self._observed(self._observer, has_own_steps=has_own_steps)
         times = self._timer.step_times_ms() if self._timer else []
         if self._timer is None or not times:
             raise RuntimeError(
@@ -337,12 +356,18 @@ class Recorder:
             result = result.replace(metrics={"tokens_per_s": 1000 * self._tokens / sum(times)} | result.metrics)
         return result if self._capture is None else result.with_profile(self._capture)
 
-    def _observed(self, observer: Observer) -> RankResult:
+    def _observed(self, observer: Observer, *, has_own_steps: bool) -> RankResult:
         """Return everything recorded of an unedited script, whose times are those of its main optimizer."""
         observer.end()
         main = observer.main
+        if has_own_steps and (main is None or self._counter is not None):
+            problem = _NOT_COUNTED if observer.has_optimizer else _NOT_COUNTED_WHOLE
+            whole = self._whole(observer, Costs(problem=problem))
+            if self._counter is None:
+                return whole
+            return whole.replace(costs=self._counter.costs()).with_profile(self._counter.overlap())
         if main is None and observer.is_without_training:
-            return self._whole(observer)
+            return self._whole(observer, Costs(problem=_NO_STEP))
         if main is None:
             raise RuntimeError(f"the script recorded no step: {observer.absence()}")
         # Values that the script itself records after each step are those of all steps.
@@ -353,10 +378,9 @@ class Recorder:
         result = self._timed(main.timer, observer.began_s, observer.costs() or Costs(problem=_NOT_COUNTED), *own)
         return result.replace(series=observer.series()).with_profile(Profile() if is_simulated() else main.profile())
 
-    def _whole(self, observer: Observer) -> RankResult:
+    def _whole(self, observer: Observer, costs: Costs) -> RankResult:
         """Return the measurements of a script that trains nothing, as one step: its wall time and its memory."""
         device, wall_s = own_device(), time.perf_counter() - observer.began_s
-        costs = Costs(problem="the script steps no optimizer, so it has no step whose costs could be counted")
         return self._result_of([1000 * wall_s], wall_s, device, costs).replace(memory_bytes=[memory_in_use(device)])
 
     def _timed(

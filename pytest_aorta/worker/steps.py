@@ -35,9 +35,9 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.folder import ARRIVALS_FILE
-from pytest_aorta.result.trace.kineto import BOUNDARY, TraceTooLarge, check_size, excess, parse_trace
+from pytest_aorta.result.trace.kineto import BOUNDARY, TraceTooLarge, check_size, excess, overlap_of_cpu, parse_trace
 from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
-from pytest_aorta.result.trace.profiled_steps import Cost, Costs
+from pytest_aorta.result.trace.profiled_steps import Cost, Costs, Profile
 from pytest_aorta.result.trace.rank_files import Arrivals, flight_records
 from pytest_aorta.worker.accelerator import (
     Moment,
@@ -551,6 +551,15 @@ class StepCounter:
         except TraceTooLarge as error:
             return Costs(problem=f"the trace of one step has {excess(error.num_bytes, error.num_values)}")
         return with_compilations(costs_of(trace, self._device, self._recorded, self._lines))
+
+    def overlap(self) -> Profile:
+        """Return the overlap of the step on CPU ranks; its kernels on a device would need a head start of the host."""
+        if self._problem or self._trace is None or on_accelerator(self._device):
+            return Profile(problem=self._problem or "overlap on a device is measured between steps of an optimizer")
+        try:
+            return overlap_of_cpu(self._trace.read())
+        except TraceTooLarge as error:
+            return Profile(problem=f"the trace of one step has {excess(error.num_bytes, error.num_values)}")
 
 
 # Compiled frames when the measured steps began; None before, or where nothing was compiled until then.

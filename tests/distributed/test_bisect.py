@@ -67,7 +67,7 @@ def bisect(folder: Path, settings: list[str], node: str) -> tuple[str, list[str]
     command = ("-m", "pytest_aorta.cli", "bisect", commits[0], commits[-1], "--", node)
     done = run_python(*command, cwd=folder, env=environ, timeout=None)
     print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout, commits
 
 

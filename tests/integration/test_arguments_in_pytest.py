@@ -36,9 +36,6 @@ AFTER_A_LAUNCH = [
     ("distributed_world.again(3)", "again: got 3, allowed is a result that "),
     ("distributed_world.again(result, reference='main')", "again: reference is 'main', allowed is True or False"),
     ("distributed_world.again(result, reference=True)", "no A/B reference to launch; name one with --aorta-ab=REF"),
-    ("workload.expect_regression(3)", "expect_regression: metrics ['3'] are unknown; allowed are "),
-    ("workload.expect_regression()", "expect_regression: names no metric; "),
-    ("workload.expect_regression('step_time')", "metrics ['step_time'] are unknown (did you mean "),
 ]
 LIST = "allowed is a list with one text per argument"
 SCRIPT = "allowed is a path ending in .py or a dotted module name"

@@ -82,10 +82,19 @@ class Repository:
 
     def finds(self, number: int, *options: str) -> str:
         """Return the output of a search that names commit ``number``."""
-        code, output = self.bisect(*options)
-        assert code == 0, output
-        assert f"found: {self.commits[number][:7]} change {number}" in output
-        return output
+        assert self.ends(1, *options) == [self.commits[number]]
+        assert f"found: {self.commits[number][:7]} change {number}" in self.output
+        return self.output
+
+    def ends(self, code: int, *options: str) -> list[str]:
+        """Return the commits in the result of a search that has to end with this exit code."""
+        file = self.project.path / "found.json"
+        ended, self.output = self.bisect(*options, "--result", str(file))
+        assert ended == code, self.output
+        found = json.loads(file.read_text())
+        assert " ".join(found["text"].split()) in re.sub(r"\s+(E\s+)?", " ", self.output)
+        commits: list[str] = found["commits"]
+        return commits
 
 
 @pytest.fixture
@@ -113,20 +122,18 @@ def test_slower_commit_is_found_in_noise_and_confirmed_against_the_one_before(re
 
 def test_ends_that_do_not_differ_are_reported_and_no_other_commit_is_launched(repository):
     repository.change_time(at=5, of=5, noise=0.001)
-    code, output = repository.bisect()
-    assert code == 1
-    assert "not found: the ends do not differ" in output
-    assert "change 2" not in output
+    assert repository.ends(0) == []
+    assert "not found: the ends do not differ" in repository.output
+    assert "change 2" not in repository.output
 
 
 def test_commits_that_do_not_start_are_skipped_and_named_with_the_one_that_starts(repository):
     repository.change_hash(at=5, of=9, broken=(4, 5))
-    code, output = repository.bisect()
-    assert code == 0, output
-    assert "found: one of 3 commits, of which only the last starts" in output
+    assert repository.ends(1) == repository.commits[4:7]
+    assert "found: one of 3 commits, of which only the last starts" in repository.output
     for number in (4, 5):
-        assert f"skipped {repository.commits[number][:7]} change {number}: " in output
-    assert "ValueError: boom" in output
+        assert f"skipped {repository.commits[number][:7]} change {number}: " in repository.output
+    assert "ValueError: boom" in repository.output
 
 
 def test_commit_that_started_before_is_launched_again_if_a_launch_fails(repository):
@@ -142,9 +149,8 @@ def test_bits_that_differ_from_launch_to_launch_end_the_search(repository):
     repository.commit(weight_hash=HASHES[1])
     # The good commit in its second launch.
     repository.project.plant(by_launch={"3": {"weight_hash": "c" * 16}})
-    code, output = repository.bisect()
-    assert code == 1
-    assert "undecided: launches of the good commit differ" in output
+    assert repository.ends(1) == []
+    assert "undecided: launches of the good commit differ" in repository.output
 
 
 @pytest.mark.parametrize(("broken", "side"), [(0, "good"), (3, "bad")])
@@ -177,22 +183,20 @@ with open(sys.argv[2], "a") as runs:
         repository.project.git("add", source.name)
         repository.commit(module="compiled")
     setup = ["--setup", f"python build.py {{packages}} {runs} {{commit}}"]
-    code, output = repository.bisect(*setup)
-    assert code == 0, output
-    assert "found: one of 2 commits" in output
+    assert repository.ends(1, *setup) == repository.commits[3:5]
+    assert "found: one of 2 commits" in repository.output
     built = runs.read_text().splitlines()
     assert len(built) == len(set(built))
     # Another search with the same setup reuses everything that has been built.
     repository.project.write("test_toy.py", EXACT + "\n")
-    assert repository.bisect(*setup)[0] == 0
+    assert repository.ends(1, *setup) == repository.commits[3:5]
     assert sorted(runs.read_text().splitlines()) == sorted(built)
 
 
 def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(repository):
     repository.change_time(at=2, of=3, noise=0.001)
-    code, output = repository.bisect("--tolerance", "step_time_p50=900%")
-    assert code == 1
-    assert "not found: the ends do not differ" in output
+    assert repository.ends(0, "--tolerance", "step_time_p50=900%") == []
+    assert "not found: the ends do not differ" in repository.output
     repository.finds(2)
 
 

@@ -48,64 +48,55 @@ def test_run_without_a_finding_ends_in_one_line(recorded, quiet):
     result.stdout.no_fnmatch_line("*measured")
 
 
-EXPECTED = """
+CAUGHT = """
+import pytest
+from pytest_aorta import ComparisonFailed
+
 def test_speed(workload):
-    with workload.expect_regression("step_time_p50") as regression:
+    with pytest.raises(ComparisonFailed, match="Regression: step_time_p50") as regression:
         workload.check(workload.run("toy"))
-    assert "Regression: step_time_p50 +200% (10 -> 30 ms, " in regression.text
+    assert regression.value.metrics == ("step_time_p50",)
 """
 
 
-def test_expected_regression_passes_and_is_no_finding(recorded):
-    recorded.test_file(EXPECTED)
+def test_regression_that_a_test_catches_passes_and_is_counted_apart(recorded):
+    recorded.test_file(CAUGHT)
     recorded.plant(slowdown=3)
-    result = recorded.run("--junitxml=report.xml", passed=1)
-    result.stdout.fnmatch_lines(["aorta: 1 test OK, 1 metric unchanged, 1 regression expected, 3 launches*"])
-    assert not [line for line in result.outlines if line.startswith("test_toy::")]
-    recorded.run("-v").stdout.fnmatch_lines(["  expected regression  step_time_p50 *"])
-    assert 'name="aorta.toy.step_time_p50.verdict"' not in (recorded.path / "report.xml").read_text()
+    result = recorded.run("--junitxml=report.xml", "--aorta-markdown=out.md", passed=1)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["aorta: 1 test OK, 1 metric unchanged, 1 regression caught by its test, 3 launches*"])
+    assert not [line for line in result.outlines if line.startswith(("test_toy::", "ERROR"))]
+    headline = (recorded.path / "out.md").read_text().splitlines()[0]
+    assert headline.endswith("pytest-aorta: 1 of 1 test passed, 1 regression caught by its test")
+    assert "CROSS" not in headline
     assert (
         'name="aorta.step_time_p50.verdict" value="expected regression"' in (recorded.path / "report.xml").read_text()
     )
+    recorded.run("-v").stdout.fnmatch_lines(["  expected regression  step_time_p50 *"])
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({}, "*expect_regression: found none of step_time_p50:"),
-        ({"slowdown": 3, "weight_hash": "f" * 16}, "*Regression: weight_hash (000000000000 -> ffffffffffff, *"),
-        ({"slowdown": 3, "weight_hash": None}, "*Missing: weight_hash, the launch has no weight_hash"),
+        ({}, "*DID NOT RAISE*ComparisonFailed*"),
+        ({"slowdown": 3, "weight_hash": "f" * 16}, "*AssertionError: *weight_hash*"),
         ({"raises": 1}, "*LaunchError: *rank 1 failed first: ValueError: boom"),
     ],
-    ids=["no regression", "of two metrics", "and a lost metric", "a failed launch"],
+    ids=["no regression", "of two metrics", "a failed launch"],
 )
-def test_what_differs_from_an_expected_regression_fails_the_test(recorded, fault, message):
-    recorded.test_file(EXPECTED)
+def test_regression_of_a_test_that_fails_is_not_caught(recorded, fault, message):
+    recorded.test_file(CAUGHT)
     recorded.plant(**fault)
     result = recorded.run(shows=f"E  {message}", failed=1)
-    assert "expected" not in next(line for line in result.outlines if line.startswith("aorta: 1 of 1 test"))
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "caught" not in next(line for line in result.outlines if line.startswith("aorta: 1 of 1 test"))
 
 
-def test_expected_regression_that_is_never_compared_fails_the_test(project):
-    project.one_test("with workload.expect_regression('step_time_p50'): pass")
-    project.run(shows=["E  *found none of step_time_p50:", "E  *nothing was compared"], failed=1)
-
-
-def test_regression_that_a_test_catches_by_itself_is_a_finding_and_fails_the_run(recorded):
-    caught = EXPECTED.replace('workload.expect_regression("step_time_p50")', "pytest.raises(Exception)")
-    recorded.test_file(caught.replace("regression.text", "str(regression.value)"))
+def test_regression_of_a_test_that_xfails_is_no_caught_one(recorded):
+    recorded.one_test("workload.check(workload.run('toy'))", "@pytest.mark.xfail(strict=True)")
+    recorded.run("--update-baselines")
     recorded.plant(slowdown=3)
-    shows = [
-        "test_toy::test_speed: Regression: step_time_p50 *",
-        "aorta: *1 regression, *, 1 test passed in spite of a failed comparison*",
-        "ERROR test_toy.py::test_speed: passed although a comparison in it failed; *workload.expect_regression",
-    ]
-    assert recorded.run("--aorta-markdown=out.md", shows=shows, passed=1).ret == pytest.ExitCode.TESTS_FAILED
-    headline = (recorded.path / "out.md").read_text().splitlines()[0]
-    assert headline == "## \N{CROSS MARK} pytest-aorta: 1 of 1 test passed, 1 with a hidden regression"
-    source = (recorded.path / "test_toy.py").read_text()
-    recorded.test_file("import pytest\n" + source.replace("def test_speed", "@pytest.mark.xfail\ndef test_speed"))
-    assert recorded.run(xpassed=1).ret == pytest.ExitCode.OK
+    assert recorded.run(xfailed=1).ret == pytest.ExitCode.OK
 
 
 def test_run_without_workloads_has_no_section(project):
@@ -494,3 +485,42 @@ def test_locating_launches_once_more_and_names_the_line_of_a_changed_cost(projec
     project.run("--update-baselines", passed=1)
     project.plant(costs=COPIES, locating=locating)
     project.run(option, shows=lines, failed=1)
+
+
+def test_failed_assertion_on_verdicts_shows_their_headlines(recorded):
+    recorded.test_file("def test_speed(workload):\n    assert not workload.check(workload.run('toy'))\n")
+    text = recorded.run(failed=1).stdout.str()
+    assert "assert not <test_toy.py::test_speed::toy: Pass: step_time_p50 " in text
+    assert "not_applicable=" not in text
+
+
+def test_names_for_annotations_are_those_of_the_package(recorded):
+    recorded.test_file(
+        """
+from pytest_aorta import Comparison, Outcome, Verdicts, WorkloadRunner
+
+def test_speed(workload: WorkloadRunner):
+    assert isinstance(workload, WorkloadRunner)
+    verdicts: Verdicts = workload.check(workload.run("toy"))
+    assert isinstance(verdicts, Verdicts)
+    assert verdicts["step_time_p50"].outcome is Outcome.PASS
+    assert repr(verdicts).startswith("<test_toy.py::test_speed::toy: Pass: step_time_p50 ")
+    assert Comparison.__module__.startswith("pytest_aorta.")
+"""
+    )
+    recorded.run(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("marks", "platforms"),
+    [
+        ("@pytest.mark.world(size=3)", "cpu-x3-gloo"),
+        ("@pytest.mark.world(size=4)\ndef test_four(workload): pass\n", "cpu-x2-gloo and cpu-x4-gloo"),
+        ("@pytest.mark.world(size=2, device='cuda')", ""),
+    ],
+    ids=["one", "two", "none"],
+)
+def test_header_shows_the_platforms_that_tests_ask_for(project, marks, platforms):
+    project.test_file(f"import pytest\n\n{marks}\ndef test_one(workload, request): pass\n")
+    [line] = [line for line in project.run().outlines if line.startswith("aorta: no GPU")]
+    assert line.partition(", platform ")[2].partition(", ")[0] == platforms

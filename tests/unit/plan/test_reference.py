@@ -78,7 +78,7 @@ def opener(project: Path) -> Opener:
     """Makes the references of one session each."""
 
     def make(name: str | None, rootdir: Path = project, *commands: tuple[str, ...]) -> References:
-        return References(name, rootdir, commands)
+        return References(name, rootdir, print, commands)
 
     return make
 
@@ -109,7 +109,7 @@ def test_sessions_of_one_repository_never_run_git_worktree_at_the_same_time(proj
             alone.release()
 
     def session(number: int) -> str:
-        opened = open_worktree(project, commit_of(project, "HEAD"), [("true", str(number % 4))])
+        opened = open_worktree(project, commit_of(project, "HEAD"), print, [("true", str(number % 4))])
         return (opened.tree / "project/train.py").read_text()
 
     monkeypatch.setattr(worktree, "git", checked)
@@ -148,13 +148,110 @@ def test_setup_commands_run_once_and_their_changes_to_files_stay(opener, tmp_pat
     assert opener("HEAD").open().root != reference.root
 
 
-@pytest.mark.parametrize("lost", ["tree", "ready"])
-def test_worktree_whose_files_were_deleted_or_whose_checkout_was_interrupted_is_made_again(opener, lost):
-    own = opener("HEAD").open().root.parents[1]
-    (shutil.rmtree if lost == "tree" else os.unlink)(own / lost)
+def entry_of(reference: CommitReference) -> Path:
+    return reference.worktree.checkout / ".git/worktrees" / reference.worktree.tree.name
+
+
+def killed_while_added(reference: CommitReference, lost: str = "", empty: str = "") -> None:
+    """Leave what `git worktree add` leaves if it is killed, whose entry is locked and may lack files."""
+    entry = entry_of(reference)
+    (entry / "locked").write_text("initializing")
+    for name in lost.split():
+        (entry / name).unlink()
+    if empty:
+        (entry / empty).write_text("")
+    (reference.worktree.tree.parent / "ready").unlink()
+
+
+def cloned_anew(reference: CommitReference) -> None:
+    checkout = reference.worktree.checkout
+    copy = checkout.with_name("copy")
+    git(checkout.parent, "clone", "-q", str(checkout), str(copy))
+    shutil.rmtree(checkout)
+    copy.rename(checkout)
+
+
+def another_repository(reference: CommitReference) -> None:
+    shutil.rmtree(reference.worktree.tree)
+    git(reference.worktree.tree.parent, "clone", "-q", str(reference.worktree.checkout), str(reference.worktree.tree))
+
+
+def another_commit(reference: CommitReference) -> None:
+    git(reference.worktree.tree, "commit", "--allow-empty", "--message=of a launch")
+
+
+def pruned(reference: CommitReference) -> None:
+    shutil.rmtree(entry_of(reference))
+
+
+def inside_of_a_repository(reference: CommitReference) -> None:
+    """Let the folders above be the user's own repository, with a change that is not committed."""
+    (reference.worktree.tree / ".git").unlink()
+    home = next(path for path in reference.worktree.tree.parents if path.name == "cache")
+    git(home, "init", "-q")
+    git(home, "commit", "--allow-empty", "--message=home")
+    git(home, "add", str(write(home / "notes")))
+
+
+def emptied(reference: CommitReference) -> None:
+    shutil.rmtree(reference.worktree.tree)
+    reference.worktree.tree.mkdir()
+
+
+LEFT: dict[str, Callable[[CommitReference], None]] = {
+    "git worktree add was killed": killed_while_added,
+    "it was killed before the entry was whole": lambda left: killed_while_added(left, "gitdir commondir HEAD"),
+    "it was killed while it wrote the entry": lambda left: killed_while_added(left, empty="commondir"),
+    "checkout was killed": lambda left: (left.worktree.tree.parent / "ready").unlink(),
+    "no .git": lambda left: (left.worktree.tree / ".git").unlink(),
+    "no .git, in a repository": inside_of_a_repository,
+    ".git is cut off": lambda left: (left.worktree.tree / ".git").write_text("gitdir: "),
+    "repository cloned anew": cloned_anew,
+    "index.lock": lambda left: (entry_of(left) / "index.lock").touch(),
+    "pruned": pruned,
+    "HEAD is cut off": lambda left: (entry_of(left) / "HEAD").write_text(""),
+    "another commit": another_commit,
+    "another repository": another_repository,
+    "no folder": lambda left: shutil.rmtree(left.worktree.tree),
+    "empty folder": emptied,
+}
+
+
+@pytest.mark.parametrize("leave", LEFT.values(), ids=LEFT)
+def test_worktree_that_git_does_not_confirm_is_made_again_and_says_so(project, leave):
+    said: list[str] = []
+    left = commit_reference(References("HEAD", project, said.append))
+    own = left.worktree.tree.parent
     (own / "left").touch()
-    assert (opener("HEAD").open().root / "train.py").read_text() == "old"
+    leave(left)
+    home = own.parents[2]
+    for _ in range(2):
+        reference = commit_reference(References("HEAD", project, said.append))
+        assert (reference.root / "train.py").read_text() == "old"
+        assert git(reference.root, "status", "--porcelain") == ""
+    assert [line.partition(": ")[0] for line in said] == [f"{own} is checked out again"]
     assert not (own / "left").exists()
+    assert worktrees(project) == [str(reference.worktree.tree)]
+    assert not (home / "notes").exists() or git(home, "status", "--porcelain", "notes") == "A  notes"
+
+
+def test_index_that_was_written_by_half_is_written_again(opener):
+    os.truncate(entry_of(commit_reference(opener("HEAD"))) / "index", 40)
+    assert git(opener("HEAD").open().root, "status", "--porcelain") == ""
+
+
+def test_worktree_of_another_commit_that_was_killed_does_not_stop_git(opener, project):
+    killed_while_added(commit_reference(opener("HEAD")), empty="commondir")
+    git(project, "commit", "--allow-empty", "--message=newer")
+    assert opener("HEAD").open().root.is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
+def test_worktree_with_read_only_folders_is_made_again(opener, project):
+    setup = ("sh", "-c", "mkdir -p built/cache; touch built/cache/file; chmod -R a-w built")
+    own = opener("HEAD", project, setup).open().root.parents[1]
+    (own / "ready").unlink()
+    assert (opener("HEAD", project, setup).open().root / "built").is_dir()
 
 
 def test_failed_setup_is_run_again_by_the_next_session(opener, project):

@@ -252,7 +252,41 @@ def test_entry_point_that_is_no_package_is_named(tmp_path, value):
     distribution(tmp_path, value)
     done = python(tmp_path, ENTRY_POINTS)
     assert done.startswith("entry point aorta.workloads: other = ")
-    assert done.endswith("is not a package with a folder")
+    assert done.endswith("is not a package with a folder, nor a class (module:Class)")
+
+
+NAMES = {
+    "of another distribution alone": ("train", "named.inner:Toy", {"train", "other:train"}, "train"),
+    "like one of this package": ("fsdp", "named.inner:Toy", {"fsdp", "other:fsdp"}, "other:fsdp"),
+    "in a module": ("train", "named.module:Toy", {"train", "other:train"}, "other:train"),
+    "in a module without a package": ("train", "single:Toy", {"train", "other:train"}, "train"),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "known", "asked"), NAMES.values(), ids=NAMES)
+def test_class_of_another_distribution_is_found_by_its_qualified_name(tmp_path, name, value, known, asked):
+    for file in ("named/__init__.py", "named/inner/__init__.py", "named/module.py", "single.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("raise SystemExit('imported')\n")
+    distribution(tmp_path, value, name)
+    code = (
+        "from pytest_aorta.plan.workloads import find_workload, resolve_config, workload_places\n"
+        f"spec = find_workload({asked!r}, [])\n"
+        f"assert {known!r} <= set(workload_places([])), workload_places([])\n"
+        "assert find_workload('fsdp', []).module == 'aorta_workloads.fsdp'\n"
+        "assert resolve_config(spec, {'steps': 3, 'any': [1]}) == {'steps': 3, 'any': [1], 'environment': {}}\n"
+        "print(spec.module, spec.class_name, spec.folder.is_dir())\n"
+    )
+    assert python(tmp_path, code) == f"{value} Toy True"
+
+
+def test_name_that_two_other_distributions_have_is_qualified(tmp_path):
+    (tmp_path / "single.py").touch()
+    distribution(tmp_path, "single:Toy")
+    distribution(tmp_path, "single:Toy", dist="third")
+    done = python(tmp_path, ENTRY_POINTS)
+    assert "workload 'other' is defined twice, in " in done
+    assert sorted(re.findall(r"\w+:other", done)) == ["other:other", "third:other"]
 
 
 def test_finding_installed_workloads_runs_none_of_their_code(tmp_path):
@@ -269,11 +303,11 @@ def test_finding_installed_workloads_runs_none_of_their_code(tmp_path):
     assert python(tmp_path, code) == "noisy.inner aorta_workloads.fsdp\n[]"
 
 
-def distribution(folder: Path, value: str) -> None:
-    info = folder / "other-1.0.dist-info"
+def distribution(folder: Path, value: str, name: str = "other", dist: str = "other") -> None:
+    info = folder / f"{dist}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[aorta.workloads]\nother = {value}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[aorta.workloads]\n{name} = {value}\n")
 
 
 def python(folder: Path, code: str) -> str:

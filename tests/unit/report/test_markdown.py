@@ -20,7 +20,7 @@ from pytest_aorta.report.markdown import (
     preformatted,
 )
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.record import RETRIED, Comparison, Side, TestRecord
+from pytest_aorta.session.record import RETRIED, Side, TestRecord
 from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import compared, make_facts, make_record, make_verdict, ran, replace
@@ -93,7 +93,7 @@ def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only
         ([], WARNING),
         ([replace(FAILED, outcome=RETRIED), GOOD], WARNING),
         ([make_record("a.py::run", launches=ran(1))], WARNING),
-        ([make_record("a.py::caught", comparisons=(Comparison("a", has_failed=True),))], CROSS),
+        ([make_record("a.py::caught", [make_verdict(Outcome.REGRESSION, is_expected=True)])], CHECK),
     ],
 )
 def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, start):
