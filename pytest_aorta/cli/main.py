@@ -62,6 +62,7 @@ COMMANDS = (
     Command("baselines", "baselines", "list and move stored baselines"),
     Command("report", "reports", "write a page that compares two sets of kept results"),
     Command("history", "reports", "find changes in what --aorta-history has kept over commits, and draw it"),
+    Command("comment", "CI", "check the findings of a job and write them as Markdown for a comment"),
     Command("bisect", "CI", "find the commit that changed a metric of a test"),
     Command("devices", "cluster", "list devices and leases of this host"),
     Command("agent", "cluster", "run this node's part of launches over several nodes", _add_agent),
