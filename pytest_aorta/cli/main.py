@@ -59,7 +59,7 @@ COMMANDS = (
     Command("run", "test", "launch a workload or a training script and keep each trial's result"),
     Command("selftest", "test", "plant faults into the launches of tests, and show which are found"),
     Command("scale", "test", "show how the costs of a step grow with the number of ranks, without devices"),
-    Command("baselines", "baselines", "list and move stored baselines"),
+    Command("baselines", "baselines", "list, move and add stored baselines"),
     Command("report", "reports", "write a page that compares two sets of kept results"),
     Command("history", "reports", "find changes in what --aorta-history has kept over commits, and draw it"),
     Command("comment", "CI", "check the findings of a job and write them as Markdown for a comment"),

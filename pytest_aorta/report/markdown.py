@@ -34,6 +34,8 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 # rendered text, so a backslash does not prevent a link.
 _LINKED = re.compile(r"""@|:(?=//)|www(?=\.)|(?:\\[#!$~]|%|&amp;)(?=[\w"])|\bGH\\-(?=\d)|\\\[(?=\w+:)""", re.IGNORECASE)
 _ZERO_WIDTH_SPACE = "&#8203;"
+# GitLab runs a line that starts with a slash, such as /close, as a command.
+_SLASH = "&#47;"
 _FAILED, _WARNING, _PASSED = "\N{CROSS MARK}", "\N{WARNING SIGN}\N{VARIATION SELECTOR-16}", "\N{WHITE HEAVY CHECK MARK}"
 
 
@@ -197,17 +199,18 @@ def headline(found: Findings, conclusion: str = "success") -> str:
 def escaped(text: str) -> str:
     """Return text escaped for one cell of a table, so that Markdown and HTML show the text as is.
 
-    A zero-width space keeps addresses and references to users and issues from becoming links.
+    A zero-width space keeps addresses and references to users and issues from becoming links. The mark of a success,
+    which only :func:`headline` gives, is escaped.
     """
-    line = printable(" ".join(text.split()))
-    return _LINKED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
+    line = printable(" ".join(text.split())).replace(_PASSED, ascii(_PASSED)[1:-1])
+    shown = _LINKED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
+    return _SLASH + shown[1:] if shown.startswith("/") else shown
 
 
 def preformatted(text: str) -> str:
     """Return text as a ``pre`` element, in which Markdown, references and quick actions have no effect."""
     lines = (html.escape(printable(line.expandtabs()), quote=False) for line in text.splitlines())
-    # GitLab runs a line that starts with a slash, such as /close, as a command.
-    safe = (re.sub(r"^(\s*)/", r"\1&#47;", line) for line in lines)
+    safe = (re.sub(r"^(\s*)/", rf"\1{_SLASH}", line) for line in lines)
     return "<pre>" + "\n".join(safe) + "</pre>"
 
 

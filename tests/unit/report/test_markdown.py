@@ -168,6 +168,11 @@ def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
     assert plain == printable(" ".join(text.split()))
 
 
+def test_escaped_text_is_neither_a_quick_action_nor_the_mark_of_a_success():
+    assert escaped("/merge") == "&#47;merge"
+    assert "\N{WHITE HEAVY CHECK MARK}" not in escaped("\N{WHITE HEAVY CHECK MARK} all passed")
+
+
 # What GitHub and GitLab make links of in text without any markup.
 LINKED = re.compile(r"@\w|[#!$&]\d|GH-\d|[~%][\w\"]|\w://|\bwww\.|\[\w+:", re.IGNORECASE)
 REFERENCES = (
