@@ -199,10 +199,9 @@ def headline(found: Findings, conclusion: str = "success") -> str:
 def escaped(text: str) -> str:
     """Return text escaped for one cell of a table, so that Markdown and HTML show the text as is.
 
-    A zero-width space keeps addresses and references to users and issues from becoming links. The mark of a success,
-    which only :func:`headline` gives, is escaped.
+    A zero-width space keeps addresses and references to users and issues from becoming links.
     """
-    line = printable(" ".join(text.split())).replace(_PASSED, ascii(_PASSED)[1:-1])
+    line = _line(text)
     shown = _LINKED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
     return _SLASH + shown[1:] if shown.startswith("/") else shown
 
@@ -265,7 +264,12 @@ def _failure(failure: Failure, limit: int) -> str:
 
 def _title(text: str) -> str:
     """Return text for the element ``code`` of a summary, on one line."""
-    return html.escape(printable(" ".join(text.split())))
+    return html.escape(_line(text))
+
+
+def _line(text: str) -> str:
+    """Return text on one line; the mark of a success, which only a headline gives, is escaped."""
+    return printable(" ".join(text.split())).replace(_PASSED, ascii(_PASSED)[1:-1])
 
 
 def _shown_provenance(values: Mapping[str, str]) -> str:
