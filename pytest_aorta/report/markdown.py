@@ -8,7 +8,7 @@ nor mentions a user, links an issue or an address, or runs a quick action of Git
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 from msgspec.structs import astuple
@@ -68,6 +68,7 @@ class Findings(Model, frozen=True):
     """All that the Markdown of a session shows.
 
     Attributes:
+        schema_version: Version of the file.
         commit: The commit that is checked out; None if git gives no answer.
         tests, passed, failed: Numbers of tests; a retried attempt is not a test.
         hidden: Number of tests that passed in spite of a failed comparison.
@@ -81,6 +82,7 @@ class Findings(Model, frozen=True):
         provenance: Label -> values of the launches under test.
     """
 
+    schema_version: Literal[1]
     commit: Commit | None
     tests: Count
     passed: Count
@@ -125,7 +127,8 @@ def findings(
     final = [record for record in records if not record.is_retried]
     rows = _rows(records)
     return Findings(
-        commit,
+        schema_version=1,
+        commit=commit,
         tests=len(final),
         passed=sum(record.outcome == "passed" for record in final),
         failed=sum(record.has_failed for record in final),

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from markdown_it import MarkdownIt
 
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, findings
 from pytest_aorta.verdict.baseline import baseline_path, write_baseline
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.integration.ci_runner import Workflow, component, run_script
+from tests.integration.ci_runner import ROOT, Done, Workflow, component, run_script
 from tests.unit.builders import git, make_baseline, make_record, make_verdict
 
 COMMIT = "c0ffee00" * 5
@@ -146,24 +147,48 @@ def test_findings_that_can_not_be_used_are_a_comment_that_says_why(comment, cont
     assert CHECK not in text
 
 
-@pytest.fixture
-def proposed(tmp_path):
+REASON = "faster; $(touch injected)"
+
+
+def proposed_on_github(clone: Path, path: str) -> Done:
+    (clone / "recorded").rename(clone / "runner/recorded")
+    variables = {"PATH": path, "GITHUB_REF_NAME": "main"}
+    values = {"github.run_id": "7", "inputs.reason": REASON}
+    done = Workflow(clone, variables, values).run_job("github-baselines.yml", "propose")
+    if done.code == 0:
+        body = (clone / "runner/body.md").read_text()
+        assert body.startswith(f"{REASON}\n\n    recorded ")
+        assert "      step_time_p50: - -> " in body
+    return done
+
+
+def proposed_on_gitlab(clone: Path, path: str) -> Done:
+    (clone / "recorded").rename(clone / "baselines")
+    jobs = yaml.safe_load((ROOT / "examples/ci/gitlab-ci.yml").read_text(encoding="utf-8"))
+    variables = {"CI_PIPELINE_ID": "7", "CI_SERVER_HOST": "lab.test", "CI_PROJECT_PATH": "o/r", "REASON": REASON}
+    variables |= {"PATH": path, "PUSH_TOKEN": "glpat-2", "GIT_CONFIG_COUNT": "1"}
+    variables["GIT_CONFIG_KEY_0"] = f"url.{clone.parent / 'origin'}.insteadOf"
+    variables["GIT_CONFIG_VALUE_0"] = "https://baselines:glpat-2@lab.test/o/r.git"
+    return run_script(jobs["propose baselines"], clone, variables, Path(path.partition(os.pathsep)[0]))
+
+
+@pytest.fixture(params=[proposed_on_github, proposed_on_gitlab], ids=["github", "gitlab"])
+def proposed(request, tmp_path):
     """A function that gives an artifact to the job that proposes baselines: its end, and the files of its commit."""
-    path = programs(tmp_path / "programs", gh="exit 0")
+    path = f"{programs(tmp_path / 'programs', gh='exit 0')}{os.pathsep}{os.environ['PATH']}"
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     git(tmp_path, "init", "--quiet", "--bare", str(origin))
+    git(origin, "config", "receive.advertisePushOptions", "true")
     git(tmp_path, "clone", "--quiet", str(origin), str(clone))
     (clone / ".gitignore").write_text("runner/\n")
     git(clone, "add", ".gitignore")
     git(clone, "commit", "--quiet", "-m", "first")
-    recorded = clone / "runner/recorded"
+    (clone / "recorded").mkdir()
+    (clone / "runner").mkdir()
 
     def proposed(fill) -> tuple[int, str, list[str]]:
-        recorded.mkdir(parents=True)
-        fill(recorded)
-        variables = {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "GITHUB_REF_NAME": "main"}
-        values = {"github.run_id": "7", "inputs.reason": "faster; $(touch injected)"}
-        done = Workflow(clone, variables, values).run_job("github-baselines.yml", "propose")
+        fill(clone / "recorded")
+        done = request.param(clone, path)
         assert list(tmp_path.rglob("injected")) == []
         branches = git(origin, "branch", "--list", "baselines-7")
         files = git(origin, "ls-tree", "-r", "--name-only", "baselines-7").split() if branches else []
@@ -172,14 +197,11 @@ def proposed(tmp_path):
     return proposed
 
 
-def test_recorded_baselines_are_committed_with_their_values(proposed, tmp_path):
+def test_recorded_baselines_are_committed(proposed):
     baseline = make_baseline()
     code, text, files = proposed(lambda folder: write_baseline(folder, baseline))
     assert code == 0, text
     assert files == [".gitignore", str(baseline.path(Path("baselines")))]
-    body = (tmp_path / "clone/runner/body.md").read_text()
-    assert body.startswith("faster; $(touch injected)\n\n    recorded ")
-    assert "      step_time_p50: - -> " in body
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ FAILED = to_builtins(findings([make_record("a", outcome="failed", failure="why")
         (FAILED | {"failed": 0}, "1 failures: too many"),
         (FAILED | {"passed": -1}, "passed: got -1"),
         (FAILED | {"passed": "1"}, "passed: got"),
+        (FAILED | {"schema_version": 2}, "schema_version: got 2"),
         (FAILED | {"trusted": True}, "unknown key 'trusted'"),
         (FAILED | {"totals": "x" * 3_000}, "totals: got"),
         (FAILED | {"failures": FAILED["failures"] * 40, "tests": 40, "failed": 40}, "failures"),
