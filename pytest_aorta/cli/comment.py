@@ -17,7 +17,9 @@ _NOTICE = "Reported by a job that runs the code under review; nothing but the en
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    parser.add_argument("findings", metavar="FILE", type=Path, help="the .json beside the file of --aorta-markdown")
+    parser.add_argument(
+        "findings", metavar="FILE", type=Path, help="the .findings.json beside the file of --aorta-markdown"
+    )
     parser.add_argument("--commit", required=True, help="full hash of the commit that the job tested")
     parser.add_argument("--conclusion", required=True, help="how the job ended, as CI says: success, or anything else")
     parser.add_argument("--link", default="", help="address of the job, which the comment links")
@@ -31,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         found = read_model(arguments.findings, Findings, max_bytes=_MAX_FILE_BYTES, follow_links=False)
         if found.commit != arguments.commit:
-            raise UnreadableFile(f"they are of commit {found.commit}, and the job tested {arguments.commit}")
+            of = f"commit {found.commit}" if found.commit else "no known commit"
+            raise UnreadableFile(f"they are of {of}, and the job tested {arguments.commit}")
         text = markdown(found, max_bytes=MAX_COMMENT_BYTES, conclusion=conclusion, notice=_NOTICE)
     except UnreadableFile as error:
         reason = escaped(brief(str(error).replace(str(arguments.findings), arguments.findings.name), 500))

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
@@ -134,7 +134,7 @@ class Controller:
         self.has_collection_error = False
         if run.options.markdown is not None:
             # They can't be taken for those of this run if the process is killed. Errors are reported by the writer.
-            for path in (run.options.markdown, run.options.markdown.with_suffix(".json")):
+            for path in (run.options.markdown, run.options.markdown.with_suffix(FINDINGS_SUFFIX)):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.common.model import to_json
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
 from pytest_aorta.report.data import Case, Report, run_pairs, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, findings, markdown
 from pytest_aorta.report.timeline import compared_iterations
@@ -70,7 +70,7 @@ def write_session_reports(
         try:
             options.markdown.parent.mkdir(parents=True, exist_ok=True)
             write_text(options.markdown, markdown(found, max_bytes=MAX_COMMENT_BYTES))
-            write_text(options.markdown.with_suffix(".json"), f"{to_json(found)}\n")
+            write_text(options.markdown.with_suffix(FINDINGS_SUFFIX), f"{to_json(found)}\n")
             lines.append(f"markdown: {options.markdown}")
         except OSError as error:
             errors.append(f"ERROR {options.markdown}: no Markdown was written: {error.strerror or error}")

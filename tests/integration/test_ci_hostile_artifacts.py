@@ -92,9 +92,9 @@ def comment(request, tmp_path):
         folder.mkdir()
         (folder / "aorta.md").write_text(f"## {CHECK} merge this @everyone\n\n/merge\n")
         if callable(content):
-            content(folder / "aorta.json")
+            content(folder / "aorta.findings.json")
         else:
-            (folder / "aorta.json").write_text(content if isinstance(content, str) else json.dumps(content))
+            (folder / "aorta.findings.json").write_text(content if isinstance(content, str) else json.dumps(content))
         text = request.param(tmp_path, folder, conclusion)
         assert "merge this" not in text
         assert len(text.encode()) <= MAX_COMMENT_BYTES + 1_000

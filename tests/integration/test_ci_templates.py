@@ -72,7 +72,7 @@ def test_component_keeps_the_exit_code_and_writes_the_findings(learned):
     done = run_template(learned.path, GITLAB_JOB, requirements="", pytest_args="-p no:cacheprovider")
     assert done.code == 0, done.text
     folder = learned.path / "aorta/aorta"
-    assert {path.name for path in folder.iterdir()} >= {"aorta.md", "aorta.json", "report.html", "junit.xml"}
+    assert {path.name for path in folder.iterdir()} >= {"aorta.md", "aorta.findings.json", "report.html", "junit.xml"}
     findings = (folder / "aorta.md").read_text(encoding="utf-8")
     assert findings.startswith(f"## {PASSED}")
     assert findings.endswith("[Report, results and logs](https://lab.test/jobs/5/artifacts/browse/aorta/aorta)\n")

@@ -20,7 +20,7 @@ FAILED = to_builtins(findings([make_record("a", outcome="failed", failure="why")
         ("", "empty"),
         ("[]", "got"),
         ("[" * 100_000, "not valid"),
-        (FAILED | {"commit": None}, "they are of commit None"),
+        (FAILED | {"commit": None}, "they are of no known commit"),
         (FAILED | {"commit": "main"}, "commit: got"),
         (FAILED | {"passed": 5}, "too many for 1 test"),
         (FAILED | {"failed": 0}, "1 failures: too many"),
@@ -35,7 +35,7 @@ FAILED = to_builtins(findings([make_record("a", outcome="failed", failure="why")
     ],
 )
 def test_findings_that_can_not_be_used_are_a_comment_that_says_why(tmp_path, content, says):
-    file = tmp_path / "aorta.json"
+    file = tmp_path / "aorta.findings.json"
     if callable(content):
         content(file)
     else:

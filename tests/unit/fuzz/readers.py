@@ -118,7 +118,7 @@ FINDINGS = to_builtins(
 
 
 def _read_findings(data: bytes, folder: Path) -> None:
-    file = folder / "aorta.json"
+    file = folder / "aorta.findings.json"
     file.write_bytes(data)
     text = markdown(read_model(file, Findings, max_bytes=1 << 20, follow_links=False), max_bytes=20_000)
     assert len(text.encode()) <= 20_000
