@@ -1,4 +1,4 @@
-"""``aorta baselines``: list and move stored baselines."""
+"""``aorta baselines``: list and move stored baselines, and add those that another job recorded."""
 
 import argparse
 import os
@@ -7,11 +7,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeAlias
 
-from pytest_aorta.cli import report_problems
+from pytest_aorta.cli import ExitCode, report_problems
 from pytest_aorta.common.errors import BaselineError, UsageError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import counted, did_you_mean, emit, output_width, table
-from pytest_aorta.verdict.baseline import Baseline, locked_baselines, outside, read_baseline_file, write_baseline
+from pytest_aorta.session.baselines import change_lines
+from pytest_aorta.verdict.baseline import (
+    Baseline,
+    locked_baselines,
+    outside,
+    read_baseline,
+    read_baseline_file,
+    write_baseline,
+)
 from pytest_aorta.verdict.metrics import METRICS, format_value, middle
 from pytest_aorta.verdict.noise import blocks
 
@@ -32,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     moved.add_argument("new", metavar="NEW", help="the same part of the new node id")
     moved.add_argument("--dry-run", action="store_true", help="print what would be moved, and change nothing")
     moved.set_defaults(run=_move)
+    added = ways.add_parser("add", parents=[where], help="check the baselines of another folder and add them")
+    added.add_argument("source", metavar="SOURCE", type=Path, help="folder of baselines that another job recorded")
+    added.set_defaults(run=_add)
 
 
 def _list_all(arguments: argparse.Namespace) -> int:
@@ -57,6 +68,34 @@ def _move(arguments: argparse.Namespace) -> int:
     lines = [f"{new.platform}: {files[path].case} -> {new.case}" for path, new in found.items()]
     emit([*lines, f"{len(found)} of {counted(len(files), 'baseline')} {verb}"])
     return 0
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    """Run ``aorta baselines add``, which writes nothing if a file of SOURCE is not a baseline in its place."""
+    source, folder = arguments.source, arguments.folder
+    _require_folder(source)
+    found, problems = [], []
+    for path in (path for path in sorted(source.rglob("*")) if path.is_symlink() or not path.is_dir()):
+        try:
+            # Opening a link would follow it.
+            if path.is_symlink() or not path.is_file():
+                raise BaselineError(f"{path}: is not a regular file")
+            baseline = read_baseline_file(path)
+            if path != baseline.path(source):
+                raise BaselineError(f"{path}: the baseline's place is {baseline.path(source)}")
+            if arguments.platform in (None, baseline.platform):
+                found.append(baseline)
+        except BaselineError as error:
+            problems.append(str(error))
+    if problems:
+        return report_problems([*problems, "nothing was added"])
+    with locked_baselines(folder):
+        for new in found:
+            old = read_baseline(folder, new.platform, new.case)
+            if new != old:
+                write_baseline(folder, new)
+                emit(change_lines(old, new))
+    return ExitCode.OK
 
 
 def _list_lines(baselines: Sequence[Baseline], width: int) -> list[str]:

@@ -18,6 +18,8 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import raised_as
 from pytest_aorta.common.text import brief, did_you_mean
 
+# Replaces the suffix of the file of --aorta-markdown: the same findings as data.
+FINDINGS_SUFFIX = ".findings.json"
 TORCH = "torch"
 NSYS = "nsys"
 ROCPROFV3 = "rocprofv3"

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
@@ -134,9 +134,10 @@ class Controller:
         self.is_interrupted = False
         self.has_collection_error = False
         if run.options.markdown is not None:
-            # It can't be taken for that of this run if the process is killed. An error is reported when it is written.
-            with suppress(OSError):
-                run.options.markdown.unlink(missing_ok=True)
+            # They can't be taken for those of this run if the process is killed. Errors are reported by the writer.
+            for path in (run.options.markdown, run.options.markdown.with_suffix(FINDINGS_SUFFIX)):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Note Ctrl-C or ``pytest.exit``, which can give the run any exit status."""

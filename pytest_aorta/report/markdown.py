@@ -7,8 +7,13 @@ nor mentions a user, links an issue or an address, or runs a quick action of Git
 
 import html
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Literal, TypeAlias
 
+from msgspec import Meta
+from msgspec.structs import astuple
+
+from pytest_aorta.common.model import Commit, Count, Model
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.data import provenance_values
 from pytest_aorta.session.record import Side, TestRecord, finding_groups, num_caught, totals
@@ -22,74 +27,176 @@ MAX_COMMENT_BYTES = 60_000
 _MAX_EVIDENCE = 8_000
 _MAX_FAILURES = 20
 _MAX_VALUE = 2_000
+_MAX_FINDINGS = 2_000
 _HEAD = ("test", "verdict", "metric", "baseline -> value", "change [95%]", "limit", "reason")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 # What GitHub and GitLab make links of: users, issues, labels, milestones and addresses. They look for them in the
 # rendered text, so a backslash does not prevent a link.
 _LINKED = re.compile(r"""@|:(?=//)|www(?=\.)|(?:\\[#!$~]|%|&amp;)(?=[\w"])|\bGH\\-(?=\d)|\\\[(?=\w+:)""", re.IGNORECASE)
 _ZERO_WIDTH_SPACE = "&#8203;"
+# GitLab runs a line that starts with a slash, such as /close, as a command.
+_SLASH = "&#47;"
 _FAILED, _WARNING, _PASSED = "\N{CROSS MARK}", "\N{WARNING SIGN}\N{VARIATION SELECTOR-16}", "\N{WHITE HEAVY CHECK MARK}"
 
 
-def markdown(
+_Value: TypeAlias = Annotated[str, Meta(max_length=_MAX_VALUE)]
+_Evidence: TypeAlias = Annotated[str, Meta(max_length=_MAX_EVIDENCE)]
+
+
+class Finding(Model, frozen=True):
+    """A row of the table of findings, as text."""
+
+    test: _Value
+    verdict: _Value
+    metric: _Value
+    values: _Value
+    change: _Value
+    limit: _Value
+    reason: _Value
+
+
+class Failure(Model, frozen=True):
+    """A failed test: the beginning of its failure, the length of the whole in characters, and what repeats it."""
+
+    test: _Value
+    text: _Evidence
+    length: Count
+    command: _Evidence
+
+
+class Findings(Model, frozen=True):
+    """All that the Markdown of a session shows.
+
+    Attributes:
+        schema_version: Version of the file.
+        commit: The commit that is checked out; None if git gives no answer.
+        tests, passed, failed: Numbers of tests; a retried attempt is not a test.
+        caught: Number of regressions that tests have caught.
+        undecided: Number of tests with an inconclusive verdict.
+        not_compared: Number of tests that launched and compared nothing.
+        retried: Number of attempts that were retried.
+        is_cut_short: Whether the run was interrupted or pytest failed, so that tests may be missing.
+        totals: One line that counts verdicts and launches.
+        num_findings: Number of findings, of which ``findings`` has the first, the worst first.
+        failures: The first failed tests.
+        provenance: Label -> values of the launches under test.
+    """
+
+    schema_version: Literal[1]
+    commit: Commit | None
+    tests: Count
+    passed: Count
+    failed: Count
+    caught: Count
+    undecided: Count
+    not_compared: Count
+    retried: Count
+    is_cut_short: bool
+    totals: _Value
+    num_findings: Count
+    findings: Annotated[tuple[Finding, ...], Meta(max_length=_MAX_FINDINGS)]
+    failures: Annotated[tuple[Failure, ...], Meta(max_length=_MAX_FAILURES)]
+    provenance: Annotated[dict[_Value, _Value], Meta(max_length=16)]
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that contradict each other."""
+        if self.passed + self.failed > self.tests or len(self.failures) > self.failed:
+            counts = f"{self.passed} passed, {self.failed} failed, {len(self.failures)} failures"
+            raise ValueError(f"{counts}: too many for {counted(self.tests, 'test')}")
+
+
+def findings(
     records: Sequence[TestRecord],
     *,
+    commit: str | None = None,
     command: Sequence[str] = (),
     argument_of: Callable[[str], str] = str,
     repeated: Sequence[str] = (),
     is_cut_short: bool = False,
-    max_bytes: int = MAX_BYTES,
-) -> str:
-    """Return the Markdown of a session in at most ``max_bytes`` of UTF-8; parts that do not fit are counted.
+) -> Findings:
+    """Return what the Markdown of a session shows.
 
     Args:
         records: The records of all tests.
+        commit: The commit that is checked out.
         command: Words of the command line, for the provenance.
         argument_of: Returns the argument that names a test to pytest, of its node id.
         repeated: Words that repeat the run's options in the command that reproduces a failure.
-        is_cut_short: True if the run was interrupted or pytest failed, so that tests may be missing.
-        max_bytes: The limit.
+        is_cut_short: Whether tests may be missing.
     """
-    head = f"## {headline(records, is_cut_short=is_cut_short)}\n\n{escaped(totals(records))}\n"
+    final = [record for record in records if not record.is_retried]
+    rows = _rows(records)
+    return Findings(
+        schema_version=1,
+        commit=commit,
+        tests=len(final),
+        passed=sum(record.outcome == "passed" for record in final),
+        failed=sum(record.has_failed for record in final),
+        caught=num_caught(final),
+        undecided=sum(record.is_undecided for record in final),
+        not_compared=sum(record.compared_nothing for record in final),
+        retried=len(records) - len(final),
+        is_cut_short=is_cut_short,
+        totals=_cut(totals(records)),
+        num_findings=len(rows),
+        findings=tuple(_finding(*row) for row in rows[:_MAX_FINDINGS]),
+        failures=tuple(
+            Failure(
+                _cut(record.nodeid + record.attempt_label),
+                _unicode(record.failure[:_MAX_EVIDENCE])[:_MAX_EVIDENCE],
+                len(record.failure),
+                _cut(Repeated(argument_of(record.nodeid), repeated).command(), _MAX_EVIDENCE),
+            )
+            for record in [record for record in records if record.has_failed][:_MAX_FAILURES]
+        ),
+        provenance=_provenance(records, command),
+    )
+
+
+def markdown(found: Findings, *, max_bytes: int = MAX_BYTES, conclusion: str = "success", notice: str = "") -> str:
+    """Return the Markdown of a session in at most ``max_bytes`` of UTF-8; parts that do not fit are counted.
+
+    Args:
+        found: What the session has found.
+        max_bytes: The limit.
+        conclusion: How the job ended, as its CI says; the session of another job than ``success`` is no success.
+        notice: A paragraph after the first line, as Markdown.
+    """
+    head = f"## {headline(found, conclusion)}\n\n{notice}{escaped(found.totals)}\n"
     left = max_bytes - len(head.encode()) - 100
-    foot = _provenance(records, command)
+    foot = _shown_provenance(found.provenance)
     if len(foot.encode()) > left // 4:
         foot = ""
     left -= len(foot.encode())
-    table = _limited(_table(_findings(records)), left // 2, "findings")
-    failed = [record for record in records if record.has_failed]
+    table = _limited(_table(found.findings), left // 2, "findings", found.num_findings - len(found.findings))
     left -= len(table.encode())
     evidence = min(_MAX_EVIDENCE, left // _MAX_FAILURES)
-    shown = (
-        _failure(record, Repeated(argument_of(record.nodeid), repeated).command(), evidence)
-        for record in failed[:_MAX_FAILURES]
-    )
-    return head + table + _limited(shown, left, "failures", len(failed) - _MAX_FAILURES) + foot
+    shown = (_failure(failure, evidence) for failure in found.failures)
+    return head + table + _limited(shown, left, "failures", found.failed - len(found.failures)) + foot
 
 
-def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> str:
+def headline(found: Findings, conclusion: str = "success") -> str:
     """Return the verdict of a session in one line.
 
     A session with an undecided test, a test that compared nothing or a retry is not a success, nor is one without a
     passed test.
     """
-    final = [record for record in records if not record.is_retried]
-    failed, passed = sum(record.has_failed for record in final), sum(record.outcome == "passed" for record in final)
-    doubts = [
-        (sum(record.is_undecided for record in final), "without a decision"),
-        (sum(record.compared_nothing for record in final), "without a comparison"),
-        (len(records) - len(final), "retried"),
-    ]
+    doubts = (
+        (found.undecided, "without a decision"),
+        (found.not_compared, "without a comparison"),
+        (found.retried, "retried"),
+    )
     notes = "".join(f", {count} {text}" for count, text in doubts if count)
-    caught = num_caught(final)
-    seen = f", {counted(caught, 'regression')} caught by its test" if caught else ""
-    tests = counted(len(final), "test")
-    if is_cut_short:
-        return f"{_FAILED} pytest-aorta: the run ended early, {failed} of {tests} failed until then{notes}{seen}"
-    if failed:
-        return f"{_FAILED} pytest-aorta: {failed} of {tests} failed{notes}{seen}"
-    symbol = _WARNING if notes or not passed else _PASSED
-    return f"{symbol} pytest-aorta: {passed} of {tests} passed{notes}{seen}"
+    seen = f", {counted(found.caught, 'regression')} caught by its test" if found.caught else ""
+    tests = counted(found.tests, "test")
+    if found.is_cut_short:
+        return f"{_FAILED} pytest-aorta: the run ended early, {found.failed} of {tests} failed until then{notes}{seen}"
+    if found.failed:
+        return f"{_FAILED} pytest-aorta: {found.failed} of {tests} failed{notes}{seen}"
+    if conclusion != "success":
+        return f"{_FAILED} pytest-aorta: the job ended with {conclusion}, although its findings have no failed test"
+    symbol = _WARNING if notes or not found.passed else _PASSED
+    return f"{symbol} pytest-aorta: {found.passed} of {tests} passed{notes}{seen}"
 
 
 def escaped(text: str) -> str:
@@ -97,59 +204,83 @@ def escaped(text: str) -> str:
 
     A zero-width space keeps addresses and references to users and issues from becoming links.
     """
-    line = printable(" ".join(text.split()))
-    return _LINKED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
+    line = _line(text)
+    shown = _LINKED.sub(rf"\g<0>{_ZERO_WIDTH_SPACE}", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
+    return _SLASH + shown[1:] if shown.startswith("/") else shown
 
 
 def preformatted(text: str) -> str:
     """Return text as a ``pre`` element, in which Markdown, references and quick actions have no effect."""
     lines = (html.escape(printable(line.expandtabs()), quote=False) for line in text.splitlines())
-    # GitLab runs a line that starts with a slash, such as /close, as a command.
-    safe = (re.sub(r"^(\s*)/", r"\1&#47;", line) for line in lines)
+    safe = (re.sub(r"^(\s*)/", rf"\1{_SLASH}", line) for line in lines)
     return "<pre>" + "\n".join(safe) + "</pre>"
 
 
-def _findings(records: Sequence[TestRecord]) -> list[list[str]]:
-    """Return the cells of each finding, the worst first; metrics without a baseline share a row per comparison."""
+def _rows(records: Sequence[TestRecord]) -> list[tuple[TestRecord, Sequence[Verdict]]]:
+    """Return the findings, the worst first; metrics without a baseline share a row per comparison."""
     groups = [(record, rows) for record in records for rows in finding_groups(record)]
-    worst_first = sorted(groups, key=lambda group: FINDINGS.index(group[1][0].outcome))
-    return [_cells(record, rows) for record, rows in worst_first]
+    return sorted(groups, key=lambda group: FINDINGS.index(group[1][0].outcome))
 
 
-def _cells(record: TestRecord, rows: Sequence[Verdict]) -> list[str]:
+def _finding(record: TestRecord, rows: Sequence[Verdict]) -> Finding:
     first = rows[0]
     is_one_of_several = len({row.case for row in record.verdicts}) > 1
     name = (first.case if is_one_of_several else record.nodeid) + record.attempt_label
     cells = first.cells() if len(rows) == 1 else (first.label, f"{len(rows)} metrics", "-", "-", "-")
-    return [name, *cells, first.reason or "-"]
+    return Finding(*map(_cut, (name, *cells, first.reason or "-")))
 
 
-def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> dict[str, str]:
+    """Return each label -> the values of the candidate's launches in order."""
+    comparisons = [comparison for record in records for comparison in record.comparisons]
+    values = provenance_values([facts for one in comparisons for facts in one.facts(Side.CANDIDATE)], command)
+    return {label: _cut(", ".join(shown)) for label, shown in values.items()}
+
+
+def _cut(text: str, limit: int = _MAX_VALUE) -> str:
+    return brief(_unicode(text), limit)
+
+
+def _unicode(text: str) -> str:
+    """Return text as a JSON file can hold it: names of files may have bytes that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _table(rows: Iterable[Finding]) -> Iterator[str]:
     """Yield one part per row; the first one contains the head."""
     head = f"\n| {' | '.join(map(escaped, _HEAD))} |\n|{' --- |' * len(_HEAD)}\n"
-    for cells in rows:
-        yield f"{head}| {' | '.join(escaped(brief(cell, _MAX_VALUE)) for cell in cells)} |\n"
+    for row in rows:
+        yield f"{head}| {' | '.join(map(escaped, astuple(row)))} |\n"
         head = ""
 
 
-def _failure(record: TestRecord, command: str, limit: int) -> str:
-    title = html.escape(printable(" ".join((record.nodeid + record.attempt_label).split())))
-    cut = len(record.failure) - limit
-    text = record.failure[:limit] + (f"\n... and {cut:,} more characters" if cut > 0 else "")
+def _failure(failure: Failure, limit: int) -> str:
+    title = _title(failure.test)
+    shown = failure.text[:limit]
+    cut = failure.length - len(shown)
+    text = shown + (f"\n... and {cut:,} more characters" if cut > 0 else "")
     return (
         f"\n<details><summary><code>{title}</code></summary>\n\n{preformatted(text)}\n\nReproduce it:\n\n"
-        f"{preformatted(command)}\n\n</details>\n"
+        f"{preformatted(failure.command)}\n\n</details>\n"
     )
 
 
-def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> str:
-    """Return the provenance of the candidate's launches as a folded list; values that differ are listed in order."""
-    comparisons = [comparison for record in records for comparison in record.comparisons]
-    values = provenance_values([facts for one in comparisons for facts in one.facts(Side.CANDIDATE)], command)
+def _title(text: str) -> str:
+    """Return text for the element ``code`` of a summary, on one line."""
+    return html.escape(_line(text))
+
+
+def _line(text: str) -> str:
+    """Return text on one line; the mark of a success, which only a headline gives, is escaped."""
+    return printable(" ".join(text.split())).replace(_PASSED, ascii(_PASSED)[1:-1])
+
+
+def _shown_provenance(values: Mapping[str, str]) -> str:
+    """Return the provenance as a folded list."""
     if not values:
         return ""
-    title = html.escape(brief(f"commit {', '.join(values['commit'])}, torch {', '.join(values['torch'])}"))
-    lines = [f"- {label}: {escaped(brief(', '.join(shown), _MAX_VALUE))}\n" for label, shown in values.items()]
+    title = _title(brief(f"commit {values.get('commit')}, torch {values.get('torch')}"))
+    lines = [f"- {escaped(label)}: {escaped(text)}\n" for label, text in values.items()]
     return f"\n<details><summary>Measured: <code>{title}</code></summary>\n\n{''.join(lines)}\n</details>\n"
 
 

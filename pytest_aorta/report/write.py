@@ -5,18 +5,18 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
-from pytest_aorta.plan.options import Options
+from pytest_aorta.common.model import to_json
+from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
 from pytest_aorta.report.data import Case, Report, run_pairs, session_report
-from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, markdown
+from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, findings, markdown
 from pytest_aorta.report.timeline import compared_iterations
-from pytest_aorta.result.provenance import provenance
+from pytest_aorta.result.provenance import code_version, provenance
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.metrics import METRICS, measured_values
 
@@ -54,9 +54,9 @@ def write_session_reports(
         is_cut_short: Whether pytest ended before all tests had run.
     """
     shown = [*(launched := [record for record in records if record.is_reported]), *lost]
-    text = partial(
-        markdown,
+    found = findings(
         shown,
+        commit=code_version(options.rootdir)[0] if options.markdown else None,
         command=options.command,
         argument_of=options.argument_of,
         repeated=options.repeated,
@@ -65,11 +65,12 @@ def write_session_reports(
     lines: list[str] = []
     errors: list[str] = []
     if launched and (step_summary := os.environ.get(STEP_SUMMARY)):
-        lines += _append_step_summary(text(), Path(step_summary))
+        lines += _append_step_summary(markdown(found), Path(step_summary))
     if options.markdown is not None:
         try:
             options.markdown.parent.mkdir(parents=True, exist_ok=True)
-            write_text(options.markdown, text(max_bytes=MAX_COMMENT_BYTES))
+            write_text(options.markdown, markdown(found, max_bytes=MAX_COMMENT_BYTES))
+            write_text(options.markdown.with_suffix(FINDINGS_SUFFIX), f"{to_json(found)}\n")
             lines.append(f"markdown: {options.markdown}")
         except OSError as error:
             errors.append(f"ERROR {options.markdown}: no Markdown was written: {error.strerror or error}")

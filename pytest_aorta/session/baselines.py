@@ -110,7 +110,7 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
                 old = read_baseline(options.baselines_dir, platform, case)
                 baseline = launches.merged(options.baselines_dir)
                 write_baseline(options.baselines_dir, baseline)
-            notes += [*_change_lines(old, baseline), *comparison.detection]
+            notes += [*change_lines(old, baseline), *comparison.detection]
         except AortaError as error:
             notes.append(f"ERROR {error}")
             good = False
@@ -133,7 +133,7 @@ def unused_baselines(
     return [line.removeprefix(f"{options.rootdir}/") for line in found]
 
 
-def _change_lines(old: Baseline | None, new: Baseline) -> list[str]:
+def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
     """Return the values of a written baseline before and after, metric by metric."""
     launches = counted(len(new.center_launches), "launch")
     count = f"baseline {new.revision}: {launches}, {len(new.launches)} kept in all"

@@ -1,4 +1,4 @@
-"""Runs action.yml and examples/ci/aorta.yml as the runners of GitHub and GitLab do, without either."""
+"""Runs action.yml and the workflows and jobs of examples/ci as the runners of GitHub and GitLab do, without either."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / "action.yml"
 TEMPLATE = ROOT / "examples/ci/aorta.yml"
-_NAME = r"(?:inputs|steps|github)\.[\w.-]+"
+_NAME = r"(?:inputs|steps|github|runner)\.[\w.-]+"
 _INPUT = re.compile(r"\$\[\[ inputs\.([\w-]+) \]\]")
 
 
@@ -50,12 +50,16 @@ class Action:
         chosen = {**inputs, "python": sys.executable} | {name.replace("_", "-"): text for name, text in given.items()}
         self.values = {"github.event_name": self.event, "github.token": self.variables.get("THE_TOKEN", "")}
         self.values |= {f"inputs.{name}": self.shown(text) for name, text in chosen.items()}
-        done = Done()
-        for step in self.document["runs"]["steps"]:
-            if self.is_wanted(step.get("if", "success()"), done):
-                self.step(step, done)
+        done = self.run_steps(self.document["runs"]["steps"])
         done.outputs = {name: self.shown(entry["value"]) for name, entry in self.document["outputs"].items()}
         done.summary = (self.where / "runner/summary").read_text(encoding="utf-8")
+        return done
+
+    def run_steps(self, steps: list[dict[str, Any]]) -> Done:
+        done = Done()
+        for step in steps:
+            if self.is_wanted(step.get("if", "success()"), done):
+                self.step(step, done)
         return done
 
     def is_wanted(self, condition: str, done: Done) -> bool:
@@ -71,7 +75,7 @@ class Action:
 
     def step(self, step: dict[str, Any], done: Done) -> None:
         if "uses" in step:
-            done.used[step["uses"]] = {name: self.shown(text) for name, text in step["with"].items()}
+            done.used[step["uses"]] = {name: self.shown(str(given)) for name, given in step["with"].items()}
             return
         assert "${{" not in step["run"], "an expression in a script lets an input inject code"
         output, summary = self.where / "runner/output", self.where / "runner/summary"
@@ -92,6 +96,18 @@ class Action:
         for line in output.read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition("=")
             self.values[f"steps.{step['id']}.outputs.{name}"] = value
+
+
+class Workflow(Action):
+    """A job of a workflow of examples/ci, which gets the values of GitHub's expressions."""
+
+    def __init__(self, where: Path, variables: dict[str, str], values: dict[str, str]) -> None:
+        super().__init__(where, variables, "workflow_run")
+        self.values = {"runner.temp": str(where / "runner")} | values
+
+    def run_job(self, file: str, job: str) -> Done:
+        document = yaml.safe_load((ROOT / "examples/ci" / file).read_text(encoding="utf-8"))
+        return self.run_steps(document["jobs"][job]["steps"])
 
 
 def run_template(where: Path, variables: dict[str, str], **given: object) -> Done:

@@ -6,6 +6,9 @@ import shlex
 
 import pytest
 
+from pytest_aorta.cli.main import main
+from tests.unit.builders import git
+
 
 def commands(text: str) -> list[list[str]]:
     """Return the words of the commands that reproduce the failures."""
@@ -48,6 +51,16 @@ def test_command_of_a_failure_fails_in_the_same_way_and_writes_nothing(versioned
     assert not (versioned.path / "aorta.md").exists()
 
 
+def test_comment_from_the_data_beside_the_file_is_the_file_with_one_more_paragraph(versioned):
+    versioned.test_file("def test_one(workload): workload.compare('toy', {'workload': 'toy', 'step_ms': 20.0})\n")
+    versioned.run("--aorta-markdown=aorta.md").assert_outcomes(failed=1)
+    commit = git(versioned.path, "rev-parse", "HEAD").strip()
+    given = (f"--commit={commit}", "--conclusion=failure", f"--output={versioned.path / 'comment.md'}")
+    assert main(["comment", str(versioned.path / "aorta.findings.json"), *given]) == 0
+    first, _, *rest = (versioned.path / "comment.md").read_text().split("\n\n")
+    assert [first, *rest] == (versioned.path / "aorta.md").read_text().split("\n\n")
+
+
 def test_run_that_passes_has_three_lines_and_the_provenance(learned):
     learned.run("--aorta-markdown=aorta.md").assert_outcomes(passed=1)
     text = (learned.path / "aorta.md").read_text()
@@ -56,9 +69,10 @@ def test_run_that_passes_has_three_lines_and_the_provenance(learned):
 
 
 def test_file_of_an_earlier_run_is_removed_at_the_start_and_replaced_even_without_a_launch(project):
-    file = project.write("aorta.md", "## all passed\n")
+    file, data = project.write("aorta.md", "## all passed\n"), project.write("aorta.findings.json", "{}")
     # A process that is killed in a test leaves no file, from which a job could comment the verdict of an earlier run.
-    project.test_file(f"import os.path\n\ndef test_plain(): assert not os.path.exists({str(file)!r})\n")
+    exist = f"map(os.path.exists, ({str(file)!r}, {str(data)!r}))"
+    project.test_file(f"import os.path\n\ndef test_plain(): assert not any({exist})\n")
     project.run("--collect-only", "--aorta-markdown=aorta.md")
     assert file.read_text() == "## all passed\n"
     project.run("--aorta-markdown=aorta.md").assert_outcomes(passed=1)

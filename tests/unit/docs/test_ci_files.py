@@ -78,11 +78,29 @@ def test_token_of_the_action_reaches_the_comment_alone_and_inputs_reach_no_scrip
 def test_shell_code_of_the_action_and_of_the_component_is_sound():
     steps = ACTION_YAML["runs"]["steps"]
     code = [step["run"] for step in steps if "run" in step]
-    heredoc = component()["aorta"]["script"][0]
-    code += [heredoc.split("<<'END'\n")[1].rpartition("END")[0]]
-    code += component()["aorta comment"]["script"]
+    heredocs = [component()[job]["script"][0] for job in ("aorta", "aorta comment")]
+    code += [text.split("<<'END'\n")[1].rpartition("END")[0] for text in heredocs]
     assert len(code) == 4
-    assert [tool("shellcheck", "--shell=bash", "-", text=text) for text in [*code, heredoc]] == [""] * 5
+    assert [tool("shellcheck", "--shell=bash", "-", text=text) for text in [*code, *heredocs]] == [""] * 6
+
+
+@pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
+def test_job_that_runs_tests_keeps_no_credentials_and_may_not_write_to_the_repository(path):
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for job in workflow["jobs"].values():
+        checkouts = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+        assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+        permissions = job.get("permissions", workflow.get("permissions"))
+        if "pytest -m" in yaml.safe_dump(job) or "pytest-args" in yaml.safe_dump(job):
+            assert permissions["contents"] == "read"
+
+
+def test_tokens_of_gitlab_are_those_of_an_environment_in_jobs_that_run_no_tests():
+    jobs = component() | yaml.safe_load((ROOT / "examples/ci/gitlab-ci.yml").read_text(encoding="utf-8"))
+    with_token = {name: job for name, job in jobs.items() if "_TOKEN" in yaml.safe_dump(job)}
+    assert set(with_token) == {"aorta comment", "propose baselines"}
+    assert all(job["environment"]["action"] == "access" for job in with_token.values())
+    assert "-m pytest" not in yaml.safe_dump(with_token)
 
 
 @pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import convert, to_builtins, to_json
+from pytest_aorta.common.model import convert, read_model, to_builtins, to_json
 from pytest_aorta.launch import nodes
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
 from pytest_aorta.launch.nodes import Heartbeat, Hello, read
+from pytest_aorta.report.markdown import Findings, findings, markdown
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes
@@ -37,6 +38,7 @@ from pytest_aorta.session.history import parse_entry, read_history
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise import locate_operator
 from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
     ENDED_WELL,
     default_priors,
@@ -44,7 +46,9 @@ from tests.unit.builders import (
     make_facts,
     make_plan,
     make_provenance,
+    make_record,
     make_result,
+    make_verdict,
     rank_values,
     stored,
     write_plan_file,
@@ -101,6 +105,23 @@ def _read_result(data: bytes, folder: Path) -> None:
     result = read_result(file)
     to_builtins(launch_facts(result))
     result.to_json()
+
+
+FINDINGS = to_builtins(
+    findings(
+        [make_record("a", [make_verdict(Outcome.REGRESSION)], outcome="failed", failure="why\n/close")],
+        commit="c0ffee00" * 5,
+        command=("pytest",),
+    )
+)
+
+
+def _read_findings(data: bytes, folder: Path) -> None:
+    file = folder / "aorta.findings.json"
+    file.write_bytes(data)
+    text = markdown(read_model(file, Findings, max_bytes=1 << 20, follow_links=False), max_bytes=20_000)
+    assert len(text.encode()) <= 20_000
+    assert not any(line.lstrip().startswith("/") for line in text.splitlines())
 
 
 def _read_ranks(data: bytes, folder: Path) -> None:
@@ -289,6 +310,7 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
 
 READERS = [
     Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
+    Reader("findings", damaged_json(FINDINGS), _read_findings),
     Reader("stored result", damaged_json(RESULT), _read_result),
     Reader("line of the history", damaged_json(HISTORY), _read_history_line),
     Reader("file of the history", damaged_bytes(HISTORY_FILE), _read_history_file),

@@ -1,5 +1,6 @@
 """Workloads by name, their declarations, and the commands that they run."""
 
+import re
 from pathlib import Path
 
 import pytest

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_aorta.plugin.run import Controller, Run
-from pytest_aorta.report.markdown import headline
+from pytest_aorta.report.markdown import findings, headline
 from pytest_aorta.report.write import write_session_reports
 from pytest_aorta.session.record import TestRecord
 from tests.unit.builders import make_options, ran, replace
@@ -66,7 +66,7 @@ def test_lost_tests_are_in_the_markdown_but_alone_not_in_the_summary_of_the_job(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     write_session_reports(records, options, lost=[CRASHED])
     text = (tmp_path / "aorta.md").read_text()
-    assert text.startswith(f"## {headline([*records, CRASHED])}\n")
-    assert "1 of " in headline([*records, CRASHED])
+    assert text.startswith(f"## {headline(findings([*records, CRASHED]))}\n")
+    assert "1 of " in headline(findings([*records, CRASHED]))
     assert "worker 'gw1' crashed" in text
     assert (tmp_path / "step.md").exists() is is_in_summary

@@ -15,6 +15,7 @@ from pytest_aorta.report.markdown import (
     MAX_BYTES,
     MAX_COMMENT_BYTES,
     escaped,
+    findings,
     headline,
     markdown,
     preformatted,
@@ -74,8 +75,12 @@ ANY = st.text(max_size=60) | st.sampled_from(
 TEXTS = st.lists(ANY, min_size=1, max_size=6).map("".join)
 
 
+def rendered(records, max_bytes=MAX_BYTES, **known) -> str:
+    return markdown(findings(records, **known), max_bytes=max_bytes)
+
+
 def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only_counted():
-    text = markdown([GOOD, OPEN, FAILED])
+    text = rendered([GOOD, OPEN, FAILED])
     names = ("1 of 3 tests failed", "a.py::failed", "a.py::open", "<summary><code>a.py::failed")
     places = [text.index(name) for name in names]
     assert places == sorted(places)
@@ -97,20 +102,20 @@ def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only
     ],
 )
 def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, start):
-    assert f"## {headline(records)}".startswith(start)
-    assert markdown(records).startswith(start)
+    assert f"## {headline(findings(records))}".startswith(start)
+    assert rendered(records).startswith(start)
 
 
 @pytest.mark.parametrize(
     "row", [make_verdict(Outcome.NOT_APPLICABLE), make_verdict(Outcome.REGRESSION, is_expected=True)], ids=str
 )
 def test_verdict_that_does_not_apply_or_that_the_test_expects_is_not_a_finding(row):
-    assert not re.search(r"<details>|\|", markdown([make_record("a.py::good", [row])]))
+    assert not re.search(r"<details>|\|", rendered([make_record("a.py::good", [row])]))
 
 
 @pytest.mark.parametrize("outcome", [Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED])
 def test_finding_is_a_row_with_its_reason(outcome):
-    page = Page(markdown([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
+    page = Page(rendered([make_record("a.py::good", [make_verdict(outcome, detail="be<cause")])]))
     assert page.texts["td"][0] == "a.py::good"
     assert (page.texts["td"][1], page.texts["td"][-1]) == (outcome.value, "be<cause")
 
@@ -118,7 +123,7 @@ def test_finding_is_a_row_with_its_reason(outcome):
 def test_metrics_without_a_baseline_share_a_row_per_comparison():
     lacking = make_verdict(Outcome.MISSING, is_unrecorded=True, detail="no baseline")
     rows = [replace(lacking, metric=metric, case=case) for case in ("a::one", "a::two") for metric in ("x", "y", "z")]
-    page = Page(markdown([make_record("a.py::good", [*rows, replace(rows[0], is_unrecorded=False)])]))
+    page = Page(rendered([make_record("a.py::good", [*rows, replace(rows[0], is_unrecorded=False)])]))
     cells = page.texts["td"]
     assert [[cells[place], cells[place + 2]] for place in range(0, len(cells), 7)] == [
         ["a::one", "3 metrics"],
@@ -130,7 +135,7 @@ def test_metrics_without_a_baseline_share_a_row_per_comparison():
 
 def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
     repeated = ("--aorta-gpus=4", "-o", "aorta_progress=a b")
-    evidence, command = Page(markdown([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], repeated=repeated)).texts[
+    evidence, command = Page(rendered([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], repeated=repeated)).texts[
         "pre"
     ]
     assert evidence == "why <b>\n\n# x"
@@ -145,7 +150,7 @@ def test_command_is_quoted_for_a_shell(nodeid, repeated):
 @given(TEXTS, TEXTS, TEXTS)
 def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     record = make_record(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
-    page = Page(markdown([record], command=("pytest", failure), repeated=(nodeid,)))
+    page = Page(rendered([record], command=("pytest", failure), repeated=(nodeid,)))
     assert (page.wrong, page.open) == ([], [])
     assert set(page.tags) <= EXPECTED
     assert page.tags.count("details") == page.tags.count("table") == 1
@@ -161,6 +166,11 @@ def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
     assert "<" not in line
     plain = html.unescape(re.sub(r"\\([^a-zA-Z0-9\s])", r"\1", line.replace("&#8203;", "")))
     assert plain == printable(" ".join(text.split()))
+
+
+def test_escaped_text_is_neither_a_quick_action_nor_the_mark_of_a_success():
+    assert escaped("/merge") == "&#47;merge"
+    assert "\N{WHITE HEAVY CHECK MARK}" not in escaped("\N{WHITE HEAVY CHECK MARK} all passed")
 
 
 # What GitHub and GitLab make links of in text without any markup.
@@ -182,7 +192,7 @@ def test_references_and_addresses_are_text_wherever_they_stand(text):
         failure=text,
     )
     record = replace(record, comparisons=(*record.comparisons, compared("a", launch)))
-    page = Page(markdown([record], command=("pytest", text), repeated=(text,)))
+    page = Page(rendered([record], command=("pytest", text), repeated=(text,)))
     assert "a" not in page.tags
     # GitHub and GitLab look for links neither in code nor in preformatted text.
     inert = page.texts["code"] + page.texts["pre"]
@@ -203,7 +213,7 @@ def test_line_of_a_failure_can_not_be_a_quick_action_of_gitlab():
 @given(st.integers(0, 400), st.integers(600, 20_000))
 def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
     records = [make_record(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
-    text = markdown(records, max_bytes=limit)
+    text = rendered(records, max_bytes=limit)
     assert len(text.encode()) <= limit
     shown = text.count("\N{BUG}")
     assert shown == tests or f"\n... and {tests - shown} more findings\n" in text
@@ -213,7 +223,7 @@ def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests,
 @given(st.integers(1, 60), st.integers(0, 30_000), st.integers(2_000, MAX_COMMENT_BYTES))
 def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, limit):
     failed = [replace(FAILED, nodeid=f"a.py::{n}", comparisons=(), failure="<" * length) for n in range(tests)]
-    text = markdown(failed, command=("pytest", "x" * length), max_bytes=limit)
+    text = rendered(failed, command=("pytest", "x" * length), max_bytes=limit)
     assert len(text.encode()) <= limit
     page = Page(text)
     assert (page.wrong, page.open) == ([], [])
@@ -222,15 +232,15 @@ def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, li
 
 
 def test_evidence_that_is_cut_says_how_much():
-    text = markdown([replace(FAILED, failure="x" * 10_000)])
+    text = rendered([replace(FAILED, failure="x" * 10_000)])
     assert "x" * 8_000 in text
     assert "\n... and 2,000 more characters</pre>" in text
 
 
 def test_thousands_of_passed_verdicts_take_one_line():
     records = [replace(GOOD, nodeid=f"a.py::{'x' * 300}{n}") for n in range(5_000)]
-    assert len(markdown(records).splitlines()) == 3
-    assert len(markdown(records).encode()) < 200 < MAX_BYTES
+    assert len(rendered(records).splitlines()) == 3
+    assert len(rendered(records).encode()) < 200 < MAX_BYTES
 
 
 def measured(**changes) -> LaunchFacts:
@@ -245,7 +255,7 @@ def test_provenance_is_folded_and_lists_values_that_differ():
     record = replace(GOOD, comparisons=(first, reference))
     on_h200 = measured(environment={"torch": "2.13.0", "device_name": "NVIDIA H200"})
     other = replace(GOOD, comparisons=(compared("b", on_h200),))
-    page = Page(markdown([record, other], command=("pytest", "-k", "two words")))
+    page = Page(rendered([record, other], command=("pytest", "-k", "two words")))
     assert page.texts["summary"] == ["Measured: commit c0ffee00c0ff and changes, torch 2.13.0"]
     assert page.texts["li"] == [
         "commit: c0ffee00c0ff and changes",
@@ -259,7 +269,7 @@ def test_provenance_is_folded_and_lists_values_that_differ():
 
 def test_provenance_that_would_push_findings_out_is_left_out():
     record = replace(FAILED, comparisons=(compared("a", measured(branch="x" * 3_000)),))
-    text = markdown([record], max_bytes=2_000)
+    text = rendered([record], max_bytes=2_000)
     assert len(text.encode()) <= 2_000
     assert "Measured:" not in text
     assert "a.py::failed" in text

@@ -1,0 +1,1 @@
+"""Small scripts, written for this, with faults that were reported in public."""
