@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.data import provenance_values
-from pytest_aorta.session.record import Side, TestRecord, finding_groups, num_caught, totals
+from pytest_aorta.session.record import Side, TestRecord, caught_text, finding_groups, totals
 from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
@@ -81,15 +81,14 @@ def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> st
         (len(records) - len(final), "retried"),
     ]
     notes = "".join(f", {count} {text}" for count, text in doubts if count)
-    caught = num_caught(final)
-    seen = f", {counted(caught, 'regression')} caught by its test" if caught else ""
+    caught = "".join(f", {text}" for text in [caught_text(final)] if text)
     tests = counted(len(final), "test")
     if is_cut_short:
-        return f"{_FAILED} pytest-aorta: the run ended early, {failed} of {tests} failed until then{notes}{seen}"
+        return f"{_FAILED} pytest-aorta: the run ended early, {failed} of {tests} failed until then{notes}{caught}"
     if failed:
-        return f"{_FAILED} pytest-aorta: {failed} of {tests} failed{notes}{seen}"
+        return f"{_FAILED} pytest-aorta: {failed} of {tests} failed{notes}{caught}"
     symbol = _WARNING if notes or not passed else _PASSED
-    return f"{symbol} pytest-aorta: {passed} of {tests} passed{notes}{seen}"
+    return f"{symbol} pytest-aorta: {passed} of {tests} passed{notes}{caught}"
 
 
 def escaped(text: str) -> str:
