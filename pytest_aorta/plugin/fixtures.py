@@ -160,7 +160,7 @@ class LaunchingTests:
         A subtest's report carries the record so far, which nobody reads: see :func:`record_of`.
         """
         error = call.excinfo.value if call.excinfo else None
-        if isinstance(error, AortaError) and not item.config.getoption("fulltrace"):
+        if isinstance(error, AortaError) and not item.config.getoption("fulltrace", False):
             drop_frames(error)
         report = yield
         if isinstance(error, ComparisonFailed):

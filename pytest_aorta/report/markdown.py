@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 from pytest_aorta.common.model import Commit, Count, Model
 from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.data import provenance_values
-from pytest_aorta.session.record import Side, TestRecord, finding_groups, num_caught, totals
+from pytest_aorta.session.record import Side, TestRecord, caught_text, finding_groups, num_caught, totals
 from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
@@ -187,7 +187,7 @@ def headline(found: Findings, conclusion: str = "success") -> str:
         (found.retried, "retried"),
     )
     notes = "".join(f", {count} {text}" for count, text in doubts if count)
-    seen = f", {counted(found.caught, 'regression')} caught by its test" if found.caught else ""
+    seen = f", {caught_text(found.caught)}" if found.caught else ""
     tests = counted(found.tests, "test")
     if found.is_cut_short:
         return f"{_FAILED} pytest-aorta: the run ended early, {found.failed} of {tests} failed until then{notes}{seen}"

@@ -345,11 +345,15 @@ def num_caught(records: Sequence[TestRecord]) -> int:
     return sum(row.is_expected for record in records for row in record.verdicts)
 
 
+def caught_text(count: int) -> str:
+    """Return what a summary says of regressions that tests have caught; empty without any."""
+    return f"{counted(count, 'regression')} caught by {'its test' if count == 1 else 'their tests'}" if count else ""
+
+
 def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
     """Return the nonzero counts of caught regressions, new baselines and tests without a verdict."""
     comparisons = [comparison for record in final for comparison in record.comparisons]
     counts = (
-        (num_caught(final), "regression", "caught by its test"),
         (sum(comparison.new is not None for comparison in comparisons), "baseline", "measured"),
         (sum(record.compared_nothing for record in final), "test", "without a comparison"),
         (sum(record.failed_without_verdict for record in final), "test", "failed without a verdict"),
@@ -357,4 +361,5 @@ def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[
         (sum(record.is_skipped for record in final), "test", "skipped for lack of devices"),
         (len(records) - len(final), "attempt", "retried"),
     )
-    return [f"{counted(count, noun)} {rest}" for count, noun, rest in counts if count]
+    found = [f"{counted(count, noun)} {rest}" for count, noun, rest in counts if count]
+    return [*filter(None, [caught_text(num_caught(final))]), *found]
