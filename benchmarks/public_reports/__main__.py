@@ -121,7 +121,8 @@ def sound_row(case: Case, folder: Path) -> Row:
     if code:
         return Row(case, "none", seconds, f"init: exit code {code}: {said}", expected, False)
     outputs = ""
-    for options in (["--update-baselines"], []):
+    # With -v, a test that passes shows its notes.
+    for options in (["--update-baselines"], ["-v"]):
         code, output, added_s = run(folder, "pytest", LIMIT, *options)
         seconds += added_s
         outputs += output
