@@ -37,7 +37,7 @@ def markdown(
     command: Sequence[str] = (),
     argument_of: Callable[[str], str] = str,
     repeated: Sequence[str] = (),
-    is_cut_short: bool = False,
+    ended_by: str = "",
     max_bytes: int = MAX_BYTES,
 ) -> str:
     """Return the Markdown of a session in at most ``max_bytes`` of UTF-8; parts that do not fit are counted.
@@ -47,10 +47,11 @@ def markdown(
         command: Words of the command line, for the provenance.
         argument_of: Returns the argument that names a test to pytest, of its node id.
         repeated: Words that repeat the run's options in the command that reproduces a failure.
-        is_cut_short: True if the run was interrupted or pytest failed, so that tests may be missing.
+        ended_by: What ended the run before all tests had run, such as Ctrl-C; empty if nothing did.
         max_bytes: The limit.
     """
-    head = f"## {headline(records, is_cut_short=is_cut_short)}\n\n{escaped(totals(records))}\n"
+    ended = ([f"ended by {ended_by}"] if ended_by else []) + ([totals(records)] if records or not ended_by else [])
+    head = f"## {headline(records, is_cut_short=bool(ended_by))}\n\n{escaped('; '.join(ended))}\n"
     left = max_bytes - len(head.encode()) - 100
     foot = _provenance(records, command)
     if len(foot.encode()) > left // 4:
