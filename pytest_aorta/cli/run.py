@@ -180,7 +180,7 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
     if facts.late_steps:
         lines.append(f"overlap: {facts.late_steps}")
-    lines += filter(None, (facts.optimizers, facts.replicas))
+    lines += filter(None, (facts.optimizers, *map(str, facts.replicas[:1])))
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)
         lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")

@@ -133,7 +133,9 @@ MARKERS = {
     "overlap": _Marker(
         "overlap", "the test measures how communication overlaps with compute", _nothing, "measures_overlap"
     ),
-    "numerics": _Marker("numerics", "the test compares weights, losses or gradients bit for bit", _nothing),
+    "numerics": _Marker(
+        "numerics", "the test compares weights, losses or gradients bit for bit", _nothing, "compares_numbers"
+    ),
     "world": _Marker(
         "world(size=2, device='any', nodes=1, warm=None, simulated=False)",
         "ranks to launch, one per device; size is an integer, or 'all' for all devices of this run; device is 'any', "

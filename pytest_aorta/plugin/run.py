@@ -131,7 +131,7 @@ class Controller:
         # Worker and node id -> index of the last record. In xdist's mode `each`, every worker runs every test.
         self.latest: dict[tuple[str, str], int] = {}
         self.failed: set[str] = set()
-        self.is_interrupted = False
+        self.ended_by = ""
         self.has_collection_error = False
         if run.options.markdown is not None:
             # They can't be taken for those of this run if the process is killed. Errors are reported by the writer.
@@ -139,9 +139,13 @@ class Controller:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
 
-    def pytest_keyboard_interrupt(self) -> None:
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Note Ctrl-C or ``pytest.exit``, which can give the run any exit status."""
-        self.is_interrupted = True
+        self.ended_by = f"pytest.exit: {excinfo.value}" if excinfo.errisinstance(pytest.exit.Exception) else "Ctrl-C"
+        if self.run.options.update_baselines:
+            self.run.notes.append(
+                f"recording was ended by {self.ended_by}; run it again for the tests that had not ended"
+            )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep a record of a file with an error."""
@@ -229,10 +233,9 @@ class Controller:
 
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
-        is_cut_short = self.is_interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR
-        reported, has_reports = write_session_reports(
-            run.records, run.options, lost=run.lost, is_cut_short=is_cut_short
-        )
+        is_broken = exitstatus == pytest.ExitCode.INTERNAL_ERROR
+        ended_by = self.ended_by or ("an internal error" if is_broken else "")
+        reported, has_reports = write_session_reports(run.records, run.options, lost=run.lost, ended_by=ended_by)
         notes, has_baselines = write_new_baselines(run.records, run.passed_ids, run.options)
         good = has_reports and has_baselines
         run.notes += [*notes, *reported]

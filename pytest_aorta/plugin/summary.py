@@ -1,6 +1,5 @@
 """The section ``aorta`` of pytest's terminal summary: verdicts and durations."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,8 +30,10 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
     hidden = sum(len(_new(record, record.notes)) for record in records if not _has_finding(record))
     hint = f" [-v for {counted(hidden, 'note')}]" if hidden and not verbosity else ""
     line, most = totals(records), MAX_LINE - len(hint)
-    if len(line) > most:  # the reasons of what was not compared are in the rows
-        line = brief(re.sub(r" \(.*?\)", "", line), most)
+    if len(line) > most:  # the rows have the other reasons
+        line = totals(records, is_short=True)
+        # Beside a finding, what was not compared can wait.
+        line = brief(line, most) if any(map(_has_finding, records)) else line
     return [*lines, f"aorta: {line}{hint}"]
 
 

@@ -75,7 +75,7 @@ class Findings(Model, frozen=True):
         undecided: Number of tests with an inconclusive verdict.
         not_compared: Number of tests that launched and compared nothing.
         retried: Number of attempts that were retried.
-        is_cut_short: Whether the run was interrupted or pytest failed, so that tests may be missing.
+        ended_by: What ended the run before all tests had run, such as Ctrl-C; empty if nothing did.
         totals: One line that counts verdicts and launches.
         num_findings: Number of findings, of which ``findings`` has the first, the worst first.
         failures: The first failed tests.
@@ -91,7 +91,7 @@ class Findings(Model, frozen=True):
     undecided: Count
     not_compared: Count
     retried: Count
-    is_cut_short: bool
+    ended_by: _Value
     totals: _Value
     num_findings: Count
     findings: Annotated[tuple[Finding, ...], Meta(max_length=_MAX_FINDINGS)]
@@ -112,7 +112,7 @@ def findings(
     command: Sequence[str] = (),
     argument_of: Callable[[str], str] = str,
     repeated: Sequence[str] = (),
-    is_cut_short: bool = False,
+    ended_by: str = "",
 ) -> Findings:
     """Return what the Markdown of a session shows.
 
@@ -122,7 +122,7 @@ def findings(
         command: Words of the command line, for the provenance.
         argument_of: Returns the argument that names a test to pytest, of its node id.
         repeated: Words that repeat the run's options in the command that reproduces a failure.
-        is_cut_short: Whether tests may be missing.
+        ended_by: As in :class:`Findings`.
     """
     final = [record for record in records if not record.is_retried]
     rows = _rows(records)
@@ -136,8 +136,8 @@ def findings(
         undecided=sum(record.is_undecided for record in final),
         not_compared=sum(record.compared_nothing for record in final),
         retried=len(records) - len(final),
-        is_cut_short=is_cut_short,
-        totals=_cut(totals(records)),
+        ended_by=_cut(ended_by),
+        totals=_cut(totals(records)) if records or not ended_by else "",
         num_findings=len(rows),
         findings=tuple(_finding(*row) for row in rows[:_MAX_FINDINGS]),
         failures=tuple(
@@ -162,7 +162,8 @@ def markdown(found: Findings, *, max_bytes: int = MAX_BYTES, conclusion: str = "
         conclusion: How the job ended, as its CI says; the session of another job than ``success`` is no success.
         notice: A paragraph after the first line, as Markdown.
     """
-    head = f"## {headline(found, conclusion)}\n\n{notice}{escaped(found.totals)}\n"
+    ended = f"ended by {found.ended_by}" if found.ended_by else ""
+    head = f"## {headline(found, conclusion)}\n\n{notice}{escaped('; '.join(filter(None, [ended, found.totals])))}\n"
     left = max_bytes - len(head.encode()) - 100
     foot = _shown_provenance(found.provenance)
     if len(foot.encode()) > left // 4:
@@ -189,7 +190,7 @@ def headline(found: Findings, conclusion: str = "success") -> str:
     notes = "".join(f", {count} {text}" for count, text in doubts if count)
     seen = f", {caught_text(found.caught)}" if found.caught else ""
     tests = counted(found.tests, "test")
-    if found.is_cut_short:
+    if found.ended_by:
         return f"{_FAILED} pytest-aorta: the run ended early, {found.failed} of {tests} failed until then{notes}{seen}"
     if found.failed:
         return f"{_FAILED} pytest-aorta: {found.failed} of {tests} failed{notes}{seen}"

@@ -38,7 +38,7 @@ def require_packages() -> None:
 
 
 def write_session_reports(
-    records: Sequence[TestRecord], options: Options, *, lost: Sequence[TestRecord] = (), is_cut_short: bool = False
+    records: Sequence[TestRecord], options: Options, *, lost: Sequence[TestRecord] = (), ended_by: str = ""
 ) -> tuple[list[str], bool]:
     """Write the reports that the options and the environment ask for.
 
@@ -51,7 +51,7 @@ def write_session_reports(
         options: The options of the run.
         lost: The records of tests without a result, and of files that could not be collected. They are part of every
             report, but do not make a run one with launches, to whose CI step a summary is appended.
-        is_cut_short: Whether pytest ended before all tests had run.
+        ended_by: As in :func:`~pytest_aorta.report.markdown.markdown`.
     """
     shown = [*(launched := [record for record in records if record.is_reported]), *lost]
     found = findings(
@@ -60,7 +60,7 @@ def write_session_reports(
         command=options.command,
         argument_of=options.argument_of,
         repeated=options.repeated,
-        is_cut_short=is_cut_short,
+        ended_by=ended_by,
     )
     lines: list[str] = []
     errors: list[str] = []

@@ -30,7 +30,7 @@ from pytest_aorta.common.model import (
 )  # fmt: skip
 from pytest_aorta.plan.options import WRAPPERS, LauncherKind
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
-from pytest_aorta.result.series import SeriesFacts, described, diverged, series_facts
+from pytest_aorta.result.series import Parted, SeriesFacts, described, diverged, series_facts
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.profiled_steps import (
@@ -151,7 +151,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         costs: the costs of a step by the ranks that have them in common; empty if a rank counted none.
         series: the optimizers of an unedited script, in the order of their first steps.
         optimizers: a line on what the series measured; empty if there is nothing to say.
-        replicas: which replicas of parameters became different; empty if none did.
+        replicas: the replicas of parameters that became different.
     """
 
     recorded_at: UtcTime
@@ -187,7 +187,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     costs: list[CostsOfRanks] = field(default_factory=list)
     series: list[SeriesFacts] = field(default_factory=list)
     optimizers: str = ""
-    replicas: str = ""
+    replicas: list[Parted] = field(default_factory=list)
     command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Annotated, TypeAlias
 
@@ -106,7 +106,8 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
 
     Attributes:
         name: the optimizer with its model.
-        num_steps: number of steps, with those that were not timed.
+        num_steps: number of steps, with those that were not timed; the largest over ranks.
+        rank_steps: number of steps of each rank; empty if all have as many.
         is_main: whether the step times of the launch are those of this optimizer.
         collectives: calls of collectives in a timed step, the largest over ranks; None if unknown.
         p50_ms: the median of the timed steps' maxima over ranks; None without timed steps.
@@ -131,6 +132,16 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
     gradients: dict[Step, list[_OfRank]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     turns: list[Positive] = field(default_factory=list)
+    rank_steps: list[Positive] = field(default_factory=list)
+
+    @property
+    def steps(self) -> str:
+        """Return the number of steps as text, rank by rank if ranks differ."""
+        return (
+            f"{' and '.join(map(str, self.rank_steps))} steps by rank"
+            if self.rank_steps
+            else counted(self.num_steps, "step")
+        )
 
     def turn(self, step: int) -> int:
         """Return the place of a step in the order of all optimizers' steps; of step 0, that before the first step."""
@@ -142,7 +153,7 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
         """Return the name with the number of steps and of collectives."""
         calls = self.collectives and f"{self.collectives:.3g} collective{'s' * (self.collectives != 1)} a step"
         known = "" if calls is None else f", {calls or 'no collective'}"
-        return f"{self.name} ({counted(self.num_steps, 'step')}{known})"
+        return f"{self.name} ({self.steps}{known})"
 
     def with_every_step(self, hashed: SeriesFacts) -> SeriesFacts:
         """Return these facts with the hashes of a launch that computed the same, and hashed every step."""
@@ -184,7 +195,8 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
     names = sorted({name for weights in held for name in weights.names})[:_MOST_PARAMETERS]
     return SeriesFacts(
         name=" | ".join(dict.fromkeys(rank.name for rank in ranks)),
-        num_steps=max(rank.num_steps for rank in ranks),
+        num_steps=max(counts := [rank.num_steps for rank in ranks]),
+        rank_steps=counts if len({*counts}) > 1 else [],
         is_main=ranks[0].is_main,
         collectives=max(calls, default=None),
         p50_ms=float(f"{median(times[0]):.6g}") if times[0] else None,
@@ -237,17 +249,48 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_LISTED]) + more
 
 
-def diverged(ranks: Sequence[Sequence[Series]]) -> str:
-    """Return which replicas of parameters became different, and when; empty if none did.
+class Parted(Model, frozen=True):
+    """Replicas of parameters of one optimizer that became different in the same step.
+
+    Attributes:
+        series: the optimizer with its model.
+        parameter: the first of the parameters.
+        count: number of the parameters.
+        rank: the first rank that differs from rank 0.
+        step: the first hashed step after which they differ.
+        before: the hashed step before.
+        again: the last hashed step, if the parameters are equal after it; else None.
+    """
+
+    series: Text
+    parameter: str
+    count: Positive
+    rank: Positive
+    step: Count
+    before: Count
+    again: Count | None = None
+
+    def __str__(self) -> str:
+        """Return which replicas differ, and when."""
+        more = f" and {counted(self.count - 1, 'other')}" if self.count > 1 else ""
+        again = "" if self.again is None else f", and again {_when(self.again)}"
+        return (
+            f"replicas differ: {self.parameter}{more} of {self.series} on rank {self.rank} and on rank 0 "
+            f"{_when(self.step)}; they are equal {_when(self.before)}{again}"
+        )
+
+
+def diverged(ranks: Sequence[Sequence[Series]]) -> list[Parted]:
+    """Return which replicas of parameters became different, in the order of optimizers and steps.
 
     Parameters are replicas if their hashes are equal on all ranks in the first hashed step.
     """
     count = min(map(len, ranks)) if len(ranks) > 1 else 0
-    found = (_diverged(ranks[0][number].name, [series[number].weights for series in ranks]) for number in range(count))
-    return next(filter(None, found), "")
+    series = ((ranks[0][number].name, [series[number].weights for series in ranks]) for number in range(count))
+    return [parted for name, held in series for parted in _diverged(name, held)]
 
 
-def _diverged(name: str, held: Sequence[LocalWeights]) -> str:
+def _diverged(name: str, held: Sequence[LocalWeights]) -> Iterator[Parted]:
     steps = sorted(set.intersection(*({*weights.tensors} for weights in held)), key=int)
     by_step = {
         step: [dict(zip(weights.names, weights.tensors[step], strict=True)) for weights in held] for step in steps
@@ -260,14 +303,11 @@ def _diverged(name: str, held: Sequence[LocalWeights]) -> str:
     replicas = [parameter for parameter in held[0].names if steps and not other_ranks(parameter, steps[0])]
     for before, step in itertools.pairwise(steps):
         if different := [parameter for parameter in replicas if other_ranks(parameter, step)]:
-            more = f" and {counted(len(different) - 1, 'other')}" if len(different) > 1 else ""
+            replicas = [parameter for parameter in replicas if parameter not in different]
             is_passing = not any(other_ranks(parameter, steps[-1]) for parameter in different)
-            return (
-                f"replicas differ: {different[0]}{more} of {name} on rank {other_ranks(different[0], step)[0]} and on "
-                f"rank 0 {_when(step)}; they are equal {_when(before)}"
-                + (f", and again {_when(steps[-1])}" if is_passing else "")
-            )
-    return ""
+            again = int(steps[-1]) if is_passing else None
+            rank = other_ranks(different[0], step)[0]
+            yield Parted(name, different[0], len(different), rank, int(step), int(before), again)
 
 
 def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFacts]) -> str:

@@ -42,7 +42,7 @@ from pytest_aorta.result.trace.merged import merge_run, traces_note
 from pytest_aorta.session.record import LaunchNote, RunningTest
 from pytest_aorta.session.search import Bisection
 from pytest_aorta.verdict.bitwise import HASH_OPERATORS_STEP, locate_non_finite, read_all_operators
-from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.metrics import NUMBERS, Tolerance
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class TestSpec:
         tolerances: Metric -> the change that a marker allows.
         timeout_s: Time limit of one launch, in seconds; None for the limit of the options.
         measures_overlap: Whether the test measures overlap, which needs the host exclusively.
+        compares_numbers: Whether the test is about weights, losses and gradients.
     """
 
     __test__ = False
@@ -61,6 +62,12 @@ class TestSpec:
     tolerances: dict[str, Tolerance] = field(default_factory=dict)
     timeout_s: float | None = None
     measures_overlap: bool = False
+    compares_numbers: bool = False
+
+    @property
+    def marked(self) -> dict[str, Tolerance]:
+        """Return the tolerances of all metrics that a marker asks for."""
+        return (NUMBERS if self.compares_numbers else {}) | self.tolerances
 
 
 # How long a test waits for devices that other tests hold.

@@ -18,7 +18,7 @@ import pytest
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.model import Model
-from pytest_aorta.common.text import counted, duration
+from pytest_aorta.common.text import brief, counted, duration
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewLaunches
@@ -312,10 +312,11 @@ def finding_text(rows: Sequence[Verdict]) -> str:
     return str(first) if len(rows) == 1 else f"{first.label.capitalize()}: {len(rows)} metrics, {first.reason}"
 
 
-def totals(records: Sequence[TestRecord]) -> str:
+def totals(records: Sequence[TestRecord], *, is_short: bool = False) -> str:
     """Return one line on a run: tests that launched, findings, unchanged metrics, what was not compared, launches.
 
-    Counts that are 0 are left out. For a retried attempt, only the attempt and its launches count.
+    Counts that are 0 are left out. For a retried attempt, only the attempt and its launches count. A short line has no
+    reasons but those that differ from the other side.
     """
     final = [record for record in records if not record.is_retried]
     rows = [row for record in final for row in record.verdicts]
@@ -331,8 +332,12 @@ def totals(records: Sequence[TestRecord]) -> str:
     parts += [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
     if rows:
         parts.append(f"{counted(sum(row.outcome is Outcome.PASS for row in rows), 'metric')} unchanged")
-    if reasons := Counter(str(row.not_applicable) for row in rows if row.outcome is Outcome.NOT_APPLICABLE):
-        parts.append(f"{reasons.total()} not compared ({', '.join(reasons)})")
+    if absent := [row for row in rows if row.outcome is Outcome.NOT_APPLICABLE]:
+        elsewhere = [row for row in absent if row.is_elsewhere]
+        names = brief(", ".join(dict.fromkeys(row.metric for row in elsewhere)), 40)
+        reasons = [f"{names}: {brief(elsewhere[0].detail, 80)}"] if elsewhere else []
+        reasons += [] if is_short else dict.fromkeys(str(row.not_applicable) for row in absent if not row.is_elsewhere)
+        parts.append(f"{len(absent)} not compared" + (f" ({', '.join(reasons)})" if reasons else ""))
     parts += _others(final, records)
     if not launches:
         return ", ".join(["no test launched", *parts[1:]])

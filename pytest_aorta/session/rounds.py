@@ -143,12 +143,14 @@ class Repeated:
         commit: The commit that last changed the baseline, shortened, how long ago, and whether the file has been
             deleted since; empty without one.
         has_later: Whether other commits followed.
+        is_recording: Whether the test records its baseline.
     """
 
     test: str
     options: Sequence[str] = ()
     commit: tuple[str, ...] = ()
     has_later: bool = False
+    is_recording: bool = False
 
     def command(self, *words: str) -> str:
         """Return the command that runs the test again, with further options."""
@@ -188,7 +190,8 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     lines = [row.headline for row in others]
     if not failing:
         none = "no metric has a tolerance, and the launch has no weight hash; name one in a marker"
-        lines = [f"Nothing compared: {', '.join(row.metric for row in rows) or none}"]
+        what = "Not recorded, since nothing would be compared" if again and again.is_recording else "Nothing compared"
+        lines = [f"{what}: {', '.join(row.metric for row in rows) or none}"]
     if others and failing and comparison.suspect is not None and metric_of(others[0].metric).kind is MetricKind.TIMING:
         lines[0] += f", suspect rank {comparison.suspect}"
     if unrecorded:
@@ -197,7 +200,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     facts += _labelled(comparison)
     if version := next((row.reference.name for row in rows if row.is_by_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
-    elif comparison.baseline:
+    elif comparison.baseline and not (again and again.is_recording):
         facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
     if again is not None:
         facts += _commands(comparison, rows, again)
@@ -247,6 +250,8 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
         yield "confirm", again.command(f"--aorta-ab={again.commit[0] if again.commit else 'HEAD'}")
     elif Outcome.INCONCLUSIVE in outcomes:
         yield "confirm", again.command("--aorta-max-launches=12")
+    if is_stored and version is None and any(row.is_elsewhere for row in present):
+        yield "compare", again.command("--aorta-ab=python:PATH")
     good = version or (again.commit[0] if again.commit else "")
     is_bisectable = again.has_later if version is None else version != "HEAD" and not version.startswith(PYTHON_PREFIX)
     if Outcome.REGRESSION in outcomes and is_stored and good and is_bisectable:
@@ -254,7 +259,9 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     if is_stored and (outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}):
         yield "accept", again.command(*_RECORD_AGAIN)
     elif any(row.remedy for row in rows):
-        yield "accept", again.command("--update-baselines")
+        if replaces := any(row.has_other_steps for row in rows):
+            yield "note", "if the other number of steps is intended, replace what was recorded:"
+        yield "accept", again.command(*(_RECORD_AGAIN if replaces else _RECORD_AGAIN[:1]))
     elif is_stored and (remedy := next((how for reason, how in _REMEDIES.items() if reason in reasons), None)):
         label, text, words = remedy
-        yield label, text + (again.command(*words) if words else "")
+        yield label, text + (again.command(*(_RECORD_AGAIN[:1] if again.is_recording else words)) if words else "")

@@ -56,7 +56,7 @@ class WorkloadRunner:
         self._launcher = launcher = world.launcher
         self._session = launcher.session
         self._options = launcher.session.options
-        self._marked = launcher.spec.tolerances
+        self._marked = launcher.spec.marked
         self._test = launcher.test
         fail_on = self._options.fail_on
         self._fail_on = frozenset(Outcome[word.name] for word in fail_on - {FailOn.MARKED_INCONCLUSIVE})
@@ -353,6 +353,11 @@ class WorkloadRunner:
         first = Baseline(comparison.case, test, result.platform, result.workload, result.config, launches)
         learning = learn(first, self._marked, self._defaults(result), self._options)
         learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
+        compared = comparison.replace(rows=learned.verdicts.rows)
+        if self._options.fail_on and compared.compared_nothing:  # as the comparison with this baseline would fail
+            self._test.compared(comparison)
+            again = Repeated(self._options.argument_of(test), self._options.repeated, is_recording=True)
+            raise ComparisonFailed(comparison_text(compared, [], again))
         hashed = self._refuse_varying(comparison.case, result, is_alone=len(learned.new.baseline.launches) == 1)
         new = learned.new if hashed is None else _with_every_step(learned.new, launch_facts(hashed))
         self._test.compared(comparison.replace(new=new, detection=learned.detection))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -14,8 +14,10 @@ from msgspec import Meta, field
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.files import locked, raised_as, read_json, slug, write_text
 from pytest_aorta.common.model import Model, Platform, Positive, Text, convert, to_builtins
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.metrics import METRICS, metric_of, own_metrics
 
 SCHEMA_VERSION = 5
 MAX_BYTES = 4 << 20
@@ -25,7 +27,7 @@ LOCK_FILE = ".lock"
 _LEVELS = 4
 # What describes a launch alone: a comparison uses it of the launches under test, never of those of a baseline.
 _DIAGNOSTICS = (
-    "step_time_growth", "memory_growth", "most_exposed_rank", "critical_rank", "late_steps", "optimizers", "replicas",
+    "step_time_growth", "memory_growth", "most_exposed_rank", "critical_rank", "late_steps", "optimizers",
 )  # fmt: skip
 
 RevisionText: TypeAlias = Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}$")]
@@ -58,6 +60,8 @@ class Baseline(Model, frozen=True):
         launches: in the order of recording; only the last revision has center launches.
         forced: revision -> the reason that was given for recording launches that were too noisy.
         left_out: metrics that are not compared, because the center launches are too noisy for them -> the reason.
+        measured: metrics that every center launch had when it was recorded -> the least number of their values. Empty
+            in files of earlier versions.
     """
 
     case: Text
@@ -68,6 +72,7 @@ class Baseline(Model, frozen=True):
     launches: Annotated[tuple[StoredLaunch, ...], Meta(min_length=1, max_length=MAX_LAUNCHES)]
     forced: dict[RevisionText, Text] = field(default_factory=dict)
     left_out: dict[Text, Text] = field(default_factory=dict)
+    measured: dict[Text, Positive] = field(default_factory=dict)
     schema_version: Literal[5] = 5
 
     def of_launches(self, launches: Iterable[LaunchFacts]) -> Baseline:
@@ -158,6 +163,13 @@ def _checked(document: Any, name: str) -> Baseline:
     if {stored.revision for stored in launches if stored.center} != {revisions[-1]}:
         problem = f"center launches are allowed and required in the last revision only, {revisions[-1]}"
         raise BaselineError(f"{name}: $.launches: {problem}")
+    present = num_measured(baseline.center_launches)
+    for metric, recorded in baseline.measured.items():
+        if (now := present.get(metric, 0)) < recorded:
+            raise BaselineError(
+                f"{name}: $.launches: {metric} has {counted(now, 'value')}, {recorded} were recorded, so a part of the "
+                f"file is gone; restore the file, or delete it and record the baseline again"
+            )
     for number, stored in enumerate(launches):
         place, facts = f"{name}: $.launches[{number}].facts", stored.facts
         if not facts.step_time_ms["p50"] > 0:
@@ -165,6 +177,13 @@ def _checked(document: Any, name: str) -> Baseline:
         if facts.device not in (kinds := [kind.value for kind in DeviceKind]):
             raise BaselineError(f"{place}.environment.device: got {facts.device!r}, allowed is one of {kinds}")
     return baseline
+
+
+def num_measured(launches: Sequence[LaunchFacts]) -> dict[str, int]:
+    """Return the metrics that every launch has -> the least number of their values over the launches."""
+    names = [*METRICS, *own_metrics(launches[0])]
+    found = {name: min(map(metric_of(name).num_values, launches)) for name in names}
+    return {name: number for name, number in found.items() if number}
 
 
 @contextmanager
@@ -194,6 +213,8 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     path = baseline.path(folder)
     read_baseline(folder, baseline.platform, baseline.case)
     document = to_builtins(baseline)
+    if not baseline.measured:  # as earlier versions wrote it
+        del document["measured"]
     _checked(document, f"{path}: not written")
     if problem := outside(folder, path.parent):
         raise BaselineError(f"{path}: not written: {problem}")

@@ -149,7 +149,10 @@ def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: 
     def verdict(outcome: Outcome, detail: str, shown: int | None = None, **reason: Any) -> Verdict:
         """Return a verdict that shows the values of step ``shown``."""
         value, other = (None, None) if shown is None else (here[shown], there[shown])
-        return Verdict(case, row.name, outcome, value, other, None, _EXACT, _REFERENCE, detail=detail, **reason)
+        return Verdict(
+            case=case, metric=row.name, outcome=outcome, value=value, baseline=other, delta=None, tolerance=_EXACT,
+            reference=_REFERENCE, detail=detail, **reason,
+        )  # fmt: skip
 
     for side, result, held in (("candidate", candidate, here), ("reference", reference, there)):
         if absent := [step for step in range(1, steps + 1) if step not in held]:

@@ -23,7 +23,7 @@ from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.rows import STALE, Row, has_costs, is_reproducible, other_machine, other_versions
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict
 
 _MOST_NAMED, _MOST_PLACES = 6, 4
 # A cost whose parts have the places of those of another one.
@@ -214,16 +214,25 @@ class _Point:
 def judge_curves(row: Row, curve: Curve) -> Verdict:
     """Return the verdict on the values of all optimizers, by step and rank."""
     here, there = ([_points(launch, curve) for launch in side] for side in (row.launches, row.others))
-    baseline = row.metric.measure(row.others[-1])
-    if lost := there[-1].keys() - here[-1].keys():
-        detail = f"the launch has no {row.metric.name} of {_first(lost, row)}; {_optimizers(row)}"
-        return row.missing(Missing.CANDIDATE_VALUE, detail, baseline=baseline)
-    if added := here[-1].keys() - there[-1].keys():
-        detail = f"the {row.reference} has no {row.metric.name} of {_first(added, row)}; {_optimizers(row)}"
-        return row.missing(Missing.BASELINE_VALUE, detail, baseline=baseline)
+    shared = set(there[-1]).intersection(*here, *there)
+    lost, added = there[-1].keys() - shared, here[-1].keys() - shared
+    verdict = _judge_points(row, *([{at: points[at] for at in shared} for points in side] for side in (here, there)))
+    if not lost and not added:
+        return verdict
+    if verdict.outcome is Outcome.REGRESSION:
+        return verdict.replace(detail=f"{verdict.detail}; {_optimizers(row)}")
+    side, part = ("launch", Missing.CANDIDATE_VALUE) if lost else (row.reference, Missing.BASELINE_VALUE)
+    detail = f"the {side} has no {row.metric.name} of {_first(lost or added, row)}; {_optimizers(row)}"
+    return row.missing(part, detail, baseline=verdict.baseline)
+
+
+def _judge_points(row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]]) -> Verdict:
+    """Return the verdict on the values that all launches have."""
     num_steps = len({(point.series, point.step) for point in there[-1]})
-    known: dict[str, Any] = {"value": row.value, "baseline": baseline}
-    is_exact = row.tolerance.is_exact or (row.tolerance.origin is Origin.DEFAULT and _are_bits_known(row, there))
+    known: dict[str, Any] = {"value": row.value, "baseline": row.metric.measure(row.others[-1])}
+    do_repeat = row.tolerance.origin is not Origin.MARKER and _do_bits_repeat(row, there)
+    other = next(filter(None, (other_machine(launch, row.others[-1]) for launch in row.launches)), "")
+    is_exact = row.tolerance.is_exact or (do_repeat and not other)
     if is_exact:
         known["tolerance"] = row.tolerance.replace(value=None)
     if all(points == there[-1] for points in (*here, *there)):
@@ -233,7 +242,12 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
             return row.verdict(Outcome.PASS, **known)
         detail, value, recorded = first
         return row.verdict(Outcome.REGRESSION, detail=detail, **known | {"value": value, "baseline": recorded})
-    return _judge_steps(row, here, there, known)
+    verdict = _judge_steps(row, here, there, known)
+    if not do_repeat or verdict.outcome is not Outcome.PASS:
+        return verdict
+    if row.tolerance.origin is Origin.NUMERICS:
+        return row.not_applicable(NotApplicable.ENVIRONMENT, other, baseline=known["baseline"])
+    return verdict.replace(detail=f"{verdict.detail}; not compared bit for bit, {other}")
 
 
 def _points(launch: LaunchFacts, curve: Curve) -> dict[_Point, float]:
@@ -257,18 +271,14 @@ def _first(points: set[_Point], row: Row) -> _Point:
 
 def _optimizers(row: Row) -> str:
     sides = [(side[-1], word) for side, word in ((row.launches, "the launch"), (row.others, f"the {row.reference}"))]
-    counts = [
-        f"{word} has {', '.join(f'{one.num_steps} steps of {one.name}' for one in side.series)}" for side, word in sides
-    ]
+    counts = [f"{word} has {', '.join(f'{one.steps} of {one.name}' for one in side.series)}" for side, word in sides]
     return brief("; ".join(counts), 300)
 
 
-def _are_bits_known(row: Row, there: Sequence[Mapping[_Point, float]]) -> bool:
-    """Return whether equal code computes equal bits: recorded launches did, or weights are compared so."""
-    launches = (*row.launches, *row.others)
-    is_one_machine = not any(other_machine(launch, row.others[-1]) for launch in row.launches)
+def _do_bits_repeat(row: Row, there: Sequence[Mapping[_Point, float]]) -> bool:
+    """Return whether equal code computes equal bits on one machine: recorded launches did, or weights are compared."""
     do_repeat = all(points == there[0] for points in there) if len(there) > 1 else bool(row.others[-1].weight_hashes)
-    return is_one_machine and do_repeat and all(map(is_reproducible, launches))
+    return do_repeat and all(map(is_reproducible, (*row.launches, *row.others)))
 
 
 def _first_other(
@@ -321,6 +331,9 @@ def _judge_steps(
     return row.verdict(Outcome.REGRESSION, detail=detail, **known | {"value": value, "baseline": center[first]})
 
 
-def series_notes(launches: Sequence[LaunchFacts]) -> list[str]:
-    """Return what was measured, and which replicas differ."""
-    return list(dict.fromkeys(filter(None, (text for one in launches for text in (one.optimizers, one.replicas)))))
+def series_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
+    """Return what was measured, and which replicas differ that did not on the other side."""
+    usual = [parted for one in others for parted in one.replicas]
+    measured = [one.optimizers for one in launches if one.optimizers]
+    new = [next((str(parted) for parted in one.replicas if parted not in usual), "") for one in launches]
+    return list(dict.fromkeys(filter(None, (*measured, *new))))

@@ -10,7 +10,17 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import costs_notes, judge_costs, judge_curves, series_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
-from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, metric_of, middle
+from pytest_aorta.verdict.metrics import (
+    METRICS,
+    Metric,
+    MetricKind,
+    Origin,
+    Tolerance,
+    Value,
+    check_compared,
+    metric_of,
+    middle,
+)
 from pytest_aorta.verdict.noise import (
     RESET,
     Priors,
@@ -22,7 +32,15 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import Row, choose_tolerances, has_costs, other_setup, profiled, without_costs
+from pytest_aorta.verdict.rows import (
+    Row,
+    choose_tolerances,
+    has_costs,
+    other_setup,
+    other_steps,
+    profiled,
+    without_costs,
+)
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
@@ -50,7 +68,7 @@ class _Comparison(ABC):
             row = Row(self.case, metric_of(name, tolerance.direction), tolerance, reference, launches, others, count)
             rows.append((decided or {}).get(name) or self._judge(row))
         notes, suspect = notes_on(rows, launches, others, side)
-        notes += (*costs_notes(launches, others, side), *series_notes(launches))
+        notes += (*costs_notes(launches, others, side), *series_notes(launches, others))
         return Verdicts(self.case, tuple(rows), notes, suspect)
 
     def _judge_measured(
@@ -75,6 +93,19 @@ class _Comparison(ABC):
         if decision.outcome is Outcome.INCONCLUSIVE:
             detail = self._undecided(row, decision.launches)
         return row.by_decision(decision, center, detail)
+
+    def _judge_equal_steps(self, row: Row, max_launches: int, detail: str) -> Verdict:
+        """Return the verdict if the numbers of measured steps differ, which ``detail`` says.
+
+        A change of what a step costs, or of a step that both sides have, can be the cause of the other number.
+        """
+        metric = row.metric
+        if metric.kind is MetricKind.COUNT or metric.curve or metric.by_step:
+            found = self._judge_measured(row, row.launches, row.others, max_launches)
+            if found.outcome is Outcome.REGRESSION:
+                return found
+        is_stored = row.reference.kind is not ReferenceKind.AB
+        return row.missing(Missing.BASELINE, detail, is_unrecorded=is_stored, has_other_steps=is_stored)
 
     @abstractmethod
     def _judge(self, row: Row) -> Verdict:
@@ -171,6 +202,8 @@ class StoredComparison(_Comparison):
             return row.missing(Missing.BASELINE, "no baseline", is_unrecorded=True)
         if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
             return row.missing(Missing.BASELINE, detail, is_unrecorded=True)
+        if detail := other_steps(launches, center[-1]):
+            return self._judge_equal_steps(row, self.max_launches, detail)
         if (noise := self.baseline.left_out.get(metric.name)) and not row.tolerance.is_exact:
             return row.not_applicable(NotApplicable.NOISY, f"left out when recorded: {noise}")
         if found := row.unprofiled(launches, center):
@@ -248,8 +281,10 @@ class PairedComparison(_Comparison):
     def _judge(self, row: Row) -> Verdict:
         metric, candidates, references = row.metric, row.launches, row.others
         both = [*candidates, *references]
-        if found := row.under_profiler(both) or row.of_other_steps():
+        if found := row.under_profiler(both):
             return found
+        if detail := other_steps(candidates, references[-1], is_ab=True):
+            return self._judge_equal_steps(row, self.max_pairs, detail)
         if found := row.unprofiled(candidates, references) or row.unprofiled(references, candidates):
             return found
         if len(both) >= 2 * self.max_pairs:

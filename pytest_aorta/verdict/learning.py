@@ -11,12 +11,19 @@ from msgspec import field
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
 from pytest_aorta.result.facts import LaunchFacts, growth
-from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
+from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, num_measured, read_baseline
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
-from pytest_aorta.verdict.rows import applicable, is_not_profiled_again, not_profiled, other_setting, other_setup
+from pytest_aorta.verdict.rows import (
+    applicable,
+    is_not_profiled_again,
+    not_profiled,
+    other_setting,
+    other_setup,
+    other_steps,
+)
 from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.variance import Estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
@@ -63,7 +70,8 @@ class NewLaunches(Model, frozen=True):
         old = read_baseline(folder, new.platform, new.case)
         priors = platform_priors(folder, new.platform, new.launches[-1].facts.device, new.case)
         known = old and old.replace(config={**self.defaults, **old.config})
-        return merged(known, new, self.marked, priors, self.fresh).without_diagnostics()
+        stored = merged(known, new, self.marked, priors, self.fresh).without_diagnostics()
+        return stored.replace(measured=num_measured(stored.center_launches))
 
 
 def merged(
@@ -72,7 +80,7 @@ def merged(
     """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
     A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the workload, the
-    config, a choice of setup() or the number of measured steps changed. Appended launches never count for the center.
+    config or a choice of setup() changed. Appended launches never count for the center.
 
     Raises:
         BaselineError: The new launches are not shown to equal the center, so appending them could hide a change.
@@ -85,8 +93,9 @@ def merged(
         present = [stored.replace(revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
         return _fitted(new.replace(launches=(*past, *present), forced=forced))
-    if settings := other_setting(old.center_launches[-1], facts):
-        raise BaselineError(_refusal(new.case, settings, can_settle=False))
+    recorded = old.center_launches[-1]
+    if different := other_setting(recorded, facts) or other_steps(facts, recorded):
+        raise BaselineError(_refusal(new.case, [different], can_settle=False))
     if rows := _differences(old, new, marked, priors):
         can_settle = len(facts) < _MANY and not any(map(_is_settled, rows))
         raise BaselineError(_refusal(new.case, rows, can_settle=can_settle))

@@ -54,6 +54,8 @@ class Origin(StrEnum):
     """The table of metrics."""
     MARKER = "marker"
     """A marker, or an option of the command."""
+    NUMERICS = "numerics"
+    """The table of metrics, and the marker ``numerics`` asks for the metric if a launch has it."""
     COMPARE = "compare"
     """Exactness, because ``workload.compare`` names the metric."""
     UNDECLARED = "undeclared"
@@ -131,6 +133,16 @@ class Metric:
     def worse(self) -> int:
         """Return 1 if a larger value is worse, else -1."""
         return -1 if self.direction is Direction.HIGHER else 1
+
+    def num_values(self, facts: LaunchFacts) -> int:
+        """Return the number of values of a launch: those of each step and rank, if they are compared one by one."""
+        if self.by_step is not None:
+            return len(self.by_step(facts))
+        if self.curve is not None:
+            return sum(len(rank) for series in facts.series for rank in self.curve(series))
+        if self.cost is not None:
+            return len(by_rank(facts.costs, self.cost) or ())
+        return int(self.measure(facts) is not None)
 
     def parse_tolerance(self, given: object) -> Tolerance:
         """Parse a marker's value: a change such as ``"2%"`` on this metric's scale, or ``"exact"``.
@@ -233,8 +245,8 @@ def _hashes_by_step(facts: LaunchFacts) -> dict[int, str]:
     return {int(step): value for step, value in facts.weight_hashes.items()}
 
 
-_TIME, _MEMORY, _COUNT, _NUMERIC, _ = MetricKind
-_LOWER, _HIGHER, _EXACT = Direction
+_TIME, _MEMORY, _COUNT, _NUMERIC = MetricKind.TIMING, MetricKind.MEMORY, MetricKind.COUNT, MetricKind.NUMERIC
+_LOWER, _HIGHER, _EXACT = Direction.LOWER, Direction.HIGHER, Direction.EXACT
 _POINTS, _OF_STEP = Scale.POINTS, Scale.OF_STEP
 
 _ROWS = (
@@ -311,6 +323,12 @@ _ROWS = (
     ),
 )  # fmt: skip
 METRICS = {row.name: row for row in _ROWS}
+# What the marker ``numerics`` asks for.
+NUMBERS = {
+    row.name: row.default.replace(origin=Origin.NUMERICS)
+    for row in _ROWS
+    if row.kind is MetricKind.NUMERIC and row.default is not None
+}
 # Sign of the change by which a metric of a workload or script may get worse.
 _SIGNS = {Direction.LOWER: "+", Direction.HIGHER: "-"}
 _SIGN_NEEDED = (

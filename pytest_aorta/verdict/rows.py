@@ -54,7 +54,7 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
-    These are the metrics that a marker names, and the metrics with a default tolerance that any launch has. Other
+    These are the metrics that a tolerance names, and the metrics with a default tolerance that any launch has. Other
     metrics that the workload or script records are compared for presence if there is a launch to compare with. The
     launch under test is the first of ``facts``. In a simulated world, which has no times and no numbers, only costs are
     left.
@@ -63,7 +63,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
         SpecError: A marker names a metric that needs more steps than the launch under test has, or a launch in a
             simulated world has no cost.
     """
-    chosen = dict(marked)
+    chosen = {name: tolerance for name, tolerance in marked.items() if tolerance.origin is not Origin.NUMERICS}
     num_steps = facts[0].num_steps
     for name in marked:
         if num_steps < (least := metric_of(name).min_steps):
@@ -80,7 +80,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
         if metric.only_on_gpus and facts[0].device == "cpu":
             continue
         if name not in chosen and metric.default is not None and has_it:
-            chosen[name] = metric.default
+            chosen[name] = marked.get(name, metric.default)
     if len(facts) > 1:
         chosen |= {name: UNDECLARED for launch in facts for name in own_metrics(launch) if name not in chosen}
     left_out = NOT_SIMULATED if facts[0].simulated else ()
@@ -186,14 +186,14 @@ def other_settings(facts: LaunchFacts, recorded: LaunchFacts) -> str:
     return f"changed settings: {', '.join(changed)}" if changed else ""
 
 
-def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
+def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> str:
     """Return the first difference in launcher or environment; both change times and numbers without a code change."""
     for launch in launches:
         if launch.launcher != recorded.launcher:
-            return [f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"]
+            return f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"
         if difference := other_machine(launch, recorded) or other_settings(launch, recorded):
-            return [difference]
-    return []
+            return difference
+    return ""
 
 
 def _changes(facts: LaunchFacts, recorded: LaunchFacts, *, of_machine: bool) -> list[str]:
@@ -214,7 +214,8 @@ def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
     here, there = facts.environment, recorded.environment
     if None in (here.get("cublas"), there.get("cublas")):  # baselines of earlier versions lack this fact
         left_out.add("cublas")
-    return [key for key in sorted((here.keys() | there.keys()) - left_out) if here.get(key) != there.get(key)]
+    keys = sorted((here.keys() | there.keys()) - left_out, key=lambda key: (key != "torch", key))
+    return [key for key in keys if here.get(key) != there.get(key)]
 
 
 def _is_of_machine(key: str, facts: LaunchFacts, recorded: LaunchFacts) -> bool:
@@ -285,13 +286,17 @@ def _setting(config: dict[str, Any], key: str) -> str:
     return f"{key}={brief(repr(config[key]))}" if key in config else f"no key {key}"
 
 
-def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> int | None:
-    """Return the first number of measured steps that differs from that of ``recorded``, or None.
+def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts, *, is_ab: bool = False) -> str:
+    """Return text if a launch has another number of measured steps than that of the other side; else empty.
 
     A script can change its number of steps without a change of the config, and statistics over fewer steps hide slow
     steps.
     """
-    return next((facts.num_steps for facts in launches if facts.num_steps != recorded.num_steps), None)
+    found = next((facts.num_steps for facts in launches if facts.num_steps != recorded.num_steps), None)
+    if found is None:
+        return ""
+    there, here = ("the reference ran", "launch") if is_ab else ("the baseline was recorded with", "test has")
+    return f"{there} {counted(recorded.num_steps, 'measured step')}, the {here} {found}"
 
 
 def changed_choice(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
@@ -304,7 +309,7 @@ def other_setup(
 ) -> str | None:
     """Return why a baseline is not one of these launches, or None if it is.
 
-    The reason is another workload or script, config, choice of setup() or number of measured steps.
+    The reason is another workload or script, config or choice of setup().
     """
     before = "the baseline was recorded with"
     if baseline.workload != workload:
@@ -317,9 +322,7 @@ def other_setup(
         if key := changed_choice(facts, recorded):
             chosen, other = (side.environment.get(key) for side in (recorded, facts))
             return f"{before} {key}={chosen!r}, which setup chose, and a launch with {other!r}"
-    if (found := other_steps(launches, recorded)) is None:
-        return None
-    return f"{before} {counted(recorded.num_steps, 'measured step')}, the test has {found}"
+    return None
 
 
 def profiled(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
@@ -398,13 +401,6 @@ class Row:
             return None
         return self.not_applicable(NotApplicable.PROFILER, f"ranks ran under {found}, which slows them")
 
-    def of_other_steps(self) -> Verdict | None:
-        """Return the verdict for a launch with another number of measured steps than the A/B reference, or None."""
-        if (num_steps := other_steps(self.launches, self.others[-1])) is None:
-            return None
-        expected = counted(self.others[-1].num_steps, "measured step")
-        return self.missing(Missing.BASELINE, f"the reference ran {expected}, the launch {num_steps}")
-
     def late_hosts(self, launches: Sequence[LaunchFacts]) -> str:
         """Return text on the launches that have no value because their host was late; empty without any."""
         late = [detail for launch in launches if (detail := not_profiled(self.metric, launch))]
@@ -448,7 +444,10 @@ class Row:
         if lost := device or (lost_reproducibility(launches, last, side) if is_bitwise else None):
             remedy = "" if is_ab else f"; if this is intended, record the baseline again with {RESET}"
             return self.missing(Missing.CANDIDATE_VALUE, lost + remedy, baseline=known[-1])
-        if found := not_applicable(metric, self.tolerance, launches[0], last, side):
+        # Equal bits need no equal environment, but nothing asks for the others.
+        is_asked = is_ab and self.tolerance.is_exact and self.tolerance.origin is not Origin.DEFAULT
+        is_equal = is_asked and {*map(metric.measure, (*launches, *others))} == {known[-1]}
+        if not is_equal and (found := not_applicable(metric, self.tolerance, launches[0], last, side)):
             return self.not_applicable(
                 *found, baseline=None if metric.direction is Direction.EXACT else middle(metric, others)
             )
@@ -457,9 +456,11 @@ class Row:
             absent = f"the {side} has no {metric.name}" + (f": {reason}" if reason else "")
             return self.missing(Missing.BASELINE_VALUE, absent if is_ab else f"{absent}; record it again with {RESET}")
         if metric.by_step is not None:
-            here, there = max(metric.by_step(launches[-1])), max(metric.by_step(last))
-            if here != there:
-                detail = f"the last hash is that of step {here}, the {side}'s that of step {there}"
+            here, there = metric.by_step(launches[-1]), metric.by_step(last)
+            if max(here) != max(there):
+                detail = f"the last hash is that of step {max(here)}, the {side}'s that of step {max(there)}"
+                if different := _different_steps(here, there):
+                    return self._other_hash(different[0], launches[-1], last, detail)
                 return self.missing(Missing.CANDIDATE_VALUE, detail, baseline=known[-1])
         return None
 
@@ -477,17 +478,22 @@ class Row:
         for launch, other in itertools.product(self.launches, self.others):
             here, there = metric.by_step(launch), metric.by_step(other)
             if different := _different_steps(here, there):
-                first = different[0]
-                where = first_other_weights(launch.series, other.series) or f"after step {first}"
                 # With several optimizers, the last step is that of the one with most steps.
-                equal = f"; after the last step, {max(here)}, the weights are equal" if len(launch.series) < 2 else ""
-                return self._other_bits(here[first], there[first], launch, other, where + equal)
+                equal = f"after the last step, {max(here)}, the weights are equal" if len(launch.series) < 2 else ""
+                return self._other_hash(different[0], launch, other, equal)
         for launch in () if self.reference.is_variant else self.launches:  # variants of a test may hash different steps
             if lost := sorted(metric.by_step(self.others[-1]).keys() - metric.by_step(launch).keys()):
                 steps = f"{counted(len(lost), 'step')} for which the {self.reference} has one"
                 detail = f"the launch has no hash of {steps}: {brief(', '.join(map(str, lost)))}"
                 return self.missing(Missing.CANDIDATE_VALUE, detail, baseline=self.value)
         return self.verdict(Outcome.PASS, baseline=self.value)
+
+    def _other_hash(self, step: int, launch: LaunchFacts, other: LaunchFacts, further: str) -> Verdict:
+        """Return the regression of the first hash that differs, that of a step which both sides have."""
+        assert self.metric.by_step is not None
+        here, there = self.metric.by_step(launch), self.metric.by_step(other)
+        where = first_other_weights(launch.series, other.series) or f"after step {step}"
+        return self._other_bits(here[step], there[step], launch, other, "; ".join(filter(None, [where, further])))
 
     def _other_bits(
         self, value: Value, expected: Value, launch: LaunchFacts, other: LaunchFacts, where: str

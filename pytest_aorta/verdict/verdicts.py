@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from pytest_aorta.common.model import Model
 from pytest_aorta.verdict.metrics import Origin, Tolerance, Value, format_value, metric_of
+from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 
 
@@ -75,6 +76,8 @@ class NotApplicable(StrEnum):
 # Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
 _UNASKED = (Origin.DEFAULT, Origin.UNDECLARED)
 _ON_REQUEST = (NotApplicable.UNMARKED_CPU_TIMES, NotApplicable.NOT_REPRODUCIBLE, NotApplicable.UNDECLARED)
+# Reasons that a fact differs from the other side, so that nobody chose to leave the metric out.
+_DIFFERS = (NotApplicable.ENVIRONMENT, NotApplicable.VERSIONS)
 # The outcomes that a reader must know about, the most urgent first.
 FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
 # The label of a regression that its test has caught.
@@ -100,6 +103,7 @@ class Verdict(Model, frozen=True):
         launches: Number of the candidate's launches that were used.
         is_open: True if more launches could decide the outcome.
         is_unrecorded: True if no baseline is stored for the case with this config and number of steps.
+        has_other_steps: True if the baseline lacks this number of measured steps alone.
         is_expected: True for a regression whose error the test has caught, e.g. of a planted fault.
     """
 
@@ -119,6 +123,7 @@ class Verdict(Model, frozen=True):
     launches: int = 1
     is_open: bool = False
     is_unrecorded: bool = False
+    has_other_steps: bool = False
     is_expected: bool = False
 
     @property
@@ -147,9 +152,14 @@ class Verdict(Model, frozen=True):
         return self.not_applicable not in (None, NotApplicable.PROFILER)
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Return True if the metric was not compared because the versions or the device differ."""
+        return self.not_applicable in _DIFFERS
+
+    @property
     def is_refused(self) -> bool:
-        """Return True if a marker names the metric and it can't be compared. This always fails the test."""
-        return self.is_marked and self.is_left_out
+        """Return True if a marker asks for the metric and it can't be compared. This always fails the test."""
+        return self.is_left_out if self.is_marked else self.tolerance.origin is Origin.NUMERICS and self.is_elsewhere
 
     def is_one_of(self, outcomes: Collection[Outcome]) -> bool:
         """Return True if the outcome is in ``outcomes``, such as those of ``--aorta-fail-on``, and was requested."""
@@ -172,7 +182,7 @@ class Verdict(Model, frozen=True):
     def reason(self) -> str:
         """Return text with the version of an A/B reference, the explanation, and how to record a missing baseline."""
         version = f"A/B with {self.reference.name}" if self.is_by_ab and self.reference.name else ""
-        remedy = f"; {self.remedy} with --update-baselines" if self.remedy else ""
+        remedy = f"; {self.remedy}" if self.remedy else ""
         return ", ".join(filter(None, [version, self.detail])) + remedy
 
     @property
@@ -180,7 +190,9 @@ class Verdict(Model, frozen=True):
         """Return how to get a baseline if none applies; empty for any other verdict or kind of reference."""
         if not self.is_unrecorded or self.reference.kind is not ReferenceKind.BASELINE:
             return ""
-        return "record one" if self.reference.revision is None else "record it again"
+        if self.has_other_steps:
+            return f"if this is intended, replace it with {RESET}"
+        return f"record {'one' if self.reference.revision is None else 'it again'} with --update-baselines"
 
     def cells(self) -> tuple[str, ...]:
         """Return a row of a table: verdict, metric, both values, change, limit."""

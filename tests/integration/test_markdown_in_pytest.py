@@ -87,7 +87,18 @@ def test_run_that_a_test_ends_says_so_and_is_no_success_whatever_its_exit_code(p
         "def test_last(workload): workload.run('toy')\n"
     )
     assert project.run("--aorta-markdown=out.md").ret == (pytest.ExitCode.INTERRUPTED if code is None else code)
-    assert "the run ended early, 0 of 1 test failed until then" in (project.path / "out.md").read_text()
+    text = (project.path / "out.md").read_text()
+    assert "the run ended early, 0 of 1 test failed until then" in text
+    assert "ended by pytest.exit: the GPU is lost; 1 test, " in text
+
+
+def test_recording_that_a_test_ends_says_so_and_claims_nothing_of_launches(project):
+    project.one_test("workload.run('toy'); pytest.exit('enough', returncode=0)")
+    shows = "recording was ended by pytest.exit: enough; run it again for the tests that had not ended"
+    assert project.run("--aorta-markdown=out.md", "--update-baselines", shows=shows).ret == pytest.ExitCode.OK
+    text = (project.path / "out.md").read_text()
+    assert "the run ended early, 0 of 0 tests failed until then\n\nended by pytest.exit: enough\n" in text
+    assert "no test launched" not in text
 
 
 def test_interrupted_run_whose_file_can_not_be_written_is_still_interrupted(project):

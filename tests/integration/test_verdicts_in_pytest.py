@@ -1,3 +1,4 @@
+import json
 from xml.etree import ElementTree
 
 import pytest
@@ -160,12 +161,72 @@ def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded,
     result.stdout.fnmatch_lines(["E  *Missing: weight_hash, the launch has no weight_hash"])
 
 
-def test_not_applicable_verdict_fails_the_test_where_it_is_listed(recorded):
+def test_test_of_numbers_is_no_pass_with_another_torch_and_another_test_names_what_was_not_compared(recorded):
     recorded.plant(torch="2.12.0")
-    shows = ["aorta: 2 tests OK, 3 metrics unchanged, 2 not compared (other versions or device), 2 launches*"]
-    recorded.run(shows=shows, passed=2)
+    fact = "other environment: torch '2.11.0' -> '2.12.0'"
+    shows = [
+        "*_ test_weights _*",
+        f"E  *Not applicable: weight_hash, {fact}",
+        "E  *compare   pytest test_toy.py::test_weights --aorta-ab=python:PATH",
+        "E  *accept    pytest test_toy.py::test_weights --update-baselines --aorta-record=replace",
+        f"aorta: 1 of 2 tests failed, 3 metrics unchanged, 2 not compared (weight_hash: {fact[:30]}*",
+    ]
+    recorded.run(shows=shows, passed=1, failed=1)
+    total = f"aorta: 1 test OK, 1 metric unchanged, 1 not compared (weight_hash: {fact}), 1 launch*"
+    recorded.run("-k", "test_speed", shows=total, passed=1)
     strict = recorded.run("--aorta-fail-on=not-applicable", failed=2)
-    strict.stdout.fnmatch_lines(["E  *Not applicable: weight_hash, other environment: torch '2.11.0' -> '2.12.0'"])
+    strict.stdout.fnmatch_lines([f"E  *Not applicable: weight_hash, {fact}"])
+
+
+def test_equal_bits_in_an_ab_of_another_torch_are_a_pass_of_a_test_of_numbers(versioned):
+    versioned.one_test("workload.check(workload.run('toy'))", "@pytest.mark.numerics")
+    versioned.run("--update-baselines", passed=1)
+    versioned.plant(candidate={"torch": "2.12.0"})
+    versioned.run("--aorta-ab=HEAD", shows="aorta: 1 test OK, *", passed=1)
+    versioned.plant(candidate={"torch": "2.12.0", "weight_hash": "f" * 16})
+    versioned.run("--aorta-ab=HEAD", shows="E  *Not applicable: weight_hash, A/B with HEAD, *", failed=1)
+
+
+GONE = {
+    "costs": lambda facts: facts.pop("costs"),
+    "costs of a rank": lambda facts: facts["costs"][0].update(ranks=[0]),
+    "a metric": lambda facts: facts["metrics"].pop("peak_memory_bytes"),
+    "a hash": lambda facts: facts["weight_hashes"].pop("3"),
+}
+
+
+@pytest.mark.parametrize("remove", GONE.values(), ids=GONE)
+def test_what_was_recorded_and_is_gone_from_the_file_fails_the_test(project, remove):
+    hashes = {"3": "1" * 16, "4": "2" * 16}
+    counted = {"operators": {"aten::mm": 3}, "flops": {"aten::mm": 8}}
+    project.plant(metrics={"peak_memory_bytes": 2.0 * 2**20}, costs=counted, weight_hashes=hashes)
+    project.one_test("workload.check(workload.run('toy'))")
+    project.run("--update-baselines", passed=1)
+    project.run(passed=1)
+    [path] = project.baseline_files()
+    document = json.loads(path.read_text())
+    for stored in document["launches"]:
+        remove(stored["facts"])
+    path.write_text(json.dumps(document))
+    project.run(shows="E  *BaselineError: *.json: $.launches: * recorded*; restore the file, or *", failed=1)
+
+
+def test_changed_number_of_steps_hides_no_change_and_replaces_nothing_unasked(project):
+    project.plant(weight_hashes={"1": "1" * 16, "4": "2" * 16})
+    project.one_test("workload.check(workload.run('toy'))")
+    project.run("--update-baselines", passed=1)
+    project.plant(steps=5, weight_hashes={"1": "1" * 16, "5": "3" * 16})
+    count = "the baseline was recorded with 4 measured steps, the test has 5"
+    again = "--update-baselines --aorta-record=replace"
+    shows = [f"E  *Missing: {count}", "E  *note *is intended, *", f"E  *accept    pytest test_toy.py::test_one {again}"]
+    project.run(shows=shows, failed=1)
+    project.run("--update-baselines", shows=["E  *not added to the stored baseline*", f"E  *{count}"], failed=1)
+    project.plant(steps=5, weight_hashes={"1": "f" * 16, "5": "3" * 16})
+    project.run(
+        shows=["E  *Regression: weight_hash *", f"E  *Missing: {count}", "E  *cause *after step 1; *"], failed=1
+    )
+    project.run(*again.split(), passed=1)
+    project.run(passed=1)
 
 
 def test_improvement_passes_and_says_that_the_baseline_is_stale(project):
@@ -411,8 +472,12 @@ COMPARES_NOTHING = {
 def test_test_that_compares_nothing_fails_with_the_step_that_makes_it_compare(versioned, facts, remedy):
     project = versioned
     project.write("test_toy.py", UNMARKED.format(""))
-    project.plant(**facts)
+    project.plant()
     project.run("--update-baselines", passed=1)
+    project.plant(**facts)
+    shows = ["E  *Not recorded, since nothing would be compared: *", "E  *next      *, then pytest *--update-baselines"]
+    project.run("--update-baselines", "--aorta-record=replace", failed=1, shows=shows)
+    project.run("--update-baselines", "--aorta-record=replace", "--aorta-fail-on=none", passed=1)
     shows = ["E  *Nothing compared: *", f"E  *next      {remedy}"]
     project.run(failed=1, shows=shows)
     project.run("--aorta-fail-on=none", passed=1, shows="aorta: 1 test OK, 0 metrics unchanged, * not compared (*")

@@ -111,7 +111,7 @@ def test_launch_of_another_number_of_steps_misses_every_metric_of_the_baseline(n
     assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
     assert verdicts["step_time_p99"].reason == (
         f"the baseline was recorded with 100 measured steps, the test has {num_steps}; "
-        "record it again with --update-baselines"
+        "if this is intended, replace it with --update-baselines --aorta-record=replace"
     )
     # The percentile needs 100 steps, so a launch of fewer steps has lost it and fails whatever --aorta-fail-on says.
     assert verdicts["step_time_p99"].is_lost is (num_steps < 100)

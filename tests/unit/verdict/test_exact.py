@@ -99,11 +99,14 @@ def test_variant_with_another_setting_is_compared_and_its_setting_named():
     assert (row.outcome, row.detail) == (Outcome.REGRESSION, "changed settings: num_threads 1 -> 2")
 
 
-def test_equal_hash_of_an_earlier_step_is_lost():
-    early = make_facts(weight_hashes={"9": make_facts().weight_hashes["10"]})
+def test_hash_of_an_earlier_step_is_lost_or_differs():
+    early = make_facts(weight_hashes={"9": make_facts().weight_hashes["9"]})
     row = check(early, baseline=STABLE)["weight_hash"]
     assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
     assert row.detail == "the last hash is that of step 9, the baseline's that of step 10"
+    row = check(make_facts(weight_hashes={"9": "f" * 16}), baseline=STABLE)["weight_hash"]
+    assert (row.outcome, row.value) == (Outcome.REGRESSION, "f" * 16)
+    assert row.detail == "after step 9; the last hash is that of step 9, the baseline's that of step 10"
 
 
 HASHES = {str(step): f"{step:x}" * 16 for step in range(1, 11)}
@@ -175,6 +178,14 @@ def test_ab_of_another_number_of_steps_is_missing(here, there):
     verdicts = compare([make_facts(**LONG | {"num_steps": here})] * 3, [make_facts(**LONG | {"num_steps": there})] * 3)
     assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
     assert verdicts["step_time_p50"].detail == f"the reference ran {there} measured steps, the launch {here}"
+
+
+def test_change_that_can_be_the_cause_of_another_number_of_steps_is_a_regression():
+    changed = make_facts(num_steps=19, weight_hashes=OTHER_WEIGHTS, metrics={"num_parameters": 11})
+    recorded = make_facts(metrics={"num_parameters": 10})
+    expected = dict.fromkeys(("num_parameters", "weight_hash"), Outcome.REGRESSION)
+    for verdicts in (check(changed, baseline=make_baseline(launches=stored(recorded))), compare([changed], [recorded])):
+        assert outcomes(verdicts) == {"step_time_p50": Outcome.MISSING, **expected}
 
 
 def test_pairs_of_different_choices_are_compared_and_the_choices_noted():

@@ -72,8 +72,9 @@ def test_ten_launches_that_noise_leaves_undecided_are_not_advised_once_more():
     assert "add more launches" not in message
 
 
-def test_other_number_of_measured_steps_is_a_new_revision_unasked():
-    learned = learn(baseline_of(), baseline_of(20.0, num_steps=40))
+def test_other_number_of_measured_steps_is_a_new_revision_if_asked():
+    assert "recorded with 20 measured steps, the test has 40" in refusal(baseline_of(), baseline_of(20.0, num_steps=40))
+    learned = learn(baseline_of(), baseline_of(20.0, num_steps=40), fresh=True)
     assert (learned.revision, {launch.num_steps for launch in learned.center_launches}) == (2, {40})
 
 

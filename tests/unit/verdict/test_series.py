@@ -143,6 +143,38 @@ def test_missing_steps_are_missing(here, there, detail):
     assert detail.split("baseline")[0] in row.detail
 
 
+def test_equal_steps_of_launches_with_other_numbers_of_steps_are_compared_and_counts_of_ranks_named():
+    recorded = series_facts([[series(CURVE)], [series(CURVE)]])
+    later = series_facts([[series([1.0, 0.5, 0.2])], [series([1.0, 0.5, 0.25, 0.1, 0.05])]])
+    there, here = (make_facts(series=facts, environment=SURE) for facts in (recorded, later))
+    row = judged(here, there, there)
+    assert row.outcome is Outcome.REGRESSION
+    assert row.detail == (
+        f"differs first in step 3 of {NAME} on rank 0: 0.2, recorded 0.25; the launch has 3 and 5 steps by rank of "
+        f"{NAME}; the baseline has 4 steps of {NAME}"
+    )
+
+
+NEWER, LOOSELY = SURE | {"torch": "2.13.0"}, [value * 1.01 for value in CURVE]
+
+
+@pytest.mark.parametrize(
+    ("losses", "origin", "outcome", "said"),
+    [
+        (CURVE, Origin.NUMERICS, Outcome.PASS, "4 steps, bit for bit"),
+        (LOOSELY, Origin.NUMERICS, Outcome.NOT_APPLICABLE, "torch '2.11.0' -> '2.13.0'"),
+        (LOOSELY, Origin.DEFAULT, Outcome.PASS, "not compared bit for bit, other environment: torch '2.11.0' -> "),
+        ([2.0] * 4, Origin.NUMERICS, Outcome.REGRESSION, "4 steps outside of the tolerance"),
+    ],
+)
+def test_bits_of_another_torch_that_differ_are_no_pass_of_a_test_of_numbers(losses, origin, outcome, said):
+    there = launch(series(CURVE))
+    here = launch(series(losses)).replace(environment=NEWER)
+    row = judged(here, there, there, loss=Tolerance(0.05, origin=origin))
+    assert (row.outcome, said in row.detail) == (outcome, True)
+    assert row.is_refused is (outcome is Outcome.NOT_APPLICABLE)
+
+
 def hashed(*ranks: dict[str, Sequence[str]]) -> LaunchFacts:
     rows = [series(weights=rank) for rank in ranks]
     return launch(*rows).replace(weight_hashes=joined_hashes([[row] for row in rows]))
@@ -173,8 +205,21 @@ REPLICAS = {
 @pytest.mark.parametrize(("ranks", "text"), REPLICAS.values(), ids=REPLICAS)
 def test_replicas_are_found_and_their_difference_is_named(ranks, text):
     rows = [[series(weights=rank)] for rank in ranks]
-    assert diverged(rows) == text
-    assert diverged(rows[:1]) == ""
+    assert [str(parted) for parted in diverged(rows)] == ([text] if text else [])
+    assert diverged(rows[:1]) == []
+
+
+def test_replicas_that_differ_in_the_baseline_too_are_no_cause():
+    def stepped(*digits: str) -> LaunchFacts:
+        """Return a launch whose parameters on rank 1 have these digits after steps 1 and 2."""
+        ranks = ({"0": "abc", "1": "def", "2": "123"}, {"0": "abc", "1": digits[0], "2": digits[1]})
+        return make_facts(replicas=diverged([[series(weights=rank)] for rank in ranks]))
+
+    baseline = make_baseline(launches=stored(stepped("de0", "120"))).without_diagnostics()
+    assert check(stepped("de0", "120"), baseline=baseline).notes == ()
+    for digits, text in ((("de0", "100"), "p1 of "), (("d00", "120"), "p1 and 1 other of ")):
+        [note] = check(stepped(*digits), baseline=baseline).notes
+        assert note.startswith(f"replicas differ: {text}{NAME} on rank 1")
 
 
 def line_on(ranks: list[list[Series]], **changes: bool) -> str:
