@@ -16,7 +16,7 @@ from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.series import first_other_weights
+from pytest_aorta.result.series import BUFFERS, first_other_weights
 from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
@@ -436,7 +436,7 @@ class WorkloadRunner:
             lines = locate_first(varying[0], result, varying[1], (), None, self._folder)
         elif hashed is not None:
             # A hash of all optimizers would not do: it covers those that were hashed in a step.
-            lines = [first_other_weights(*(launch_facts(passed(launch)).series for launch in (hashed, result)))]
+            lines = [first_other_weights(launch_facts(passed(hashed)).series, launch_facts(result).series)]
         if any(lines):
             raise BaselineError(
                 f"{case}: not recorded, because two launches of the same code compute different weights:"
@@ -558,13 +558,15 @@ class WorkloadRunner:
         self, result: WorkloadResult, baseline: Baseline | None, comparison: Comparison, failing: Sequence[Verdict]
     ) -> Comparison:
         """Return the comparison of a script with a note on where its weights first differ, by one more launch."""
-        found = [row for row in failing if row.metric == "weight_hash" and row.outcome is Outcome.REGRESSION]
+        hashed = [(row, METRICS[row.metric].hashed) for row in failing if row.metric in METRICS]
+        found = [(row, kind) for row, kind in hashed if kind and row.outcome is Outcome.REGRESSION]
         if not found or not result.ranks[0].series:
             return comparison
         if not self._options.locate:
             note = f"{LOCATE} launches once more to find the step, the parameters and the rank"
             return comparison.replace(notes=(*comparison.notes, note))
-        is_by_ab = found[0].is_by_ab
+        row, kind = found[0]
+        is_by_ab = row.is_by_ab
         try:
             here = self._world.hashing_every_step(result)
             other = self._world.hashing_every_step(result, reference=True) if is_by_ab else None
@@ -575,8 +577,8 @@ class WorkloadRunner:
         # The launch of the baseline that has the hashes of every step.
         recorded = baseline.center_launches if baseline else []
         there = launch_facts(other) if other else max(recorded, key=_num_hashes)
-        where = first_other_weights(launch_facts(here).series, there.series)
-        note = where or "no weights differ, so launches of the same code differ"
+        where = first_other_weights(launch_facts(here).series, there.series, kind)
+        note = where or f"no {kind} differ, so launches of the same code differ"
         return comparison.replace(notes=(*comparison.notes, f"launched once more with hashes of every step: {note}"))
 
     def _located(
@@ -618,10 +620,17 @@ def _num_hashes(facts: LaunchFacts) -> int:
 
 
 def _with_every_step(new: NewLaunches, hashed: LaunchFacts) -> NewLaunches:
-    """Return a baseline whose first launch has the hashes of a launch that hashed every step."""
+    """Return a baseline whose first launch has the hashes of a launch that hashed every step.
+
+    Buffers that vary, such as those that are never given a value, are no reason to compare no weights either.
+    """
     first, *others = new.baseline.launches
     if len(first.facts.series) != len(hashed.series):
         return new
+    varying = (first_other_weights(hashed.series, one.facts.series, BUFFERS) for one in new.baseline.launches)
+    if where := next(filter(None, varying), ""):
+        left_out = new.baseline.left_out | {"buffer_hash": f"in two launches of the same code {where}"}
+        new = new.replace(baseline=new.baseline.replace(left_out=left_out))
     series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
     launches = (first.replace(facts=first.facts.replace(series=series)), *others)
     return new.replace(baseline=new.baseline.replace(launches=launches))

@@ -6,6 +6,7 @@ if it has them (docs/architecture.md, Kinds of devices).
 
 import functools
 import gc
+import mmap
 import os
 import sys
 import time
@@ -78,7 +79,7 @@ def memory_in_use(device: torch.device) -> int:
     """Return bytes: allocated on the device, or resident on CPU."""
     if on_accelerator(device):
         return int(torch.accelerator.memory_allocated(device))
-    return int(os.pread(_own_memory(), 100, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(os.pread(_own_memory(), 100, 0).split()[1]) * mmap.PAGESIZE
 
 
 @functools.cache

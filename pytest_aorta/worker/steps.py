@@ -53,8 +53,9 @@ from pytest_aorta.worker.accelerator import (
 from pytest_aorta.worker.lines import Lines, is_locating, shown
 from pytest_aorta.worker.simulation import is_simulated, requested_calls, reset_peak_memory
 
-# A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
-MEMORY_EVERY_STEPS = 10
+# Steps between readings of memory at first: a query of CUDA's allocator takes the host tens of microseconds. When there
+# are as many readings as are kept, every other one is dropped, and memory is read half as often.
+MEMORY_EVERY_STEPS, MEMORY_EVERY_CPU_STEPS, MOST_READINGS = 10, 2, 32
 
 
 class Progress:
@@ -88,7 +89,7 @@ class Progress:
 class _OpenStep:
     """A step that has begun, with the stretches that do not count."""
 
-    memory_bytes: list[int]
+    memory_bytes: int | None
     began_ns: int
     begin: Moment
     pauses: list[tuple[Moment, Moment]] = field(default_factory=list)
@@ -111,6 +112,7 @@ class StepTimer:
         self._began_ns: list[int] = []
         self._ended_ns: list[int] = []
         self._memory_bytes: list[int] = []
+        self._memory_every = MEMORY_EVERY_STEPS if on_accelerator(device) else MEMORY_EVERY_CPU_STEPS
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -125,7 +127,7 @@ class StepTimer:
             self._progress.advance()
         if not self._began_ns:
             begin_measured_steps()
-        memory_bytes = [memory_in_use(self.device)] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
+        memory_bytes = None if len(self._began_ns) % self._memory_every else memory_in_use(self.device)
         self._open = _OpenStep(memory_bytes, time.time_ns(), now(self.device))
 
     def close(self) -> bool:
@@ -135,7 +137,11 @@ class StepTimer:
         self._moments.append((step.begin, now(self.device), step.pauses))
         self._ended_ns.append(time.time_ns())
         self._began_ns.append(step.began_ns)
-        self._memory_bytes += step.memory_bytes
+        if step.memory_bytes is not None:
+            self._memory_bytes.append(step.memory_bytes)
+            if len(self._memory_bytes) == MOST_READINGS:
+                del self._memory_bytes[1::2]
+                self._memory_every *= 2
         self._open = None
         return True
 
@@ -179,7 +185,7 @@ class StepTimer:
         return _waits_of_steps_ms(_recorded_collectives(), self._began_ns, self._ended_ns)
 
     def memory_bytes(self) -> list[int]:
-        """Return the memory in use before every tenth step, in bytes: allocated on the device, or resident on CPU."""
+        """Return the bytes in use before evenly spaced steps: allocated on the device, or resident on CPU."""
         return list(self._memory_bytes)
 
 

@@ -32,6 +32,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -203,10 +204,13 @@ class LocalHashes:
         if blocks:
             self._steps[step] = signatures, _sums_of_blocks(blocks)
 
-    def digests(self) -> LocalWeights:
-        """Return the hashes of all steps, and wait for the device."""
+    def digests(self, names: Mapping[str, str] = MappingProxyType({})) -> LocalWeights:
+        """Return the hashes of all steps, with some ``names`` in place of others, and wait for the device."""
         rows = {
-            step: [_digest((signature, *pair)).hex() for signature, pair in zip(signatures, sums.tolist(), strict=True)]
+            step: [
+                _digest((signature._replace(name=names.get(signature.name, signature.name)), *pair)).hex()
+                for signature, pair in zip(signatures, sums.tolist(), strict=True)
+            ]
             for step, (signatures, sums) in self._steps.items()
         }
         # The script may have changed the type after the last step; of equally common signatures, the later one.
