@@ -276,7 +276,12 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
         command=measured.command,
         series=(series := series_facts(optimized := [rank.series for rank in result.ranks])),
-        optimizers=described(series, len(optimized), has_messages=any(one and one.collectives for one in result.costs)),
+        optimizers=described(
+            series,
+            len(optimized),
+            has_messages=any(one and one.collectives for one in result.costs),
+            is_simulated=bool(result.simulated),
+        ),
         replicas=diverged(optimized),
     )
 

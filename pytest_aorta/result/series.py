@@ -252,16 +252,22 @@ def _thinned(ranks: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return kept if longest else []
 
 
-def described(facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: bool = False) -> str:
-    """Return a line on the optimizers if there are several, or if the steps of one have no collective; or empty.
+def described(
+    facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: bool = False, is_simulated: bool = False
+) -> str:
+    """Return a line on the optimizers if there are several, or if one has no loss or no collective in its steps.
 
-    With ``has_messages``, a step whose costs were counted has some, which gloo's recorder does not know.
+    With ``has_messages``, a step whose costs were counted has some, which gloo's recorder does not know. A simulated
+    world has no losses.
     """
     alone = [one.name for one in facts if num_ranks > 1 and one.collectives == 0]
-    if len(facts) < 2 and (has_messages or not alone):
-        return ""
-    text = f"{counted(len(facts), 'optimizer')}: {_listed([str(one) for one in facts])}"
-    return f"{text}; there is no collective in the steps of {_listed(alone)}" if alone else text
+    found = []
+    if len(facts) > 1 or (alone and not has_messages):
+        found.append(f"{counted(len(facts), 'optimizer')}: {_listed([str(one) for one in facts])}")
+        found += [f"there is no collective in the steps of {_listed(alone)}"] if alone else []
+    if facts and not (is_simulated or any(any(one.loss) for one in facts)):
+        found.append("no loss is recorded, since the script calls no backward() of one; torch.autograd.grad has none")
+    return "; ".join(found)
 
 
 def _listed(names: Sequence[str]) -> str:

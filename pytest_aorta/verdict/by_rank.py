@@ -181,6 +181,8 @@ def _by_file(places: Mapping[str, int]) -> Counter[str]:
 
 # The most by which unchanged code exceeds the growth of memory of its baseline, as a fraction of this growth.
 _GROWTH_VARIES = 0.25
+# Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
+MEMORY_GROWTH = 0.03
 
 
 def judge_growth(row: Row) -> Verdict:
@@ -215,7 +217,7 @@ UNCOUNTED = "costs of a step are not"
 
 
 def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:
-    """Return lines on costs and buffers that are not compared, since one side lacks them."""
+    """Return lines on costs, buffers and growing memory that are not compared, since one side lacks them."""
     here = launches[0].costs
     again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
     found = []
@@ -225,6 +227,9 @@ def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFac
         found.append(f"{UNCOUNTED} in the {side}{again}")
     if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
         found.append(f"buffers are not compared: the {side} has no hashes of them{again}")
+    memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
+    if memory > MEMORY_GROWTH and not (others and others[-1].memory_growth):
+        found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
     return tuple(found)
 
 

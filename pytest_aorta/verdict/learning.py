@@ -12,6 +12,7 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
+from pytest_aorta.verdict.by_rank import MEMORY_GROWTH
 from pytest_aorta.verdict.causes import STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
@@ -23,8 +24,6 @@ from pytest_aorta.verdict.verdicts import Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
-# Growth of memory within a launch, after which its peak depends on the number of steps.
-_MEMORY_GROWTH = 0.03
 # Launches that a refusal advises to add at once.
 _MANY = 10
 
@@ -174,7 +173,7 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
             found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
         found += [f"launch {number}: {one.throttled}" for number, one in enumerate(launches, 1) if one.throttled]
     memory = median(max(launch.memory_growth, default=0.0) for launch in launches)
-    if metric.kind is MetricKind.MEMORY and memory > _MEMORY_GROWTH:
+    if metric.kind is MetricKind.MEMORY and memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by {format_change(memory)} or more")
     return found
 

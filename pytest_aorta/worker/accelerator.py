@@ -9,7 +9,6 @@ import gc
 import mmap
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.clock import time
 from pytest_aorta.plan.device_kind import DeviceKind
 
 Moment: TypeAlias = "torch.Event | int"

@@ -16,7 +16,6 @@ import math
 import os
 import re
 import sys
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.clock import time
 from pytest_aorta.common.text import brief, counted, distinct
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.evidence import log_tail

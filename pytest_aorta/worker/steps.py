@@ -13,7 +13,6 @@ import mmap
 import os
 import sys
 import tempfile
-import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from torch._C._autograd import _profiler_enabled
 from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.options import WRAPPERS
