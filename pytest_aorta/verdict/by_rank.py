@@ -200,9 +200,10 @@ def judge_growth(row: Row) -> Verdict:
     if least[rank] <= limits[rank]:
         return row.verdict(Outcome.PASS, **known)
     here, there = (_growth_a_step(side[-1], rank) for side in (row.launches, row.others))
-    of_ranks = f"memory of rank {rank}" if len(least) > 1 else "memory"
+    num_others = sum(grows > limit for grows, limit in zip(least, limits, strict=False)) - 1
+    others = f" (and {counted(num_others, 'other')})" if num_others else ""
     detail = (
-        f"{of_ranks} grows by {here} a step, that of the {row.reference} by {there}; look for what "
+        f"memory of rank {rank}{others} grows by {here} a step, that of the {row.reference} by {there}; look for what "
         f"each step keeps, such as a loss with its graph"
     )
     return row.verdict(Outcome.REGRESSION, detail=detail, **known)
