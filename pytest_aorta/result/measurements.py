@@ -270,7 +270,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         environment: versions and devices that numbers depend on.
         collective_ms: time in collectives in each step, from this rank's arrival at a collective to its end; of all
             steps, or of as many of the last steps as are known.
-        memory_bytes: memory in use before evenly spaced steps, at most 32.
+        memory_bytes: memory in use before evenly spaced steps, fewer than 24 of them.
         canary_before: milliseconds that the parts of a fixed program took before the steps.
         canary_after: the same after the steps.
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
@@ -401,7 +401,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         boundary_hashes: ``boundary_hashes[rank]``; empty if no rank has any.
         rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
         rank_metrics: ``rank_metrics[name][rank]``; the unit is part of the name.
-        memory_bytes: ``memory_bytes[rank]``: memory in use before evenly spaced steps, at most 32.
+        memory_bytes: ``memory_bytes[rank]``: memory in use before evenly spaced steps, fewer than 24 of them.
         canary_before: ``canary_before[name][rank]`` in ms; empty if there was no process group before the steps.
         canary_after: the same after the steps.
         overlap: ``overlap[rank][profiled step]``; empty if no step was profiled.

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
-from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance, format_value
+from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.rows import STALE, Row, has_costs, is_reproducible, other_machine, other_versions
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -196,7 +196,8 @@ def judge_growth(row: Row) -> Verdict:
     limits = [more + max(allowed, is_default * _GROWTH_VARIES * more) for more in recorded]
     least = [min(ranks) for ranks in zip(*(launch.memory_growth for launch in row.launches), strict=False)]
     rank = max(range(min(len(least), len(limits))), key=lambda rank: least[rank] - limits[rank])
-    known = {"value": least[rank], "baseline": recorded[rank], "delta": least[rank] - recorded[rank]}
+    value, baseline = round(least[rank], 3), round(recorded[rank], 3)
+    known = {"value": value, "baseline": baseline, "delta": value - baseline}
     if least[rank] <= limits[rank]:
         return row.verdict(Outcome.PASS, **known)
     here, there = (_growth_a_step(side[-1], rank) for side in (row.launches, row.others))
@@ -210,7 +211,7 @@ def judge_growth(row: Row) -> Verdict:
 
 
 def _growth_a_step(facts: LaunchFacts, rank: int) -> str:
-    return format_value(facts.memory_growth_bytes[rank] / facts.num_steps, "B")
+    return f"{facts.memory_growth_bytes[rank] / facts.num_steps / 2**20:.3g} MiB"
 
 
 # The begin of notes on costs that are not compared.

@@ -55,7 +55,7 @@ from pytest_aorta.worker.simulation import is_simulated, requested_calls, reset_
 
 # Steps between readings of memory at first: a query of CUDA's allocator takes the host tens of microseconds. When there
 # are as many readings as are kept, every other one is dropped, and memory is read half as often.
-MEMORY_EVERY_STEPS, MEMORY_EVERY_CPU_STEPS, MOST_READINGS = 10, 2, 32
+MEMORY_EVERY_STEPS, MEMORY_EVERY_CPU_STEPS, MOST_READINGS = 10, 2, 24
 
 
 class Progress:
@@ -112,7 +112,9 @@ class StepTimer:
         self._began_ns: list[int] = []
         self._ended_ns: list[int] = []
         self._memory_bytes: list[int] = []
-        self._memory_every = MEMORY_EVERY_STEPS if on_accelerator(device) else MEMORY_EVERY_CPU_STEPS
+        on_device = on_accelerator(device)
+        self._memory_every = MEMORY_EVERY_STEPS if on_device else MEMORY_EVERY_CPU_STEPS
+        self._now: Callable[[], Moment] = functools.partial(now, device) if on_device else time.perf_counter_ns
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -128,13 +130,13 @@ class StepTimer:
         if not self._began_ns:
             begin_measured_steps()
         memory_bytes = None if len(self._began_ns) % self._memory_every else memory_in_use(self.device)
-        self._open = _OpenStep(memory_bytes, time.time_ns(), now(self.device))
+        self._open = _OpenStep(memory_bytes, time.time_ns(), self._now())
 
     def close(self) -> bool:
         """End the step that has begun, and return whether there was one."""
         if (step := self._open) is None:
             return False
-        self._moments.append((step.begin, now(self.device), step.pauses))
+        self._moments.append((step.begin, self._now(), step.pauses))
         self._ended_ns.append(time.time_ns())
         self._began_ns.append(step.began_ns)
         if step.memory_bytes is not None:
@@ -148,10 +150,10 @@ class StepTimer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the body out of the time of the step that has begun, if there is one."""
-        step, begin = self._open, now(self.device)
+        step, begin = self._open, self._now()
         yield
         if step is not None:
-            step.pauses.append((begin, now(self.device)))
+            step.pauses.append((begin, self._now()))
 
     @property
     def num_steps(self) -> int:
