@@ -377,7 +377,7 @@ def _known_costs(facts: Sequence[LaunchFacts]) -> dict[str, list[Value]]:
 
 def _of_costs(facts: Sequence[LaunchFacts], known: Mapping[str, Sequence[Value]]) -> str:
     if not known:
-        return next(iter(uncompared_notes(facts, (), "")), "costs of a step are not compared")
+        return next(iter(uncompared_notes(facts, facts, "")), "costs of a step are not compared")
     varying = [name for name, pair in known.items() if len(set(pair)) > 1]
     return f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"
 

@@ -170,7 +170,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     environment: dict[str, Fact]
     rank_lag_ms: list[Finite]
     step_time_growth: Finite = 0.0
-    memory_bytes: list[Count] = field(default_factory=list)
+    memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
     canary_ms: dict[CanaryPart, Milliseconds]
     exposed_ms: dict[CollectiveKind, Milliseconds] = field(default_factory=dict)
@@ -195,7 +195,10 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Refuse a time that fits the pattern and does not exist, such as month 13."""
+        """Refuse a time that fits the pattern and does not exist, such as month 13, and growth of other ranks."""
+        if len(self.memory_bytes) != len(self.memory_growth_bytes):
+            counts = f"{len(self.memory_growth_bytes)} values for {len(self.memory_bytes)} of memory_bytes"
+            raise ValueError(f"memory_growth_bytes: got {counts}, allowed is one per rank")
         try:
             datetime.fromisoformat(self.recorded_at)
         except ValueError:

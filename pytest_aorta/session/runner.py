@@ -16,7 +16,7 @@ from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.series import BUFFERS, first_other_weights
+from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.baselines import learn
 from pytest_aorta.session.launcher import DistributedWorld, check_result
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
@@ -35,7 +35,7 @@ from pytest_aorta.verdict.bitwise import (
     split,
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.learning import NewLaunches
+from pytest_aorta.verdict.learning import NewLaunches, varying_buffers
 from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of, refuse_unknown
 from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.rows import identity
@@ -620,20 +620,14 @@ def _num_hashes(facts: LaunchFacts) -> int:
 
 
 def _with_every_step(new: NewLaunches, hashed: LaunchFacts) -> NewLaunches:
-    """Return a baseline whose first launch has the hashes of a launch that hashed every step.
-
-    Buffers that vary, such as those that are never given a value, are no reason to compare no weights either.
-    """
+    """Return a baseline whose first launch has the hashes of a launch that hashed every step."""
     first, *others = new.baseline.launches
     if len(first.facts.series) != len(hashed.series):
         return new
-    varying = (first_other_weights(hashed.series, one.facts.series, BUFFERS) for one in new.baseline.launches)
-    if where := next(filter(None, varying), ""):
-        left_out = new.baseline.left_out | {"buffer_hash": f"in two launches of the same code {where}"}
-        new = new.replace(baseline=new.baseline.replace(left_out=left_out))
+    left_out = varying_buffers([hashed, first.facts], new.marked) | new.baseline.left_out
     series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
     launches = (first.replace(facts=first.facts.replace(series=series)), *others)
-    return new.replace(baseline=new.baseline.replace(launches=launches))
+    return new.replace(baseline=new.baseline.replace(launches=launches, left_out=left_out))
 
 
 def _check_restarts(spec: WorkloadSpec, config: Mapping[str, Any]) -> None:

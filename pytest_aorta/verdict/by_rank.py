@@ -214,8 +214,8 @@ def _growth_a_step(facts: LaunchFacts, rank: int) -> str:
     return f"{facts.memory_growth_bytes[rank] / facts.num_steps / 2**20:.3g} MiB"
 
 
-# The begin of notes on costs that are not compared.
-UNCOUNTED = "costs of a step are not"
+# The begins of notes on costs and buffers that are not compared.
+UNCOMPARED = "costs of a step are not", "buffers are not"
 
 
 def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:
@@ -224,11 +224,11 @@ def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFac
     again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
     found = []
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
-        found.append(f"{UNCOUNTED} compared: {problem}")
+        found.append(f"{UNCOMPARED[0]} compared: {problem}")
     elif here and others and not has_costs(others[-1]):
-        found.append(f"{UNCOUNTED} in the {side}{again}")
+        found.append(f"{UNCOMPARED[0]} in the {side}{again}")
     if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
-        found.append(f"buffers are not compared: the {side} has no hashes of them{again}")
+        found.append(f"{UNCOMPARED[1]} compared: the {side} has no hashes of them{again}")
     memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
     if memory > MEMORY_GROWTH and not (others and others[-1].memory_growth):
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")

@@ -244,10 +244,8 @@ def _hash(kind: str, text: str, *, is_new: bool = False) -> Metric:
         return hashes[max(hashes)] if hashes else None
 
     default = _default(None, Direction.EXACT)
-    return Metric(
-        name, "", MetricKind.NUMERIC, Direction.EXACT, default, measure, text,
-        by_step=by_step, hashed=kind, is_new=is_new,
-    )  # fmt: skip
+    numeric, exact = MetricKind.NUMERIC, Direction.EXACT
+    return Metric(name, "", numeric, exact, default, measure, text, by_step=by_step, hashed=kind, is_new=is_new)
 
 
 def _memory_growth(facts: LaunchFacts) -> Value:

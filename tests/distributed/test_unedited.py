@@ -163,14 +163,26 @@ for step in range(1, 41):
 """
 # What is replaced in the script, by what, options of pytest, and what the failure says.
 _FAULTS = [
-    ("Parallel(model)", "Parallel(model, broadcast_buffers=False)", (),
-        "the buffers of SGD of DDP(Sequential) first differ after step 2 on rank 1, and are equal after step 1"),
-    ("    optimizer.step()", "    optimizer.step(); kept.append(torch.ones(rank << 20))", (),
-        "memory of rank 1 grows by "),
-    ("100 * step + rank", "100 * step", ("--aorta-locate",),
-        "before they are reduced, gradients of step 1 differ on rank 1"),
+    (
+        "Parallel(model)",
+        "Parallel(model, broadcast_buffers=False)",
+        (),
+        "the buffers of SGD of DDP(Sequential) first differ after step 2 on rank 1, and are equal after step 1",
+    ),
+    (
+        "    optimizer.step()",
+        "    optimizer.step(); kept.append(torch.ones(rank << 20))",
+        (),
+        "memory of rank 1 grows by ",
+    ),
+    (
+        "100 * step + rank",
+        "100 * step",
+        ("--aorta-locate",),
+        "before they are reduced, gradients of step 1 differ on rank 1",
+    ),
     ("BatchNorm1d(8))", "BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False))", (), "module.2.weight is new"),
-]  # fmt: skip
+]
 
 
 def test_faults_name_the_buffers_the_growth_of_memory_the_rank_in_the_first_step_and_the_new_parameter(tmp_path):
@@ -183,3 +195,15 @@ def test_faults_name_the_buffers_the_growth_of_memory_the_rank_in_the_first_step
         (tmp_path / "train.py").write_text(_NORMED.replace(good, bad))
         failed = run(tmp_path, "pytest", "--aorta-launcher=forkserver", *options)
         assert (failed.returncode, said in failed.stdout) == (1, True), failed.stdout
+
+
+@pytest.mark.extended
+def test_buffers_that_vary_between_launches_are_left_out_and_weights_are_compared(tmp_path):
+    (tmp_path / "test_train.py").write_text(_LOCATED)
+    varying = "model[1].register_buffer('made', torch.tensor(torch.seed()))\ntorch.manual_seed(0)\nmodel = Distributed"
+    (tmp_path / "train.py").write_text(_NORMED.replace("model = Distributed", varying))
+    recorded = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--update-baselines")
+    assert "buffer_hash: left out: in two launches the buffers of SGD of DDP(Sequential)" in recorded.stdout
+    assert run(tmp_path, "pytest", "--aorta-launcher=forkserver").returncode == 0
+    (tmp_path / "train.py").write_text(_NORMED.replace("model = Distributed", varying).replace("lr=0.1", "lr=0.2"))
+    assert "Regression: weight_hash" in run(tmp_path, "pytest", "--aorta-launcher=forkserver").stdout

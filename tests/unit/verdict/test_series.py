@@ -172,7 +172,7 @@ CAME_OR_WENT = {
     "renamed": ({"embed": "a", "head": "b"}, {"embed": "a", "out": "c"}, ": out is new, head is gone"),
     "changed too": ({"embed": "a"}, {"embed": "c", "head": "b"}, ": head is new, embed"),
     "many": ({"embed": "a"}, {"embed": "a"} | dict.fromkeys("wxyz", "b"), ": w is new, x is new, y is new and 1 other"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("before", "after", "text"), CAME_OR_WENT.values(), ids=CAME_OR_WENT)
@@ -202,8 +202,9 @@ def test_buffers_have_a_row_of_their_own_that_names_them():
     assert judged(there, there, metric="buffer_hash").outcome is Outcome.PASS
     row = judged(here, there, metric="buffer_hash")
     assert (row.outcome, row.detail) == (
-        Outcome.REGRESSION, f"the buffers of {NAME} first differ after step 1 on rank 1: p1"
-    )  # fmt: skip
+        Outcome.REGRESSION,
+        f"the buffers of {NAME} first differ after step 1 on rank 1: p1",
+    )
     assert judged(here, there, metric="weight_hash").outcome is Outcome.PASS
     lost = judged(hashed({"1": "ab"}, {"1": "ab"}), there, metric="buffer_hash")
     assert lost.missing is Missing.CANDIDATE_VALUE
