@@ -27,7 +27,7 @@ from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
-from pytest_aorta.verdict.by_rank import costs_notes
+from pytest_aorta.verdict.by_rank import uncompared_notes
 from pytest_aorta.verdict.metrics import METRICS, Value
 
 # The name of the lease's holder, which tests that wait for the lease report.
@@ -363,7 +363,7 @@ def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError
     first = first_difference(one, other, last, ["loss", "grad_norm", "weight_hash"])
     if first is None:
         return "" if one.weight_hashes else _NO_WEIGHTS
-    if found := first_other_weights(*(launch_facts(launch).series for launch in (one, other))):
+    if found := first_other_weights(launch_facts(one).series, launch_facts(other).series):
         return f"in two launches {found}"
     located = locate_first(one, other, first, (), None, lambda _: None)
     return " ".join([f"two launches differ in step {first.step}:", *(line.strip() for line in located)])
@@ -377,7 +377,7 @@ def _known_costs(facts: Sequence[LaunchFacts]) -> dict[str, list[Value]]:
 
 def _of_costs(facts: Sequence[LaunchFacts], known: Mapping[str, Sequence[Value]]) -> str:
     if not known:
-        return next(iter(costs_notes(facts, (), "")), "costs of a step are not compared")
+        return next(iter(uncompared_notes(facts, facts, "")), "costs of a step are not compared")
     varying = [name for name, pair in known.items() if len(set(pair)) > 1]
     return f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"
 

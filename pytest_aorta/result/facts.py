@@ -30,7 +30,7 @@ from pytest_aorta.common.model import (
 )  # fmt: skip
 from pytest_aorta.plan.options import WRAPPERS, LauncherKind
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
-from pytest_aorta.result.series import Parted, SeriesFacts, described, diverged, series_facts
+from pytest_aorta.result.series import BUFFERS, Parted, SeriesFacts, described, diverged, joined_hashes, series_facts
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
 from pytest_aorta.result.trace.profiled_steps import (
@@ -124,11 +124,13 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
         metrics: the workload's metrics over ranks: the maximum of a peak, the mean of every other metric.
         weight_hashes: step -> hash.
+        buffer_hashes: step -> hash of the persistent buffers that each rank has; empty if none were hashed.
         final_loss: the loss of the last measured step; None if nothing was trained.
         environment: the versions and settings that bitwise numerics depend on, and what setup() chose.
         rank_lag_ms: how much less each rank waits per step than its peers; empty if waits are not known.
         step_time_growth: relative growth of the step time within the launch that noise does not explain.
-        memory_growth: likewise of the memory in use, on the rank on which it is largest.
+        memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
+        memory_growth_bytes: its growth within the launch on each rank, likewise.
         canary_ms: the times of the canary's parts on the slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         most_exposed_rank: the rank with the most exposed communication; None if no step was profiled.
@@ -163,11 +165,13 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     step_time_sample_ms: Annotated[list[Milliseconds], Meta(min_length=1, max_length=SAMPLE_SIZE)]
     metrics: dict[Name, Finite]
     weight_hashes: dict[Step, WeightHash]
+    buffer_hashes: dict[Step, WeightHash] = field(default_factory=dict)
     final_loss: Finite | None
     environment: dict[str, Fact]
     rank_lag_ms: list[Finite]
     step_time_growth: Finite = 0.0
-    memory_growth: Finite = 0.0
+    memory_bytes: list[Positive] = field(default_factory=list)
+    memory_growth_bytes: list[Finite] = field(default_factory=list)
     canary_ms: dict[CanaryPart, Milliseconds]
     exposed_ms: dict[CollectiveKind, Milliseconds] = field(default_factory=dict)
     most_exposed_rank: Count | None = None
@@ -191,7 +195,10 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Refuse a time that fits the pattern and does not exist, such as month 13."""
+        """Refuse a time that fits the pattern and does not exist, such as month 13, and growth of other ranks."""
+        if len(self.memory_bytes) != len(self.memory_growth_bytes):
+            counts = f"{len(self.memory_growth_bytes)} values for {len(self.memory_bytes)} of memory_bytes"
+            raise ValueError(f"memory_growth_bytes: got {counts}, allowed is one per rank")
         try:
             datetime.fromisoformat(self.recorded_at)
         except ValueError:
@@ -206,6 +213,11 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     def kernel_ms(self) -> dict[str, float]:
         """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
         return {family: time.ms for family, time in self.kernels.items()}
+
+    @property
+    def memory_growth(self) -> list[float]:
+        """Return the growth of each rank's memory as a fraction of its median; empty if it is not known."""
+        return [more / used for more, used in zip(self.memory_growth_bytes, self.memory_bytes, strict=True)]
 
     @property
     def moment_s(self) -> int:
@@ -239,11 +251,15 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         step_time_sample_ms=_short(steps[::stride].tolist()),
         metrics={name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
+        buffer_hashes=joined_hashes([rank.series for rank in result.ranks], BUFFERS),
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
         rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
         step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
-        memory_growth=_short(max(map(growth, result.memory_bytes), default=0.0)),
+        memory_bytes=(in_use := _memory_in_use(result.memory_bytes)),
+        memory_growth_bytes=_short(
+            [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
+        ),
         canary_ms=_canary(result),
         exposed_ms=_exposed(result.overlap),
         most_exposed_rank=exposed_ms.index(max(exposed_ms)) if exposed_ms else None,
@@ -263,9 +279,19 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
         command=measured.command,
         series=(series := series_facts(optimized := [rank.series for rank in result.ranks])),
-        optimizers=described(series, len(optimized), has_messages=any(one and one.collectives for one in result.costs)),
+        optimizers=described(
+            series,
+            len(optimized),
+            has_messages=any(one and one.collectives for one in result.costs),
+            is_simulated=bool(result.simulated),
+        ),
         replicas=diverged(optimized),
     )
+
+
+def _memory_in_use(ranks: Sequence[Sequence[int]]) -> list[int]:
+    is_known = all(len(values) >= _MIN_VALUES and min(values) > 0 for values in ranks)
+    return [round(median(values)) for values in ranks] if is_known else []
 
 
 def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:

@@ -270,7 +270,7 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
         environment: versions and devices that numbers depend on.
         collective_ms: time in collectives in each step, from this rank's arrival at a collective to its end; of all
             steps, or of as many of the last steps as are known.
-        memory_bytes: memory in use before every tenth step.
+        memory_bytes: memory in use before evenly spaced steps, fewer than 24 of them.
         canary_before: milliseconds that the parts of a fixed program took before the steps.
         canary_after: the same after the steps.
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
@@ -330,8 +330,9 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
             if problem := hashes.problem():
                 return f"hashes of {kind}: {problem}"
         for series in self.series:
-            if problem := series.weights.contradiction():
-                return f"weights of {series.name}: {problem}"
+            for kind, hashed in {"weights": series.weights, "buffers": series.buffers}.items():
+                if problem := hashed.contradiction():
+                    return f"{kind} of {series.name}: {problem}"
         for number, step in enumerate(self.profile.steps):
             if rule := step.broken_rule():
                 return f"profiled step {number}: {rule}"
@@ -399,7 +400,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         boundary_hashes: ``boundary_hashes[rank]``; empty if no rank has any.
         rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
         rank_metrics: ``rank_metrics[name][rank]``; the unit is part of the name.
-        memory_bytes: ``memory_bytes[rank]``: memory in use before every tenth step.
+        memory_bytes: ``memory_bytes[rank]``: memory in use before evenly spaced steps, fewer than 24 of them.
         canary_before: ``canary_before[name][rank]`` in ms; empty if there was no process group before the steps.
         canary_after: the same after the steps.
         overlap: ``overlap[rank][profiled step]``; empty if no step was profiled.

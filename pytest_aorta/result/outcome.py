@@ -1,6 +1,5 @@
 """The outcome of a launch, and the durations of its phases, read from the marks that the ranks leave."""
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from msgspec import field
 
+from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import read_regular
 from pytest_aorta.common.model import Model
 from pytest_aorta.plan.options import LauncherKind

@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from msgspec import Meta, field
 
@@ -36,6 +36,8 @@ _OfRank: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{8}$")]
 _MOST_PARAMETERS = 2000
 _MOST_NAMED = 3
 _MOST_LISTED = 8
+# What is hashed of a model.
+PARAMETERS, BUFFERS = "weights", "buffers"
 
 
 class LocalWeights(Model, frozen=True, omit_defaults=True):
@@ -65,6 +67,20 @@ class LocalWeights(Model, frozen=True, omit_defaults=True):
         return f"{len(self.names)} names, {wrong[0]}; they have to be equal" if wrong else None
 
 
+class HashedParts(Model, frozen=True, omit_defaults=True):
+    """The begins of the hashes of what all ranks hold of some tensors of one optimizer's model.
+
+    Attributes:
+        weights: step -> for each rank, the begin of the hash of what it holds of all tensors.
+        parameters: step -> the begins of the tensors' hashes over all ranks, joined.
+        names: the tensors; of a baseline, its first launch alone has them.
+    """
+
+    weights: dict[Step, list[_OfRank]] = field(default_factory=dict)
+    parameters: dict[Step, Annotated[str, Meta(pattern="^([0-9a-f]{4})*$")]] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+
 class Series(Model, frozen=True, omit_defaults=True):
     """Record of one optimizer of an unedited script on one rank; steps are counted from its first one.
 
@@ -78,6 +94,8 @@ class Series(Model, frozen=True, omit_defaults=True):
         loss: step -> sum of the tensors whose ``backward()`` was called.
         grad_norm: step -> what ``clip_grad_norm_`` returned.
         weights: the hashes of the parameters.
+        buffers: the hashes of the persistent buffers, such as the statistics of BatchNorm, of the modules that have the
+            parameters.
         gradients: step -> hash of what this rank added to gradients, before they were reduced; only where every step is
             hashed.
         turns: for each step, its place in the order of the steps of several optimizers, from 1; empty of one alone.
@@ -92,6 +110,7 @@ class Series(Model, frozen=True, omit_defaults=True):
     loss: dict[Step, float] = field(default_factory=dict)
     grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
     weights: LocalWeights = LocalWeights()
+    buffers: LocalWeights = LocalWeights()
     gradients: dict[Step, WeightHash] = field(default_factory=dict)
     turns: list[Positive] = field(default_factory=list)
 
@@ -101,8 +120,8 @@ class Series(Model, frozen=True, omit_defaults=True):
         return f"{self.optimizer} of {self.model}" if self.model else self.optimizer
 
 
-class SeriesFacts(Model, frozen=True, omit_defaults=True):
-    """The facts of one optimizer of an unedited script; steps are counted from its first one.
+class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
+    """The facts of one optimizer of an unedited script, with the hashes of its parameters; steps are counted from 1.
 
     Attributes:
         name: the optimizer with its model.
@@ -113,10 +132,8 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
         p50_ms: the median of the timed steps' maxima over ranks; None without timed steps.
         loss: ``loss[rank]``: step -> loss, of at most 2,048 values.
         grad_norm: ``grad_norm[rank]``: step -> norm of the gradients, of at most 2,048 values.
-        weights: step -> for each rank, the begin of the hash of what it holds of the parameters.
-        parameters: step -> the begins of the parameters' hashes over all ranks, joined.
         gradients: step -> for each rank, the begin of the hash of its gradients before they were reduced.
-        names: the parameters; not kept in baselines.
+        buffers: the hashes of the model's persistent buffers.
         turns: for each step, its place in the order of all optimizers' steps, from 1; not kept in baselines.
     """
 
@@ -127,10 +144,8 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
     p50_ms: Milliseconds | None = None
     loss: list[dict[Step, Finite]] = field(default_factory=list)
     grad_norm: list[dict[Step, NotNegative]] = field(default_factory=list)
-    weights: dict[Step, list[_OfRank]] = field(default_factory=dict)
-    parameters: dict[Step, Annotated[str, Meta(pattern="^([0-9a-f]{4})*$")]] = field(default_factory=dict)
     gradients: dict[Step, list[_OfRank]] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
+    buffers: HashedParts = HashedParts()
     turns: list[Positive] = field(default_factory=list)
     rank_steps: list[Positive] = field(default_factory=list)
 
@@ -155,21 +170,31 @@ class SeriesFacts(Model, frozen=True, omit_defaults=True):
         known = "" if calls is None else f", {calls or 'no collective'}"
         return f"{self.name} ({self.steps}{known})"
 
+    def condensed(self, *, has_names: bool) -> SeriesFacts:
+        """Return what a baseline keeps of these facts."""
+        kept = self.replace(turns=[])
+        return kept if has_names else kept.replace(names=[], buffers=self.buffers.replace(names=[]))
+
     def with_every_step(self, hashed: SeriesFacts) -> SeriesFacts:
         """Return these facts with the hashes of a launch that computed the same, and hashed every step."""
-        return self.replace(
-            weights=hashed.weights | self.weights,
-            parameters=hashed.parameters | self.parameters,
-            gradients=hashed.gradients,
+        return _more_steps(self, hashed).replace(
+            gradients=hashed.gradients, buffers=_more_steps(self.buffers, hashed.buffers)
         )
 
 
-def joined_hashes(ranks: Sequence[Sequence[Series]]) -> dict[str, str]:
-    """Return step -> hash of what all ranks hold of all optimizers' parameters."""
+_Parts = TypeVar("_Parts", bound=HashedParts)
+
+
+def _more_steps(some: _Parts, every: HashedParts) -> _Parts:
+    return some.replace(weights=every.weights | some.weights, parameters=every.parameters | some.parameters)
+
+
+def joined_hashes(ranks: Sequence[Sequence[Series]], kind: str = PARAMETERS) -> dict[str, str]:
+    """Return step -> hash of what all ranks hold of all optimizers' parameters, or buffers by ``kind``."""
     rows: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for rank, series in enumerate(ranks):
         for number, one in enumerate(series):
-            for step, value in one.weights.hashes.items():
+            for step, value in getattr(one, kind).hashes.items():
                 rows[step].append((number, rank, value))
     return {step: digest(rows[step]) for step in sorted(rows, key=int)}
 
@@ -190,9 +215,6 @@ def series_facts(ranks: Sequence[Sequence[Series]]) -> list[SeriesFacts]:
 def _facts(ranks: Sequence[Series]) -> SeriesFacts:
     times = [list(map(max, *(rank.step_times_ms for rank in ranks)))] if len(ranks) > 1 else [ranks[0].step_times_ms]
     calls = [rank.collectives for rank in ranks if rank.collectives is not None]
-    held = [rank.weights for rank in ranks]
-    steps = set.intersection(*({*weights.tensors} for weights in held))
-    names = sorted({name for weights in held for name in weights.names})[:_MOST_PARAMETERS]
     return SeriesFacts(
         name=" | ".join(dict.fromkeys(rank.name for rank in ranks)),
         num_steps=max(counts := [rank.num_steps for rank in ranks]),
@@ -202,12 +224,22 @@ def _facts(ranks: Sequence[Series]) -> SeriesFacts:
         p50_ms=float(f"{median(times[0]):.6g}") if times[0] else None,
         loss=_thinned([rank.loss for rank in ranks]),
         grad_norm=_thinned([rank.grad_norm for rank in ranks]),
-        weights=_begins_by_rank([weights.hashes for weights in held], _NO_HASH),
-        parameters={step: "".join(_begins(held, names, step)) for step in sorted(steps, key=int)},
         gradients=_begins_by_rank([rank.gradients for rank in ranks]),
-        names=names,
+        buffers=HashedParts(**_hashed_parts([rank.buffers for rank in ranks])),
         turns=ranks[0].turns,
+        **_hashed_parts([rank.weights for rank in ranks]),
     )
+
+
+def _hashed_parts(held: Sequence[LocalWeights]) -> dict[str, Any]:
+    """Return the fields of :class:`HashedParts`."""
+    steps = set.intersection(*({*parts.tensors} for parts in held))
+    names = sorted({name for parts in held for name in parts.names})[:_MOST_PARAMETERS]
+    return {
+        "weights": _begins_by_rank([parts.hashes for parts in held], _NO_HASH),
+        "parameters": {step: "".join(_begins(held, names, step)) for step in sorted(steps, key=int)},
+        "names": names,
+    }
 
 
 def _begins_by_rank(ranks: Sequence[Mapping[str, str]], absent: str = "0" * _OF_RANK) -> dict[str, list[str]]:
@@ -232,16 +264,22 @@ def _thinned(ranks: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return kept if longest else []
 
 
-def described(facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: bool = False) -> str:
-    """Return a line on the optimizers if there are several, or if the steps of one have no collective; or empty.
+def described(
+    facts: Sequence[SeriesFacts], num_ranks: int, *, has_messages: bool = False, is_simulated: bool = False
+) -> str:
+    """Return a line on the optimizers if there are several, or if one has no loss or no collective in its steps.
 
-    With ``has_messages``, a step whose costs were counted has some, which gloo's recorder does not know.
+    With ``has_messages``, a step whose costs were counted has some, which gloo's recorder does not know. A simulated
+    world has no losses.
     """
     alone = [one.name for one in facts if num_ranks > 1 and one.collectives == 0]
-    if len(facts) < 2 and (has_messages or not alone):
-        return ""
-    text = f"{counted(len(facts), 'optimizer')}: {_listed([str(one) for one in facts])}"
-    return f"{text}; there is no collective in the steps of {_listed(alone)}" if alone else text
+    found = []
+    if len(facts) > 1 or (alone and not has_messages):
+        found.append(f"{counted(len(facts), 'optimizer')}: {_listed([str(one) for one in facts])}")
+        found += [f"there is no collective in the steps of {_listed(alone)}"] if alone else []
+    if facts and not (is_simulated or any(any(one.loss) for one in facts)):
+        found.append("no loss is recorded, since the script calls no backward() of one; torch.autograd.grad has none")
+    return "; ".join(found)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -310,10 +348,10 @@ def _diverged(name: str, held: Sequence[LocalWeights]) -> Iterator[Parted]:
             yield Parted(name, different[0], len(different), rank, int(step), int(before), again)
 
 
-def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFacts]) -> str:
-    """Return the optimizer, step, ranks and parameters for which weights differ first; empty if none do."""
+def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFacts], kind: str = PARAMETERS) -> str:
+    """Return the optimizer, step, ranks and names for which weights, or buffers, differ first; or empty."""
     found = []
-    for here, there in zip(launch, other, strict=False):
+    for here, there in zip(*([_of_kind(one, kind) for one in side] for side in (launch, other)), strict=False):
         steps = sorted(int(step) for step in here.weights.keys() & there.weights.keys())
         for before, step in zip([None, *steps], steps, strict=False):
             if who := _other_ranks(here.weights, there.weights, str(step)):
@@ -321,7 +359,7 @@ def first_other_weights(launch: Sequence[SeriesFacts], other: Sequence[SeriesFac
                 named = _other_parameters(here, there, str(step))
                 own = _other_ranks(here.gradients, there.gradients, str(step)) if before == step - 1 else ""
                 reduced = f"; before they are reduced, gradients of step {step} differ on {own}" if own else ""
-                text = f"the weights of {here.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
+                text = f"the {kind} of {here.name} first differ {_when(step)} on {who}{equal}{named}{reduced}"
                 # What differs before an optimizer's first step was changed by a step of another one, if there was any.
                 found.append((here.turn(step), not step, text))
                 break
@@ -339,11 +377,26 @@ def _other_ranks(here: Mapping[str, list[str]], there: Mapping[str, list[str]], 
     return f"rank {', '.join(map(str, ranks))}" if ranks else ""
 
 
+def _of_kind(series: SeriesFacts, kind: str) -> SeriesFacts:
+    """Return the series with the hashes of parameters, or with those of buffers in their place."""
+    if kind == PARAMETERS:
+        return series
+    buffers = series.buffers
+    return series.replace(weights=buffers.weights, parameters=buffers.parameters, names=buffers.names, gradients={})
+
+
 def _other_parameters(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
+    """Return the tensors that differ in a step, and those that only one side has; a baseline may lack the names."""
     begins = [_split(side.parameters.get(step, "")) for side in (here, there)]
-    if len(begins[0]) != len(begins[1]):
+    if not there.names and len(begins[0]) != len(begins[1]):
         return ""
-    names = [name for name, one, two in zip(here.names, *begins, strict=False) if one != two]
+    one, two = (
+        dict(zip(names, parts, strict=False))
+        for names, parts in zip((here.names, there.names or here.names), begins, strict=True)
+    )
+    names = [f"{name} is new" for name in one if name not in two]
+    names += [f"{name} is gone" for name in two if name not in one]
+    names += [name for name in one if name in two and one[name] != two[name]]
     more = f" and {counted(len(names) - _MOST_NAMED, 'other')}" if len(names) > _MOST_NAMED else ""
     return f": {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
 

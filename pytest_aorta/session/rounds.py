@@ -13,7 +13,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import Comparison, Side
 from pytest_aorta.verdict.bitwise import LOCATE
-from pytest_aorta.verdict.by_rank import UNCOUNTED
+from pytest_aorta.verdict.by_rank import UNCOMPARED
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -236,7 +236,7 @@ def _labelled(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield the notes: those on what was measured explain no verdict, and one is about a further launch."""
     measured = {facts.optimizers for facts in comparison.facts(Side.CANDIDATE)}
     for note in comparison.notes:
-        is_cause = note not in measured and not note.startswith(UNCOUNTED)
+        is_cause = note not in measured and not note.startswith(UNCOMPARED)
         yield "locate" if note.startswith(LOCATE) else "cause" if is_cause else "note", note
 
 

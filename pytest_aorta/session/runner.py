@@ -34,7 +34,7 @@ from pytest_aorta.verdict.bitwise import (
     split,
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.learning import NewLaunches
+from pytest_aorta.verdict.learning import NewLaunches, varying_buffers
 from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of
 from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.rows import identity
@@ -386,7 +386,7 @@ class WorkloadRunner:
             lines = locate_first(varying[0], result, varying[1], (), None, self._folder)
         elif hashed is not None:
             # A hash of all optimizers would not do: it covers those that were hashed in a step.
-            lines = [first_other_weights(*(launch_facts(passed(launch)).series for launch in (hashed, result)))]
+            lines = [first_other_weights(launch_facts(passed(hashed)).series, launch_facts(result).series)]
         if any(lines):
             raise BaselineError(
                 f"{case}: not recorded, because two launches of the same code compute different weights:"
@@ -497,13 +497,15 @@ class WorkloadRunner:
         self, result: WorkloadResult, baseline: Baseline | None, comparison: Comparison, failing: Sequence[Verdict]
     ) -> Comparison:
         """Return the comparison of a script with a note on where its weights first differ, by one more launch."""
-        found = [row for row in failing if row.metric == "weight_hash" and row.outcome is Outcome.REGRESSION]
+        hashed = [(row, METRICS[row.metric].hashed) for row in failing if row.metric in METRICS]
+        found = [(row, kind) for row, kind in hashed if kind and row.outcome is Outcome.REGRESSION]
         if not found or not result.ranks[0].series:
             return comparison
         if not self._options.locate:
             note = f"{LOCATE} launches once more to find the step, the parameters and the rank"
             return comparison.replace(notes=(*comparison.notes, note))
-        is_by_ab = found[0].is_by_ab
+        row, kind = found[0]
+        is_by_ab = row.is_by_ab
         try:
             here = self._world.hashing_every_step(result)
             other = self._world.hashing_every_step(result, reference=True) if is_by_ab else None
@@ -514,8 +516,8 @@ class WorkloadRunner:
         # The launch of the baseline that has the hashes of every step.
         recorded = baseline.center_launches if baseline else []
         there = launch_facts(other) if other else max(recorded, key=_num_hashes)
-        where = first_other_weights(launch_facts(here).series, there.series)
-        note = where or "no weights differ, so launches of the same code differ"
+        where = first_other_weights(launch_facts(here).series, there.series, kind)
+        note = where or f"no {kind} differ, so launches of the same code differ"
         return comparison.replace(notes=(*comparison.notes, f"launched once more with hashes of every step: {note}"))
 
     def _located(
@@ -561,9 +563,10 @@ def _with_every_step(new: NewLaunches, hashed: LaunchFacts) -> NewLaunches:
     first, *others = new.baseline.launches
     if len(first.facts.series) != len(hashed.series):
         return new
+    left_out = varying_buffers([hashed, first.facts], new.marked) | new.baseline.left_out
     series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
     launches = (first.replace(facts=first.facts.replace(series=series)), *others)
-    return new.replace(baseline=new.baseline.replace(launches=launches))
+    return new.replace(baseline=new.baseline.replace(launches=launches, left_out=left_out))
 
 
 def _check_restarts(spec: WorkloadSpec, config: Mapping[str, Any]) -> None:

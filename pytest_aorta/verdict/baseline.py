@@ -27,7 +27,7 @@ LOCK_FILE = ".lock"
 _LEVELS = 4
 # What describes a launch alone: a comparison uses it of the launches under test, never of those of a baseline.
 _DIAGNOSTICS = (
-    "step_time_growth", "memory_growth", "most_exposed_rank", "critical_rank", "late_steps", "optimizers",
+    "step_time_growth", "most_exposed_rank", "critical_rank", "late_steps", "optimizers",
 )  # fmt: skip
 
 RevisionText: TypeAlias = Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}$")]
@@ -103,7 +103,12 @@ class Baseline(Model, frozen=True):
         """Return the baseline with what a comparison uses; the rest is in the run folders of the launches."""
         names = [name for name in LaunchFacts.__struct_fields__ if name not in _DIAGNOSTICS]
         kept = [LaunchFacts(**{name: getattr(stored.facts, name) for name in names}) for stored in self.launches]
-        kept = [facts.replace(series=[series.replace(names=[], turns=[]) for series in facts.series]) for facts in kept]
+        # The names of one launch tell which tensors have come or gone.
+        first = next(number for number, stored in enumerate(self.launches) if stored.center)
+        kept = [
+            facts.replace(series=[series.condensed(has_names=number == first) for series in facts.series])
+            for number, facts in enumerate(kept)
+        ]
         pairs = zip(self.launches, kept, strict=True)
         return self.replace(launches=tuple(stored.replace(facts=facts) for stored, facts in pairs))
 

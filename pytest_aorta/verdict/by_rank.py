@@ -1,4 +1,4 @@
-"""Comparison of metrics that each rank has values of: the costs of a step, and what scripts recorded by step. Pure.
+"""Comparison of metrics that each rank has values of: costs, the growth of memory, what scripts recorded by step. Pure.
 
 Costs repeat to the last unit, so that one launch decides. Each rank is compared with the same rank of the other side,
 and the worst rank decides. What differs between launches of the other side, e.g. operators that depend on the data, is
@@ -179,19 +179,60 @@ def _by_file(places: Mapping[str, int]) -> Counter[str]:
     return found
 
 
-# The begin of notes on costs that are not compared.
-UNCOUNTED = "costs of a step are not"
+# The most by which unchanged code exceeds the growth of memory of its baseline, as a fraction of this growth.
+_GROWTH_VARIES = 0.25
+# Growth of memory within a launch, as a fraction, after which its peak depends on the number of steps.
+MEMORY_GROWTH = 0.03
 
 
-def costs_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:
-    """Return one line on costs that are not compared, since one side did not count them."""
+def judge_growth(row: Row) -> Verdict:
+    """Return the verdict on the growth of memory: a regression if a rank exceeds that of the other side in each launch.
+
+    Without a marker, code that leaks may exceed the growth of its baseline by a quarter of it.
+    """
+    allowed = row.tolerance.value or 0.0
+    is_default = row.tolerance.origin is Origin.DEFAULT
+    recorded = [max(ranks) for ranks in zip(*(other.memory_growth for other in row.others), strict=False)]
+    limits = [more + max(allowed, is_default * _GROWTH_VARIES * more) for more in recorded]
+    least = [min(ranks) for ranks in zip(*(launch.memory_growth for launch in row.launches), strict=False)]
+    rank = max(range(min(len(least), len(limits))), key=lambda rank: least[rank] - limits[rank])
+    value, baseline = round(least[rank], 3), round(recorded[rank], 3)
+    known = {"value": value, "baseline": baseline, "delta": value - baseline}
+    if least[rank] <= limits[rank]:
+        return row.verdict(Outcome.PASS, **known)
+    here, there = (_growth_a_step(side[-1], rank) for side in (row.launches, row.others))
+    num_others = sum(grows > limit for grows, limit in zip(least, limits, strict=False)) - 1
+    others = f" (and {counted(num_others, 'other')})" if num_others else ""
+    detail = (
+        f"memory of rank {rank}{others} grows by {here} a step, that of the {row.reference} by {there}; look for what "
+        f"each step keeps, such as a loss with its graph"
+    )
+    return row.verdict(Outcome.REGRESSION, detail=detail, **known)
+
+
+def _growth_a_step(facts: LaunchFacts, rank: int) -> str:
+    return f"{facts.memory_growth_bytes[rank] / facts.num_steps / 2**20:.3g} MiB"
+
+
+# The begins of notes on costs and buffers that are not compared.
+UNCOMPARED = "costs of a step are not", "buffers are not"
+
+
+def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str) -> tuple[str, ...]:
+    """Return lines on costs, buffers and growing memory that are not compared, since one side lacks them."""
     here = launches[0].costs
+    again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
+    found = []
     if problem := next((group.costs.problem for group in here if group.costs.problem), ""):
-        return (f"{UNCOUNTED} compared: {problem}",)
-    if here and others and not has_costs(others[-1]):
-        again = f"; record it again with {RESET}" if side == str(ReferenceKind.BASELINE) else ""
-        return (f"{UNCOUNTED} in the {side}{again}",)
-    return ()
+        found.append(f"{UNCOMPARED[0]} compared: {problem}")
+    elif here and others and not has_costs(others[-1]):
+        found.append(f"{UNCOMPARED[0]} in the {side}{again}")
+    if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
+        found.append(f"{UNCOMPARED[1]} compared: the {side} has no hashes of them{again}")
+    memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
+    if memory > MEMORY_GROWTH and not (others and others[-1].memory_growth):
+        found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
+    return tuple(found)
 
 
 _STEPS_PER_OUTLIER, _MOST_OUTLIERS = 100, 50

@@ -35,7 +35,6 @@ _IDLE_OF_LAG = 0.75
 _COMPUTE_OF_LAG = 0.5
 # The least growth from a launch's first step to its last that is reported.
 STEP_GROWTH = {"cuda": 0.03, "cpu": 0.5}
-MEMORY_GROWTH = 0.03
 # The least slowdown of the canary against the baseline that is reported.
 CANARY_CHANGE = {"cuda": 0.05, "cpu": 1.0}
 # The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
@@ -151,9 +150,6 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], sid
     steps = median(launch.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
         found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")
-    memory = median(launch.memory_growth for launch in launches)
-    if memory > MEMORY_GROWTH:
-        found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
     found += _launch_notes([launch.late_steps for launch in launches])
     return found + _choice_notes(launches, reference, side) + _throttle_notes(launches, reference, side)
 

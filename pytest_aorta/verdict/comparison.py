@@ -8,7 +8,7 @@ from typing import Any
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.by_rank import costs_notes, judge_costs, judge_curves, series_notes
+from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth, series_notes, uncompared_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
 from pytest_aorta.verdict.metrics import (
     METRICS,
@@ -35,11 +35,10 @@ from pytest_aorta.verdict.noise import (
 from pytest_aorta.verdict.rows import (
     Row,
     choose_tolerances,
-    has_costs,
+    known_to,
     other_setup,
     other_steps,
     profiled,
-    without_costs,
 )
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
@@ -68,7 +67,7 @@ class _Comparison(ABC):
             row = Row(self.case, metric_of(name, tolerance.direction), tolerance, reference, launches, others, count)
             rows.append((decided or {}).get(name) or self._judge(row))
         notes, suspect = notes_on(rows, launches, others, side)
-        notes += (*costs_notes(launches, others, side), *series_notes(launches, others))
+        notes += (*uncompared_notes(launches, others, side), *series_notes(launches, others))
         return Verdicts(self.case, tuple(rows), notes, suspect)
 
     def _judge_measured(
@@ -84,6 +83,8 @@ class _Comparison(ABC):
             return judge_costs(row, row.metric.cost)
         if row.metric.curve is not None:
             return judge_curves(row, row.metric.curve)
+        if row.metric.is_growth:
+            return judge_growth(row)
         if row.tolerance.value is None or isinstance(row.value, str):
             return row.judge_exact()
         if (found := self._decide(row)) is None:
@@ -155,9 +156,8 @@ class StoredComparison(_Comparison):
             SpecError: As in :func:`~pytest_aorta.verdict.rows.choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, launches[0], *self._center[-1:])
-        # A baseline that is older than costs stays valid.
-        if self._center and not has_costs(self._center[-1]):
-            tolerances = without_costs(tolerances, self.marked)
+        if self._center:
+            tolerances = known_to(self._center[-1], tolerances, self.marked)
         is_stored = self.kind is ReferenceKind.BASELINE
         revision = self.baseline.revision if self.baseline is not None and is_stored else None
         reference = VerdictReference(self.kind, self.file, revision)
@@ -204,7 +204,8 @@ class StoredComparison(_Comparison):
             return row.missing(Missing.BASELINE, detail, is_unrecorded=True)
         if detail := other_steps(launches, center[-1]):
             return self._judge_equal_steps(row, self.max_launches, detail)
-        if (noise := self.baseline.left_out.get(metric.name)) and not row.tolerance.is_exact:
+        is_asked = row.tolerance.is_exact and row.tolerance.origin is not Origin.DEFAULT
+        if (noise := self.baseline.left_out.get(metric.name)) and not is_asked:
             return row.not_applicable(NotApplicable.NOISY, f"left out when recorded: {noise}")
         if found := row.unprofiled(launches, center):
             return found
@@ -269,9 +270,8 @@ class PairedComparison(_Comparison):
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if not self.version:
             tolerances = {name: found for name, found in tolerances.items() if found.origin is not Origin.UNDECLARED}
-        # Variants of a test have different costs on purpose.
-        if self.only is None and (not self.version or not has_costs(references[0])):
-            tolerances = without_costs(tolerances, self.marked)
+        if self.only is None:
+            tolerances = known_to(references[0], tolerances, self.marked, is_variant=not self.version)
         if self.only is not None:
             check_compared(self.only, METRICS)
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}

@@ -1,7 +1,8 @@
 """Recording of baselines: launches that are appended, start a new revision, or are refused."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,8 +12,10 @@ from msgspec import field
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
 from pytest_aorta.result.facts import LaunchFacts, growth
+from pytest_aorta.result.series import BUFFERS, first_other_weights
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, num_measured, read_baseline
-from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
+from pytest_aorta.verdict.by_rank import MEMORY_GROWTH
+from pytest_aorta.verdict.causes import STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
@@ -30,6 +33,7 @@ from pytest_aorta.verdict.verdicts import Verdict, format_change
 
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
+_BUFFER_HASH = "buffer_hash"
 # Launches that a refusal advises to add at once.
 _MANY = 10
 
@@ -155,13 +159,24 @@ def _fitted(baseline: Baseline) -> Baseline:
 
 def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> dict[str, str]:
     """Return the metrics that launches are too noisy for -> why: noise, a late host, outliers, growth or throttling."""
-    return {
+    return varying_buffers(launches, marked) | {
         name: "; ".join(problems)
         for name, tolerance in applicable(marked, launches[0]).items()
         if tolerance.value is not None
         and (metric := metric_of(name, tolerance.direction)).has_noise
         and (problems := _problems(metric, tolerance.value, launches))
     }
+
+
+def varying_buffers(launches: Iterable[LaunchFacts], marked: Collection[str]) -> dict[str, str]:
+    """Return that ``buffer_hash`` can't be compared, as buffers that are never given a value, -> why; or empty.
+
+    Weights can still be compared.
+    """
+    pairs = () if _BUFFER_HASH in marked else pairwise(launches)
+    varying = (first_other_weights(one.series, other.series, BUFFERS) for one, other in pairs)
+    where = next(filter(None, varying), "")
+    return {_BUFFER_HASH: f"in two launches {where}"} if where else {}
 
 
 def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts]) -> list[str]:
@@ -180,7 +195,7 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
         if abs(steps) > STEP_GROWTH[launches[0].device]:
             found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
         found += [f"launch {number}: {one.throttled}" for number, one in enumerate(launches, 1) if one.throttled]
-    memory = median(launch.memory_growth for launch in launches)
+    memory = median(max(launch.memory_growth, default=0.0) for launch in launches)
     if metric.kind is MetricKind.MEMORY and memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by {format_change(memory)} or more")
     return found

@@ -13,7 +13,7 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
-from pytest_aorta.result.series import SeriesFacts
+from pytest_aorta.result.series import BUFFERS, PARAMETERS, SeriesFacts
 from pytest_aorta.result.trace.families import is_compute
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, Cost, by_rank
 from pytest_aorta.verdict.statistics.decision import Scale
@@ -108,6 +108,9 @@ class Metric:
         cost: The cost of a step that is compared rank by rank, while ``measure`` returns its largest sum over ranks.
         curve: Returns the values of one optimizer of an unedited script by rank and step, which are compared one by
             one, while ``measure`` returns the last of them.
+        is_growth: Whether the growth of memory is compared rank by rank, while ``measure`` returns the largest.
+        hashed: What a hash by step is of, ``weights`` or ``buffers``; else empty.
+        is_new: Whether baselines of earlier versions lack the metric, which is then compared only if a marker names it.
     """
 
     name: str
@@ -123,11 +126,15 @@ class Metric:
     only_on_gpus: bool = False
     cost: Cost | None = None
     curve: Curve | None = None
+    is_growth: bool = False
+    hashed: str = ""
+    is_new: bool = False
 
     @property
     def has_noise(self) -> bool:
         """Return False if one launch decides, e.g. because equal code has equal values."""
-        return self.direction is not Direction.EXACT and self.cost is None and self.curve is None
+        is_by_rank = self.is_growth or self.cost is not None or self.curve is not None
+        return self.direction is not Direction.EXACT and not is_by_rank
 
     @property
     def worse(self) -> int:
@@ -237,12 +244,24 @@ def _kernel_ms(facts: LaunchFacts) -> Value:
     return math.fsum(times) if times else None
 
 
-def _weight_hash(facts: LaunchFacts) -> Value:
-    return facts.weight_hashes[max(facts.weight_hashes, key=int)] if facts.weight_hashes else None
+def _hash(kind: str, text: str, *, is_new: bool = False) -> Metric:
+    """Return the row of the hash of a model's ``weights`` or ``buffers``."""
+    name = f"{kind.removesuffix('s')}_hash"
+
+    def by_step(facts: LaunchFacts) -> dict[int, str]:
+        return {int(step): value for step, value in getattr(facts, f"{name}es").items()}
+
+    def measure(facts: LaunchFacts) -> Value:
+        hashes = by_step(facts)
+        return hashes[max(hashes)] if hashes else None
+
+    default = _default(None, Direction.EXACT)
+    numeric, exact = MetricKind.NUMERIC, Direction.EXACT
+    return Metric(name, "", numeric, exact, default, measure, text, by_step=by_step, hashed=kind, is_new=is_new)
 
 
-def _hashes_by_step(facts: LaunchFacts) -> dict[int, str]:
-    return {int(step): value for step, value in facts.weight_hashes.items()}
+def _memory_growth(facts: LaunchFacts) -> Value:
+    return None if facts.simulated or not facts.memory_growth else round(max(facts.memory_growth), 3)
 
 
 _TIME, _MEMORY, _COUNT, _NUMERIC = MetricKind.TIMING, MetricKind.MEMORY, MetricKind.COUNT, MetricKind.NUMERIC
@@ -293,6 +312,11 @@ _ROWS = (
         "`model_tflops` as a fraction of the device's peak for bfloat16, where the peak is known", _POINTS,
     ),
     _recorded("peak_memory_bytes", "B", _MEMORY, _LOWER, 2, "largest peak of device memory over ranks"),
+    Metric(
+        "memory_growth", "", _MEMORY, _LOWER, _default(10, _LOWER, _POINTS), _memory_growth,
+        "growth of a rank's memory in a launch as a fraction of it, which may exceed that of the baseline",
+        scale=_POINTS, is_growth=True, is_new=True,
+    ),
     _cost(Cost.COLLECTIVES, "", None, "calls of collectives in a step, by kind, size of the group and type"),
     _cost(Cost.COLLECTIVE_BYTES, "B", None, "bytes of the larger of input and output, over the collectives of a step"),
     _cost(Cost.FLOPS, "", 0.1, "floating-point operations of a step, by operator"),
@@ -306,9 +330,11 @@ _ROWS = (
     _cost(Cost.RECOMPILATIONS, "", None, "compilations of torch.compile in the measured steps"),
     _cost(Cost.GRAPH_BREAKS, "", None, "graph breaks of torch.compile"),
     _recorded("num_parameters", "", _COUNT, _EXACT, None, "parameters of the whole model"),
-    Metric(
-        "weight_hash", "", _NUMERIC, _EXACT, _default(None, _EXACT), _weight_hash,
-        "hash of the weights after the last step", by_step=_hashes_by_step,
+    _hash(PARAMETERS, "hash of the weights after the last step"),
+    _hash(
+        BUFFERS,
+        "hash of the persistent buffers of an unedited script's model, such as the statistics of BatchNorm",
+        is_new=True,
     ),
     _curve(
         "loss", lambda series: series.loss,

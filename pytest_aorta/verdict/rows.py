@@ -100,9 +100,26 @@ def applicable(marked: Mapping[str, Tolerance], facts: LaunchFacts, *others: Lau
     }
 
 
-def without_costs(tolerances: Mapping[str, Tolerance], marked: Mapping[str, Tolerance]) -> dict[str, Tolerance]:
-    """Return tolerances without those of costs that no marker names."""
-    return {name: tolerance for name, tolerance in tolerances.items() if name in marked or metric_of(name).cost is None}
+def known_to(
+    other: LaunchFacts,
+    tolerances: Mapping[str, Tolerance],
+    marked: Mapping[str, Tolerance],
+    *,
+    is_variant: bool = False,
+) -> dict[str, Tolerance]:
+    """Return tolerances without those of metrics that no marker names and that another side has no value of.
+
+    A baseline that is older than costs, or than a new metric, stays valid. Variants of a test have different costs and
+    memory on purpose.
+    """
+    lacks_costs = is_variant or not has_costs(other)
+
+    def is_lacking(metric: Metric) -> bool:
+        if metric.cost is not None:
+            return lacks_costs
+        return (metric.is_growth and is_variant) or (metric.is_new and metric.measure(other) is None)
+
+    return {name: found for name, found in tolerances.items() if name in marked or not is_lacking(metric_of(name))}
 
 
 def has_costs(facts: LaunchFacts) -> bool:
@@ -479,8 +496,8 @@ class Row:
             here, there = metric.by_step(launch), metric.by_step(other)
             if different := _different_steps(here, there):
                 # With several optimizers, the last step is that of the one with most steps.
-                equal = f"after the last step, {max(here)}, the weights are equal" if len(launch.series) < 2 else ""
-                return self._other_hash(different[0], launch, other, equal)
+                equal = f"after the last step, {max(here)}, the {metric.hashed} are equal"
+                return self._other_hash(different[0], launch, other, equal if len(launch.series) < 2 else "")
         for launch in () if self.reference.is_variant else self.launches:  # variants of a test may hash different steps
             if lost := sorted(metric.by_step(self.others[-1]).keys() - metric.by_step(launch).keys()):
                 steps = f"{counted(len(lost), 'step')} for which the {self.reference} has one"
@@ -492,7 +509,7 @@ class Row:
         """Return the regression of the first hash that differs, that of a step which both sides have."""
         assert self.metric.by_step is not None
         here, there = self.metric.by_step(launch), self.metric.by_step(other)
-        where = first_other_weights(launch.series, other.series) or f"after step {step}"
+        where = first_other_weights(launch.series, other.series, self.metric.hashed) or f"after step {step}"
         return self._other_bits(here[step], there[step], launch, other, "; ".join(filter(None, [where, further])))
 
     def _other_bits(
@@ -550,7 +567,7 @@ def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -
     """Return after which step two sides first differ; empty if both have a value for one step only, or for none."""
     if metric.by_step is None:
         return ""
-    if found := first_other_weights(launch.series, other.series):
+    if found := first_other_weights(launch.series, other.series, metric.hashed):
         return found
     here, there = metric.by_step(launch), metric.by_step(other)
     different, common = _different_steps(here, there), sorted(here.keys() & there.keys())
@@ -558,4 +575,4 @@ def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -
         return ""
     position = common.index(different[0])
     before = f", and are equal after step {common[position - 1]}" if position else ""
-    return f"the weights first differ after step {different[0]}{before}"
+    return f"the {metric.hashed} first differ after step {different[0]}{before}"

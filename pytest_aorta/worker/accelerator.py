@@ -6,9 +6,9 @@ if it has them (docs/architecture.md, Kinds of devices).
 
 import functools
 import gc
+import mmap
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.clock import time
 from pytest_aorta.plan.device_kind import DeviceKind
 
 Moment: TypeAlias = "torch.Event | int"
@@ -78,7 +79,7 @@ def memory_in_use(device: torch.device) -> int:
     """Return bytes: allocated on the device, or resident on CPU."""
     if on_accelerator(device):
         return int(torch.accelerator.memory_allocated(device))
-    return int(os.pread(_own_memory(), 100, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(os.pread(_own_memory(), 100, 0).split()[1]) * mmap.PAGESIZE
 
 
 @functools.cache

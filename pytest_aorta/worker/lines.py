@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import traceback
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.clock import time
 from pytest_aorta.common.text import is_library
 from pytest_aorta.result.trace.kineto_places import Moment
 from pytest_aorta.worker.finite import modules

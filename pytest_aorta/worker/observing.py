@@ -16,10 +16,10 @@ import math
 import os
 import re
 import sys
-import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from traceback import walk_stack
@@ -32,7 +32,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.text import brief, counted
+from pytest_aorta.common.clock import time
+from pytest_aorta.common.text import brief, counted, distinct
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.evidence import log_tail
 from pytest_aorta.result.folder import OUTPUT_LOG
@@ -44,7 +45,7 @@ from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.steps import Progress, StepCounter, StepTimer, calls_by_step, prepared
-from pytest_aorta.worker.weight_hash import LocalHashes
+from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
 _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
 # Steps of an optimizer that are timed before some are profiled; those after the profiled ones are timed too.
@@ -102,11 +103,41 @@ class Values:
         return [value for values in lists for value in values]
 
 
+class _Gradients:
+    """Hashes by step of what this rank adds to gradients, before they are reduced; sharded parameters have none.
+
+    Attributes:
+        step: The step that runs.
+        names: Id of a parameter -> its name. In the first backward pass, modules of FSDP2 have other parameters.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.step, self.names = 1, dict[str, str]()
+        self._hashes, self._steps = LocalHashes(0), list[int]()
+        for part in (part for group in optimizer.param_groups for part in group["params"]):
+            if part.requires_grad and part.is_leaf and not is_dtensor(part):
+                part.register_hook(untraced(functools.partial(self._note, str(id(part)))))
+
+    def _note(self, key: str, gradient: torch.Tensor) -> None:
+        if self.step <= _MOST_EVERY:
+            self._steps.append(self.step)
+            self._hashes.add(len(self._steps), [(key, gradient)])
+
+    def by_step(self) -> dict[str, str]:
+        """Return step -> hash, and wait for the device."""
+        found = self._hashes.digests(self.names).hashes
+        by_step: dict[int, list[str]] = {}
+        for number, step in enumerate(self._steps, 1):
+            by_step.setdefault(step, []).append(found.get(str(number), ""))
+        # The order in which gradients are computed may vary.
+        return {str(step): digest(sorted(parts)) for step, parts in by_step.items()}
+
+
 class _Optimized:
     """The series of one optimizer: its steps from the first, which has the number 1, with what belongs to each."""
 
     def __init__(
-        self, optimizer: Optimizer, named: _Named, device: torch.device, warmup: int, *, hash_every_step: bool
+        self, optimizer: Optimizer, named: _Named, device: torch.device, warmup: int, gradients: _Gradients | None
     ) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.name, self.model = type(optimizer).__name__, ""
@@ -123,11 +154,15 @@ class _Optimized:
         self.counted_with: set[_Optimized] = set()
         self._is_count_due = False
         self._num_within = 0
-        self.hashes = LocalHashes(_STEPS_BY_TENSOR)
-        self._gradients, self._steps_of_gradients = LocalHashes(0), list[int]()
-        if hash_every_step:
-            self.hashes = LocalHashes(max(_STEPS_BY_TENSOR, _MOST_TENSORS // max(1, len(named(optimizer)))))
-            self._watch_gradients(named(optimizer))
+        # Gradients are hashed where every step is.
+        self._gradients = gradients
+        if gradients is not None:
+            gradients.names = {str(id(part)): logical_name(name) for name, part in named(optimizer)}
+        by_tensor = max(_STEPS_BY_TENSOR, _MOST_TENSORS // max(1, len(named(optimizer)))) if gradients else 0
+        self.hashes, self.buffers = (LocalHashes(by_tensor or _STEPS_BY_TENSOR) for _ in range(2))
+        # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
+        # of buffers with the names of those that are not persistent.
+        self._owners: list[tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]] = []
         # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
         self.is_hash_due = False
         self._named, self._warmup = named, warmup
@@ -186,6 +221,8 @@ class _Optimized:
     def end_step(self, values: Sequence[tuple[str, float | torch.Tensor]]) -> None:
         """End the step at the optimizer's step; ``values`` are the quantities of the step."""
         self.num_steps += 1
+        if self._gradients is not None:
+            self._gradients.step = self.num_steps + 1
         if self.timer.close():
             self.timed.append(self.num_steps)
         if self._counted is not None:
@@ -226,32 +263,36 @@ class _Optimized:
             self.timer.open()
         return False
 
-    def hash(self, *, is_last: bool = False) -> None:
-        """Hash this rank's parts of the parameters after this step, unless that is done.
+    def belongs_to(self, roots: Sequence[tuple[int, torch.nn.Module]], *, hash_buffers: bool) -> None:
+        """Take the names and the buffers of the largest modules that have the parameters, as of :func:`_roots_of`."""
+        self.model = " + ".join(dict.fromkeys(_title(root) for _, root in roots))[:_LONGEST_NAME]
+        # The order in which modules are found may vary.
+        ordered = sorted(roots, key=itemgetter(0)) if hash_buffers else []
+        every = [each for _, root in ordered for each in root.named_modules()]
+        self._owners = [
+            (f"{name}." if name else "", module._buffers, getattr(module, "_non_persistent_buffers_set", ()))
+            for name, module in every
+        ]
 
-        The hash of the last step has what the script did to the parameters after it, whichever steps are hashed.
+    def hash(self, *, is_last: bool = False) -> None:
+        """Hash this rank's parts of the parameters, and its buffers, after this step, unless that is done.
+
+        The hash of the last step has what the script did to them after it, whichever steps are hashed.
         """
         if (optimizer := self.optimizer()) is not None:
-            self.hashes.add(self.num_steps, self._named(optimizer), again=is_last)
+            self._hash(self._named(optimizer), again=is_last)
 
-    def _watch_gradients(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Hash from now on what this rank adds to gradients, before they are reduced; sharded parameters have none."""
-        for name, part in named:
-            if part.requires_grad and part.is_leaf and not is_dtensor(part):
-                part.register_hook(untraced(functools.partial(self._note_gradient, name)))
-
-    def _note_gradient(self, name: str, gradient: torch.Tensor) -> None:
-        if self.num_steps < _MOST_EVERY:
-            self._steps_of_gradients.append(self.num_steps + 1)
-            self._gradients.add(len(self._steps_of_gradients), [(name, gradient)])
-
-    def _gradients_by_step(self) -> dict[str, str]:
-        found = self._gradients.digests().hashes
-        by_step: dict[int, list[str]] = {}
-        for number, step in enumerate(self._steps_of_gradients, 1):
-            by_step.setdefault(step, []).append(found.get(str(number), ""))
-        # The order in which gradients are computed may vary.
-        return {str(step): digest(sorted(parts)) for step, parts in by_step.items()}
+    def _hash(self, named: Iterable[tuple[str, torch.Tensor]], *, again: bool) -> None:
+        self.hashes.add(self.num_steps, named, again=again)
+        buffers = [
+            (before + key, buffer)
+            for before, own, left_out in self._owners
+            for key, buffer in own.items()
+            if buffer is not None and key not in left_out
+        ]
+        names = distinct((name for name, _ in buffers), " ({})")
+        pairs = zip(names, (buffer for _, buffer in buffers), strict=True)
+        self.buffers.add(self.num_steps, pairs, again=again)
 
     def hash_at_the_end(self) -> None:
         """Have the parameters hashed when the optimizer is freed, in case that the script drops it with the model."""
@@ -267,7 +308,8 @@ class _Optimized:
     def _hash_freed(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         # The collector may free an optimizer while torch traces with fake tensors.
         with _disable_current_modes():
-            self.hashes.add(self.num_steps, named, again=True)
+            self._hash(named, again=True)
+        self._owners.clear()
 
     def stop(self) -> None:
         """End a profile that runs, and no longer wait for the optimizer's end."""
@@ -308,7 +350,8 @@ class _Optimized:
             loss={str(step): value for step, value in values[_LOSS].items()},
             grad_norm={str(step): value for step, value in values[_NORM].items()},
             weights=self.hashes.digests(),
-            gradients=self._gradients_by_step(),
+            buffers=self.buffers.digests(),
+            gradients=self._gradients.by_step() if self._gradients else {},
             turns=[] if is_alone else self.turns,
         )
 
@@ -343,6 +386,9 @@ class Observer:
         self._values: list[tuple[str, float | torch.Tensor]] = []
         # What a scaler has returned, for what it was given, until the next backward pass.
         self._scaled: tuple[object, object] = None, None
+        # Optimizers that were made since the last backward pass; their gradients are watched from their first step on.
+        self._unwatched: list[weakref.ref[Optimizer]] = []
+        self._gradients: weakref.WeakKeyDictionary[Optimizer, _Gradients] = weakref.WeakKeyDictionary()
         self._stepping: list[Optimizer] = []
         self._stepped_within: list[Optimizer] = []
         self._is_in_backward = self._is_counting = False
@@ -393,6 +439,7 @@ class Observer:
             return original(tensors, *args, **kwargs)
         if self._progress is None:
             self._enter(1)
+        self._watch_gradients()
         # The last stage of a pipeline passes its loss as a sequence, and the others their outputs with gradients.
         losses = tensors if isinstance(tensors, list | tuple) else [tensors]
         (scaled, loss), self._scaled = self._scaled, (None, None)
@@ -441,6 +488,13 @@ class Observer:
             self._wrap(fsdp.FullyShardedDataParallel, "clip_grad_norm_", self._clip)
         self.has_optimizer = True
         original(*args, **kwargs)
+        if self.record.hash_every_step and not self._is_simulated:
+            self._unwatched.append(weakref.ref(args[0]))
+
+    def _watch_gradients(self) -> None:
+        while self._unwatched:
+            if (optimizer := self._unwatched.pop()()) is not None:
+                self._gradients[optimizer] = _Gradients(optimizer)
 
     def _give_way(self, original: Callable[..., Any], profiler: torch.profiler.profile) -> Any:
         for one in self._all:
@@ -540,12 +594,13 @@ class Observer:
             # Keep the group: gloo's destructor can deadlock, and would run when the script drops its last reference.
             self._group = dist.group.WORLD if dist.is_initialized() else None
         self.optimizers.add(optimizer)
-        every = self.record.hash_every_step and not self._is_simulated
-        named = self.optimizers.named
-        self._all.append(_Optimized(optimizer, named, self.device, self.record.warmup, hash_every_step=every))
+        self._watch_gradients()
+        named, gradients = self.optimizers.named, self._gradients.get(optimizer)
+        found = _Optimized(optimizer, named, self.device, self.record.warmup, gradients)
+        self._all.append(found)
         if len(self._all) <= MOST_SEARCHED:
-            self._all[-1].model = model_of(named(optimizer))
-        return self._all[-1]
+            found.belongs_to(_roots_of(named(optimizer)), hash_buffers=self.record.hash_weights)
+        return found
 
     def _look(self, found: _Optimized) -> None:
         began_s = time.perf_counter()
@@ -684,23 +739,22 @@ def _last_lines() -> str:
     return "".join(["; its last lines:" if lines else "", *(f"\n  | {brief(line)}" for line in lines)])
 
 
-def model_of(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return the classes of the largest modules that have some of the parameters, such as ``DDP(Net)``.
-
-    Wrappers of torch are followed by the class of the module that they wrap.
-    """
-    own, every = {id(part) for _, part in named}, modules()
+def _roots_of(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[int, torch.nn.Module]]:
+    """Return the largest modules that have some of the parameters, each with the place of its first parameter."""
+    places, every = {id(part): place for place, (_, part) in enumerate(named)}, modules()
     parents = {id(child): module for module in every for child in module.children()}
-    found = {}
+    found: dict[int, tuple[int, torch.nn.Module]] = {}
     for module in every:
-        if any(id(part) in own for part in module._parameters.values()):
+        if own := [places[id(part)] for part in module._parameters.values() if id(part) in places]:
             while (parent := parents.get(id(module))) is not None:
                 module = parent
-            found[id(module)] = _title(module)
-    return " + ".join(dict.fromkeys(found.values()))[:_LONGEST_NAME]
+            first, _ = found.get(id(module), (len(places), module))
+            found[id(module)] = min(first, *own), module
+    return list(found.values())
 
 
 def _title(module: torch.nn.Module) -> str:
+    """Return the class of a module such as ``DDP(Net)``: wrappers of torch are followed by what they wrap."""
     name = type(module).__name__
     children = list(module.children())
     return f"{_SHORT_NAMES[name]}({_title(children[0])})" if name in _SHORT_NAMES and len(children) == 1 else name

@@ -13,7 +13,6 @@ import functools
 import gzip
 import json
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from torch._C._autograd import _profiler_enabled
 from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.options import TORCH, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file

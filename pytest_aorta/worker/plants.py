@@ -4,7 +4,6 @@ import atexit
 import functools
 import math
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from pytest_aorta.common.clock import time
 from pytest_aorta.plan.plants import BIT, EXIT_CODE, HANG, IN_LINE, LOST_GRADIENT, MEMORY, NAN, SLOW_RANK, Planted
 from pytest_aorta.worker.accelerator import on_accelerator, own_device, synchronize
 from pytest_aorta.worker.finite import untraced

@@ -13,7 +13,6 @@ import mmap
 import os
 import sys
 import tempfile
-import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from torch._C._autograd import _profiler_enabled
 from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.options import WRAPPERS
@@ -53,8 +53,9 @@ from pytest_aorta.worker.accelerator import (
 from pytest_aorta.worker.lines import Lines, is_locating, shown
 from pytest_aorta.worker.simulation import is_simulated, requested_calls, reset_peak_memory
 
-# A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
-MEMORY_EVERY_STEPS = 10
+# Steps between readings of memory at first: a query of CUDA's allocator takes the host tens of microseconds. When there
+# are as many readings as are kept, every other one is dropped, and memory is read half as often.
+MEMORY_EVERY_STEPS, MEMORY_EVERY_CPU_STEPS, MOST_READINGS = 10, 2, 24
 
 
 class Progress:
@@ -88,7 +89,7 @@ class Progress:
 class _OpenStep:
     """A step that has begun, with the stretches that do not count."""
 
-    memory_bytes: list[int]
+    memory_bytes: int | None
     began_ns: int
     begin: Moment
     pauses: list[tuple[Moment, Moment]] = field(default_factory=list)
@@ -111,6 +112,9 @@ class StepTimer:
         self._began_ns: list[int] = []
         self._ended_ns: list[int] = []
         self._memory_bytes: list[int] = []
+        on_device = on_accelerator(device)
+        self._memory_every = MEMORY_EVERY_STEPS if on_device else MEMORY_EVERY_CPU_STEPS
+        self._now: Callable[[], Moment] = functools.partial(now, device) if on_device else time.perf_counter_ns
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -125,27 +129,31 @@ class StepTimer:
             self._progress.advance()
         if not self._began_ns:
             begin_measured_steps()
-        memory_bytes = [memory_in_use(self.device)] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
-        self._open = _OpenStep(memory_bytes, time.time_ns(), now(self.device))
+        memory_bytes = None if len(self._began_ns) % self._memory_every else memory_in_use(self.device)
+        self._open = _OpenStep(memory_bytes, time.time_ns(), self._now())
 
     def close(self) -> bool:
         """End the step that has begun, and return whether there was one."""
         if (step := self._open) is None:
             return False
-        self._moments.append((step.begin, now(self.device), step.pauses))
+        self._moments.append((step.begin, self._now(), step.pauses))
         self._ended_ns.append(time.time_ns())
         self._began_ns.append(step.began_ns)
-        self._memory_bytes += step.memory_bytes
+        if step.memory_bytes is not None:
+            self._memory_bytes.append(step.memory_bytes)
+            if len(self._memory_bytes) == MOST_READINGS:
+                del self._memory_bytes[1::2]
+                self._memory_every *= 2
         self._open = None
         return True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the body out of the time of the step that has begun, if there is one."""
-        step, begin = self._open, now(self.device)
+        step, begin = self._open, self._now()
         yield
         if step is not None:
-            step.pauses.append((begin, now(self.device)))
+            step.pauses.append((begin, self._now()))
 
     @property
     def num_steps(self) -> int:
@@ -179,7 +187,7 @@ class StepTimer:
         return _waits_of_steps_ms(_recorded_collectives(), self._began_ns, self._ended_ns)
 
     def memory_bytes(self) -> list[int]:
-        """Return the memory in use before every tenth step, in bytes: allocated on the device, or resident on CPU."""
+        """Return the bytes in use before evenly spaced steps: allocated on the device, or resident on CPU."""
         return list(self._memory_bytes)
 
 

@@ -32,6 +32,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -168,7 +169,7 @@ def hash_local(name: str, tensor: torch.Tensor) -> str:
         ValueError: The elements do not have 1, 2, 4 or 8 bytes, or the device is neither CPU nor CUDA.
     """
     piece = _dtensor_or_replica(name, _detached(name, tensor))
-    [sums] = _logical_sums([piece.signature], _local_facts([piece])[None, None].cpu())
+    [sums] = _logical_sums([piece.signature], _local_facts([[piece]])[None].cpu())
     return _digest((piece.signature, sums)).hex()
 
 
@@ -191,22 +192,25 @@ class LocalHashes:
         """
         if step in self._steps and not again:
             return
-        signatures, sums = [], []
+        signatures, blocks = [], []
         for name, tensor in sorted(((logical_name(name), tensor) for name, tensor in named), key=itemgetter(0)):
             try:
                 part = local_part(_detached(name, tensor))
-                sums.append(tensor_sums(part, Grid.of(Axis(part.numel(), range(part.numel())))))
+                blocks.append(_block(part, Grid.of(Axis(part.numel(), range(part.numel())))))
             except ValueError as error:
                 self._problem = f"{name} is not hashed: {error}"
                 continue
             signatures.append(_LocalSignature(name, str(part.dtype), tuple(part.shape), layout_of(tensor)))
-        if sums:
-            self._steps[step] = signatures, _stacked(sums)
+        if blocks:
+            self._steps[step] = signatures, _sums_of_blocks(blocks)
 
-    def digests(self) -> LocalWeights:
-        """Return the hashes of all steps, and wait for the device."""
+    def digests(self, names: Mapping[str, str] = MappingProxyType({})) -> LocalWeights:
+        """Return the hashes of all steps, with some ``names`` in place of others, and wait for the device."""
         rows = {
-            step: [_digest((signature, *pair)).hex() for signature, pair in zip(signatures, sums.tolist(), strict=True)]
+            step: [
+                _digest((signature._replace(name=names.get(signature.name, signature.name)), *pair)).hex()
+                for signature, pair in zip(signatures, sums.tolist(), strict=True)
+            ]
             for step, (signatures, sums) in self._steps.items()
         }
         # The script may have changed the type after the last step; of equally common signatures, the later one.
@@ -279,7 +283,7 @@ def _hash_pieces(pieces: list[_Piece], group: _Group) -> WeightHash:
         raise ValueError(f"a tensor has two dtypes or shapes in {list(tensors)}")
     if is_simulated():  # the parts of other ranks do not exist
         return WeightHash.of({signature.name: _digest(signature).hex() for signature in tensors})
-    facts = _gather(_stacked([_local_facts(parts) for parts in tensors.values()]), list(tensors), group)
+    facts = _gather(_local_facts(tensors.values()), list(tensors), group)
     sums = _logical_sums(list(tensors), facts)
     per_tensor = {pair[0].name: _digest(pair).hex() for pair in zip(tensors, sums, strict=True)}
     return WeightHash.of(per_tensor)
@@ -293,33 +297,37 @@ def _short_digest(value: object) -> int:
     return int.from_bytes(_digest(value)[:8], "big", signed=True)
 
 
-def _local_facts(parts: list[_Piece]) -> torch.Tensor:
-    """Return one tensor's facts, int64 ``[2, 4]``: by the first and by the last grids, two sums, region and count."""
-    first = _facts_at([(part, part.grids[0]) for part in parts])
-    if all(len(part.grids) == 1 for part in parts):
-        return torch.stack([first, first])
-    return torch.stack([first, _facts_at([(part, part.grids[-1]) for part in parts])])
+def _local_facts(tensors: Iterable[list[_Piece]]) -> torch.Tensor:
+    """Return facts, int64 ``[tensor, 2, 4]``: by the first and by the last grids, two sums, region and count."""
+    blocks: list[_Block] = []
+    # The row of each block, the region and count of each row, and the two rows of each tensor.
+    owners: list[int] = []
+    rows: list[tuple[int, int]] = []
+    chosen: list[tuple[int, int]] = []
+    for parts in tensors:
+        first = len(rows)
+        for number in (0, -1)[: max(len(part.grids) for part in parts)]:
+            placed = [(part, part.grids[number]) for part in parts]
+            if any(part.tensor.numel() != grid.numel for part, grid in placed):
+                nothing = torch.empty(0, dtype=torch.int8, device=parts[0].tensor.device)
+                found, row = [_Block(nothing, Grid.of(Axis(0, range(0))))], (0, _OTHER_COUNT)
+            else:
+                found = [_piece_block(part, grid) for part, grid in placed]
+                row = _short_digest([grid.key for _, grid in placed]), sum(grid.numel for _, grid in placed)
+            owners += [len(rows)] * len(found)
+            blocks += found
+            rows.append(row)
+        chosen.append((first, len(rows) - 1))
+    sums = _sums_of_blocks(blocks)
+    by_row = sums.new_zeros(len(rows), LANES).index_add_(0, sums.new_tensor(owners), sums)
+    return torch.cat([by_row, sums.new_tensor(rows)], 1)[sums.new_tensor(chosen)]
 
 
-def _facts_at(placed: list[tuple[_Piece, Grid]]) -> torch.Tensor:
-    if any(part.tensor.numel() != grid.numel for part, grid in placed):
-        return torch.tensor([0, 0, 0, _OTHER_COUNT], device=placed[0][0].tensor.device)
-    sums = torch.stack([_piece_sums(part, grid) for part, grid in placed]).sum(0)
-    region = _short_digest([grid.key for _, grid in placed])
-    return torch.cat([sums, sums.new_tensor([region, sum(grid.numel for _, grid in placed)])])
-
-
-def _piece_sums(piece: _Piece, grid: Grid) -> torch.Tensor:
+def _piece_block(piece: _Piece, grid: Grid) -> _Block:
     try:
-        return tensor_sums(piece.tensor, grid)
+        return _block(piece.tensor, grid)
     except ValueError as error:
         raise ValueError(f"{piece.signature.name} is {error}") from error
-
-
-def _stacked(facts: list[torch.Tensor]) -> torch.Tensor:
-    # An optimizer keeps its step on the CPU beside state on the GPU, where the group gathers.
-    device = next((fact.device for fact in facts if fact.device.type != "cpu"), torch.device("cpu"))
-    return torch.stack([fact.to(device) for fact in facts])
 
 
 def _gather(facts: torch.Tensor, signatures: list[_Signature], group: _Group) -> torch.Tensor:
@@ -390,6 +398,8 @@ _ELEMENT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32
 _EXACT_ROWS = 64
 # Rows of a chunk: few enough that the buffers fit a CPU's caches, or enough to fill a device, with 32 MiB of buffers.
 _CPU_ROWS, _DEVICE_ROWS = _EXACT_ROWS, 32 * _EXACT_ROWS
+# Runs of at most this many elements are summed together, up to as many as have 16 MiB of terms in both lanes.
+_SMALL, _MOST_TOGETHER = 4096, 256
 
 
 def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -399,6 +409,18 @@ def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
         ValueError: The elements do not have 1, 2, 4 or 8 bytes, or the tensor is quantized, nested, sparse, opaque or
             without memory.
     """
+    return _block_sums(_block(tensor, grid))
+
+
+class _Block(NamedTuple):
+    """Elements as integers of 8, 16 or 32 bits, and where they lie in their tensor."""
+
+    elements: torch.Tensor
+    grid: Grid
+
+
+def _block(tensor: torch.Tensor, grid: Grid) -> _Block:
+    """Return the elements of a local block at ``grid``, with the errors of :func:`tensor_sums`."""
     if tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
         raise ValueError(f"{kind}; dense tensors can be hashed, such as the parts of this one")
@@ -410,7 +432,30 @@ def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
     if size == 8 and values.stride(0) != 1:
         # The halves of an element have to lie side by side.
         values = values.clone(memory_format=torch.contiguous_format)
-    elements, grid = values.view(_ELEMENT_DTYPES[size]), grid.repeated(2) if size == 8 else grid
+    return _Block(values.view(_ELEMENT_DTYPES[size]), grid.repeated(2) if size == 8 else grid)
+
+
+def _sums_of_blocks(blocks: Sequence[_Block]) -> torch.Tensor:
+    """Return the sums of each block, int64 ``[n, 2]``, on one device; small runs of one type are summed together."""
+    sums: dict[int, torch.Tensor] = {}
+    batches: dict[tuple[torch.device, torch.dtype], list[list[int]]] = defaultdict(list)
+    for number, block in enumerate(blocks):
+        if block.grid.run is None or len(block.elements) > _SMALL:
+            sums[number] = _block_sums(block)
+            continue
+        alike = batches[block.elements.device, block.elements.dtype]
+        if not alike or len(alike[-1]) == _MOST_TOGETHER:
+            alike.append([])
+        alike[-1].append(number)
+    for batch in (batch for alike in batches.values() for batch in alike):
+        sums |= zip(batch, _sums_of_small([blocks[number] for number in batch]).unbind(), strict=True)
+    # An optimizer keeps its step on the CPU beside state on the GPU, where the group gathers.
+    device = next((each.device for each in sums.values() if each.device.type != "cpu"), torch.device("cpu"))
+    return torch.stack([sums[number].to(device) for number in range(len(blocks))])
+
+
+def _block_sums(block: _Block) -> torch.Tensor:
+    elements, grid = block
     return _sums_of_parts(elements, grid) if grid.run is None else _sums_of_run(elements, grid.run)
 
 
@@ -439,20 +484,35 @@ def _sums_of_run(elements: torch.Tensor, run: range) -> torch.Tensor:
 
 def _sums_of_parts(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Sum the terms of single elements, for a grid with gaps: rows of such a grid may hold few elements each."""
-    device, bits = elements.device, 8 * elements.element_size()
-    per_word = 32 // bits
-    columns = _column_keys(torch.arange(COLUMNS, device=device)).repeat_interleave(per_word, 1)
-    shifts = bits * torch.arange(per_word, dtype=torch.int32, device=device).repeat(COLUMNS)
+    device = elements.device
     size = COLUMNS * (_EXACT_ROWS if device.type == "cpu" else _DEVICE_ROWS)
-    sums = columns.new_zeros(LANES)
+    sums = torch.zeros(LANES, dtype=torch.int64, device=device)
     for begin in range(0, len(elements), size):
         part = elements[begin : begin + size].clone()
-        index = grid.flat_index(begin, begin + len(part), device)
-        words, place = _mix(part, torch.empty_like(part)).to(torch.int32), index % columns.shape[1]
-        if per_word > 1:
-            words = (words & (2**bits - 1)) << shifts[place]
-        sums += (_row_keys(index // columns.shape[1]) * columns[:, place] * words).sum(1)
+        sums += _terms(part, grid.flat_index(begin, begin + len(part), device)).sum(1)
     return sums
+
+
+def _sums_of_small(blocks: Sequence[_Block]) -> torch.Tensor:
+    """Return the sums of runs of one type, int64 ``[n, 2]``: a call for each would take longer than its elements."""
+    elements = torch.cat([block.elements for block in blocks])
+    sizes = torch.tensor([len(block.elements) for block in blocks])
+    starts = torch.tensor([block.grid.run.start for block in blocks if block.grid.run is not None])
+    owners = torch.repeat_interleave(torch.arange(len(blocks)), sizes)
+    index = torch.arange(len(elements)) + (starts - sizes.cumsum(0) + sizes)[owners]
+    terms = _terms(elements, index.to(elements.device))
+    return terms.new_zeros(LANES, len(blocks)).index_add_(1, owners.to(elements.device), terms).T
+
+
+def _terms(elements: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the terms of elements at flat indices, int64 ``[2, n]``; the elements are mixed in place."""
+    device, bits = elements.device, 8 * elements.element_size()
+    per_word = 32 // bits
+    words, place = _mix(elements, torch.empty_like(elements)).to(torch.int32), index % (COLUMNS * per_word)
+    if per_word > 1:
+        words = (words & (2**bits - 1)) << (bits * (place % per_word)).to(torch.int32)
+    columns = _column_keys(torch.arange(COLUMNS, device=device))
+    return _row_keys(index // (COLUMNS * per_word)) * columns[:, place // per_word] * words
 
 
 def _halves(rows: torch.Tensor) -> torch.Tensor:

@@ -140,3 +140,70 @@ def test_one_more_launch_names_the_step_and_the_rank_whose_gradients_differ_befo
     looked = "launched once more, with a look after every step: NotFinite: parameter module.weight of rank 1 "
     assert looked in not_finite
     assert "is NaN or infinite first after step 6; " in not_finite
+
+
+_NORMED = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+torch.use_deterministic_algorithms(True)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+for step in range(1, 41):
+    batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+    optimizer.zero_grad()
+    (model(batch) * batch).mean().backward()
+    optimizer.step()
+"""
+# What is replaced in the script, by what, options of pytest, and what the failure says.
+_FAULTS = [
+    (
+        "Parallel(model)",
+        "Parallel(model, broadcast_buffers=False)",
+        (),
+        "the buffers of SGD of DDP(Sequential) first differ after step 2 on rank 1, and are equal after step 1",
+    ),
+    (
+        "    optimizer.step()",
+        "    optimizer.step(); kept.append(torch.ones(rank << 20))",
+        (),
+        "memory of rank 1 grows by ",
+    ),
+    (
+        "100 * step + rank",
+        "100 * step",
+        ("--aorta-locate",),
+        "before they are reduced, gradients of step 1 differ on rank 1",
+    ),
+    ("BatchNorm1d(8))", "BatchNorm1d(8), torch.nn.Linear(8, 8, bias=False))", (), "module.2.weight is new"),
+]
+
+
+def test_faults_name_the_buffers_the_growth_of_memory_the_rank_in_the_first_step_and_the_new_parameter(tmp_path):
+    (tmp_path / "test_train.py").write_text(_LOCATED)
+    (tmp_path / "train.py").write_text(_NORMED)
+    recorded = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--update-baselines")
+    assert recorded.returncode == 0, recorded.stdout
+    assert run(tmp_path, "pytest", "--aorta-launcher=forkserver").returncode == 0
+    for good, bad, options, said in _FAULTS:
+        (tmp_path / "train.py").write_text(_NORMED.replace(good, bad))
+        failed = run(tmp_path, "pytest", "--aorta-launcher=forkserver", *options)
+        assert (failed.returncode, said in failed.stdout) == (1, True), failed.stdout
+
+
+@pytest.mark.extended
+def test_buffers_that_vary_between_launches_are_left_out_and_weights_are_compared(tmp_path):
+    (tmp_path / "test_train.py").write_text(_LOCATED)
+    varying = "model[1].register_buffer('made', torch.tensor(torch.seed()))\ntorch.manual_seed(0)\nmodel = Distributed"
+    (tmp_path / "train.py").write_text(_NORMED.replace("model = Distributed", varying))
+    recorded = run(tmp_path, "pytest", "--aorta-launcher=forkserver", "--update-baselines")
+    assert "buffer_hash: left out: in two launches the buffers of SGD of DDP(Sequential)" in recorded.stdout
+    assert run(tmp_path, "pytest", "--aorta-launcher=forkserver").returncode == 0
+    (tmp_path / "train.py").write_text(_NORMED.replace("model = Distributed", varying).replace("lr=0.1", "lr=0.2"))
+    assert "Regression: weight_hash" in run(tmp_path, "pytest", "--aorta-launcher=forkserver").stdout

@@ -104,7 +104,7 @@ def rank_result(config, rank, device):
         "total": 16, "expected": 1.0, "actual": 0.0, "cause": "zeroed",
     }
     step_ms = config["step_ms"] * config.get("slowdown", 1)
-    grow = config.get("memory_growth", 0)
+    grow = config.get("memory_growth")
     return {
         "passed": not wrong,
         "failure_count": wrong,
@@ -128,7 +128,7 @@ def rank_result(config, rank, device):
         },
         "environment": {"torch": config.get("torch", "2.11.0"), "device": device} | config.get("facts", {}),
         "collective_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
-        "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow else [],
+        "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow is not None else [],
         **({"costs": config["costs"]} if "costs" in config else {}),
         "canary_before": config.get("canary", {}),
         "canary_after": {},

@@ -128,6 +128,23 @@ def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
     learned.run("-v", shows="  note: memory grows within a launch by at least *%; look for a leak")
 
 
+def test_growth_of_memory_is_compared_with_that_of_the_baseline_also_on_cpu_ranks(project):
+    project.one_test("workload.check(workload.run('toy'))")
+    project.plant(memory_growth=0.0)
+    project.run("--update-baselines").assert_outcomes(passed=1)
+    project.plant(memory_growth=0.08)
+    project.run().assert_outcomes(passed=1)
+    project.plant(memory_growth=0.5)
+    shows = [
+        "E  *Regression: memory_growth +3* points *limit 10 points)",
+        "E  *cause     memory of rank 0 (and 1 other) grows by 0.114* MiB a step, that of the baseline by 0 MiB; *",
+    ]
+    project.run(shows=shows, failed=1)
+    project.run("--update-baselines", "--aorta-record=replace").assert_outcomes(passed=1)
+    project.plant(memory_growth=0.55)
+    project.run().assert_outcomes(passed=1)
+
+
 def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     learned.plant(slowdown=0.8)
     learned.run().assert_outcomes(passed=1)

@@ -2,6 +2,8 @@
 
 import gc
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -82,6 +84,61 @@ def test_weights_are_not_hashed_within_profiled_steps(recorder):
     assert observed.timed[:20] == list(range(10, 30))
     # Four steps from step 30 are profiled.
     assert list(only(recorder.result()).weights.hashes) == ["0", "1", "2", "4", "8", "16", "33", "40"]
+
+
+class Normed(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        self.register_buffer("rotary", torch.zeros(2), persistent=False)
+
+
+def test_persistent_buffers_are_hashed_beside_the_parameters_also_of_a_model_that_is_dropped(monkeypatch):
+    monkeypatch.setenv("AORTA_DEVICE", "cpu")
+
+    def hashes(momentum: float) -> Series:
+        with observing(warmup=1, hash_weights=True) as own:
+            model = Normed()
+            model[1].momentum = momentum
+            optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+            for _ in range(5):
+                model(torch.arange(8.0).view(2, 4)).square().mean().backward()
+                optimizer.step()
+            del model, optimizer
+            gc.collect()
+            return only(own.result())
+
+    torch.manual_seed(0)
+    one = hashes(0.1)
+    torch.manual_seed(0)
+    other = hashes(0.2)
+    # BatchNorm has no parameter in the optimizer; its statistics belong to the model.
+    assert one.buffers.names == ["1.num_batches_tracked", "1.running_mean", "1.running_var"]
+    assert one.weights == other.weights
+    assert [*one.buffers.hashes] == [*one.weights.hashes] == ["0", "1", "2", "4", "5"]
+    assert one.buffers.hashes != other.buffers.hashes
+    assert one.buffers.tensors["5"][0] == other.buffers.tensors["5"][0]
+
+
+def test_gradients_are_hashed_from_the_first_step_on(monkeypatch):
+    monkeypatch.setenv("AORTA_DEVICE", "cpu")
+    with observing(warmup=1, hash_weights=True, hash_every_step=True) as own:
+        _kept = train(3)
+        assert list(only(own.result()).gradients) == ["1", "2", "3"]
+
+
+def test_clock_that_the_script_stops_does_not_stop_the_recorders(recorder, monkeypatch):
+    clocks = {getattr(time, name) for name in ("time", "time_ns", "monotonic", "perf_counter", "perf_counter_ns")}
+
+    def stop() -> None:
+        for name, module in [*sys.modules.items()]:
+            if name == "time" or name.startswith("pytest_aorta."):
+                for key, value in [*vars(module).items()]:
+                    if callable(value) and value in clocks:
+                        monkeypatch.setattr(module, key, lambda: 0)
+
+    _kept = train(9, lambda step, *_: stop() if step == 2 else None)
+    monkeypatch.undo()
+    assert min(recorder.result().step_times_ms) > 0
 
 
 def test_model_that_the_script_drops_is_hashed_after_its_last_step(recorder):

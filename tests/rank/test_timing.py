@@ -19,7 +19,7 @@ from pytest_aorta.result.trace.rank_files import read_arrivals
 from pytest_aorta.worker import Delay, StepTimer
 from pytest_aorta.worker import steps as timer_module
 from pytest_aorta.worker.steps import (
-    MEMORY_EVERY_STEPS,
+    MEMORY_EVERY_CPU_STEPS,
     _recorded_collectives,
     _waits_of_steps_ms,
     calls_by_step,
@@ -72,31 +72,38 @@ def test_step_that_raises_is_not_counted():
 
 def test_steps_that_raise_and_are_caught_add_neither_times_nor_samples_of_memory():
     timer = StepTimer(CPU)
-    for number in range(MEMORY_EVERY_STEPS + 1):
+    for number in range(MEMORY_EVERY_CPU_STEPS + 1):
         for lost in (True, False):
             with suppress(RuntimeError), timer.step():
                 if lost:
                     raise RuntimeError(number)
-    assert len(timer.step_times_ms()) == MEMORY_EVERY_STEPS + 1
+    assert len(timer.step_times_ms()) == MEMORY_EVERY_CPU_STEPS + 1
     assert len(timer.memory_bytes()) == 2
 
 
-@pytest.mark.parametrize("steps", [1, MEMORY_EVERY_STEPS, MEMORY_EVERY_STEPS + 1, 5 * MEMORY_EVERY_STEPS])
-def test_memory_is_sampled_before_every_tenth_step(steps):
-    timer = timed(0, steps)
-    assert len(timer.memory_bytes()) == -(-steps // MEMORY_EVERY_STEPS)
-    assert all(used > 1 << 20 for used in timer.memory_bytes())
+@pytest.mark.parametrize(("steps", "every"), [(1, 2), (2, 2), (3, 2), (46, 2), (47, 4), (48, 4), (1000, 64)])
+def test_memory_is_read_before_fewer_than_24_evenly_spaced_steps(monkeypatch, steps, every):
+    timer = StepTimer(CPU)
+    monkeypatch.setattr(timer_module, "memory_in_use", lambda _: timer.num_steps)
+    for _ in range(steps):
+        with timer.step():
+            pass
+    assert timer.memory_bytes() == [*range(0, steps, every)]
+
+
+def test_memory_in_use_is_that_of_the_process():
+    assert all(used > 1 << 20 for used in timed(0, 4).memory_bytes())
 
 
 def test_memory_that_a_step_keeps_is_seen():
     timer, kept = StepTimer(CPU), []
-    for _ in range(MEMORY_EVERY_STEPS + 1):
+    for _ in range(MEMORY_EVERY_CPU_STEPS + 1):
         with timer.step():
             # A tensor may reuse memory that earlier checks have freed, and then does not increase the resident size.
             kept.append(mmap.mmap(-1, KEPT_BYTES))
             kept[-1].write(bytes(KEPT_BYTES))
     first, second = timer.memory_bytes()
-    assert second - first > 0.8 * MEMORY_EVERY_STEPS * KEPT_BYTES
+    assert second - first > 0.8 * MEMORY_EVERY_CPU_STEPS * KEPT_BYTES
 
 
 def part(created_ms: float) -> dict:
@@ -152,7 +159,7 @@ def test_messages_are_no_collectives_of_a_step(monkeypatch, first, later, calls)
 def test_timer_knows_when_each_step_ended(monkeypatch):
     timer = StepTimer(CPU)
     moments = iter([10, 20, 50, 90])
-    monkeypatch.setattr(time, "time_ns", lambda: next(moments))
+    monkeypatch.setattr(timer_module.time, "time_ns", lambda: next(moments))
     for _ in range(2):
         with timer.step():
             pass
@@ -166,7 +173,7 @@ def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
     dumped = json.dumps({"entries": [part(110), BATCH]})
     found = SimpleNamespace(_dump_nccl_trace_json=lambda **_: dumped)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", found)
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
+    monkeypatch.setattr(timer_module.time, "sleep", lambda _: pytest.fail("it waited"))
     assert len(_recorded_collectives()) == 2
 
 

@@ -8,10 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_aorta.worker import weight_hash
 from pytest_aorta.worker.layout import Axis, Grid
-from pytest_aorta.worker.weight_hash import LocalShard, hash_optimizer, hash_parameters, hash_shards, tensor_sums
+from pytest_aorta.worker.weight_hash import (
+    LocalHashes,
+    LocalShard,
+    hash_local,
+    hash_optimizer,
+    hash_parameters,
+    hash_shards,
+    tensor_sums,
+)
 
 DTYPES = [
     torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8,
@@ -107,6 +116,32 @@ def test_rows_of_the_largest_mixed_words_are_summed_exactly(word):
 
     assert weight_hash._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
     assert sums_of(elements) == reference_sums(elements.tolist())
+
+
+def test_small_tensors_are_summed_together_with_the_sums_of_the_definition():
+    sizes = [0, 1, 3, 1023, 1024, 1025, 4096, 4097] * 50
+    named = [
+        (f"{number}", torch.arange(number, number + size).mul(2654435761).to([torch.int8, torch.int32][number % 2]))
+        for number, size in enumerate(sizes)
+    ]
+    with CountedCalls() as counted:
+        found = hash_parameters(named).per_tensor
+        local = LocalHashes(1)
+        local.add(1, named)
+
+    # Each of two hashes flattens, stacks and names a tensor.
+    assert counted.calls < 40 * len(named)
+    assert found == {name: hash_local(name, tensor) for name, tensor in named}
+    for number in range(16):
+        assert sums_of(named[number][1]) == reference_sums(named[number][1].tolist(), bits=[8, 32][number % 2])
+
+
+class CountedCalls(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **kwargs or {})
 
 
 @pytest.mark.parametrize("axes", [[(2**40, 5, 300_000)], [(300, 1, 299), (4096, 7, 1000)]], ids=["run", "block"])

@@ -89,6 +89,11 @@ def make_facts(**changes: Any) -> LaunchFacts:
     return defaults.replace(**changes)
 
 
+def growing(*ranks: float) -> dict[str, list[float]]:
+    """Return facts on ranks whose memory grows by a fraction of it within the launch."""
+    return {"memory_bytes": [200 << 20] * len(ranks), "memory_growth_bytes": [grows * (200 << 20) for grows in ranks]}
+
+
 def with_p50(facts: LaunchFacts, p50: float) -> LaunchFacts:
     return facts.replace(step_time_ms=facts.step_time_ms | {"p50": p50})
 

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.clock import time
 from pytest_aorta.common.files import without_collection, write_json, write_text
 from pytest_aorta.common.text import is_harness
 from pytest_aorta.launch.process.guard import STACKS_S, die_with

@@ -74,12 +74,13 @@ def test_ranks_lags_come_from_their_waits():
     assert facts.rank_lag_ms == [-3.5, 3.5]
 
 
-def test_growth_of_steps_and_of_the_worst_ranks_memory_is_kept():
+def test_growth_of_steps_and_of_each_ranks_memory_is_kept():
     steps = [1.0 + step / 100 for step in range(100)]
     flat, growing = [100] * 10, [100 + number for number in range(10)]
     facts = launch_facts(make_result([steps, steps], memory_bytes=[flat, growing]))
     assert facts.step_time_growth == pytest.approx(0.6, abs=0.1)
-    assert facts.memory_growth == pytest.approx(0.086, abs=0.01)
+    assert facts.memory_growth == pytest.approx([0, 0.086], abs=0.01)
+    assert (facts.memory_bytes, facts.memory_growth_bytes[1]) == ([100, 104], pytest.approx(9, abs=1))
 
 
 def test_canary_is_the_slowest_ranks_at_the_better_of_its_two_moments():

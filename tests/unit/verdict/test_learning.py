@@ -9,6 +9,7 @@ from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.verdicts import NotApplicable
 from tests.unit.builders import (
     default_priors,
+    growing,
     launches_near,
     make_baseline,
     make_facts,
@@ -202,9 +203,14 @@ def test_growth_within_launches_is_refused():
     assert left_out([make_facts(step_time_growth=0.1)] * 5, {}) == {
         "step_time_p50": "step times change within a launch by +10.0% or more; use more warmup steps"
     }
-    assert left_out([make_facts(memory_growth=0.1, metrics={"peak_memory_bytes": 9.0})] * 5, {}) == {
+    assert left_out([make_facts(**growing(0.1), metrics={"peak_memory_bytes": 9.0})] * 5, {}) == {
         "peak_memory_bytes": "memory grows within a launch by +10.0% or more"
     }
+
+
+def test_memory_whose_parts_contradict_each_other_is_refused():
+    with pytest.raises(ValueError, match="memory_growth_bytes: got 1 values for 2 of memory_bytes"):
+        make_facts(memory_bytes=[1, 2], memory_growth_bytes=[1.0])
 
 
 def test_few_launches_are_not_judged_by_their_variance():

@@ -17,17 +17,23 @@ from pytest_aorta.result.series import (
 )
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Missing
 from tests.unit.builders import make_baseline, make_facts, stored
 from tests.unit.verdict.compared import SURE, check
 
 NAME = "AdamW of DDP(Net)"
 
 
-def series(loss: Sequence[float] = (), weights: dict[str, Sequence[str]] | None = None, **changes: Any) -> Series:
+def series(
+    loss: Sequence[float] = (),
+    weights: dict[str, Sequence[str]] | None = None,
+    names: Sequence[str] | None = None,
+    **changes: Any,
+) -> Series:
     """Return a rank's series; ``weights`` is step -> a digit for each parameter."""
     rows = {step: [digit * 32 for digit in row] for step, row in (weights or {}).items()}
     held = LocalWeights(
-        names=[f"p{number}" for number in range(len(next(iter(rows.values()), [])))],
+        names=[*(names or (f"p{number}" for number in range(len(next(iter(rows.values()), [])))))],
         shapes=[[2] for _ in next(iter(rows.values()), [])],
         layouts=["" for _ in next(iter(rows.values()), [])],
         tensors=rows,
@@ -186,8 +192,66 @@ def test_other_weights_name_step_rank_and_parameters():
     row = judged(here, there, metric="weight_hash")
     assert row.outcome is Outcome.REGRESSION
     assert row.detail == f"the weights of {NAME} first differ after step 2 on rank 1, and are equal after step 1: p1"
-    stripped = make_baseline(launches=stored(there)).without_diagnostics()
-    assert stripped.center_launches[0].series[0].names == []
+    kept = make_baseline(launches=stored(there, there)).without_diagnostics().center_launches
+    # The names of one launch are enough.
+    assert [launch.series[0].names for launch in kept] == [["p0", "p1"], []]
+
+
+# The digits of each parameter before the first step, by its name -> what is said of them.
+CAME_OR_WENT = {
+    "came": ({"embed": "a"}, {"embed": "a", "head": "b"}, ": head is new"),
+    "went": ({"embed": "a", "head": "b"}, {"embed": "a"}, ": head is gone"),
+    "renamed": ({"embed": "a", "head": "b"}, {"embed": "a", "out": "c"}, ": out is new, head is gone"),
+    "changed too": ({"embed": "a"}, {"embed": "c", "head": "b"}, ": head is new, embed"),
+    "many": ({"embed": "a"}, {"embed": "a"} | dict.fromkeys("wxyz", "b"), ": w is new, x is new, y is new and 1 other"),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "text"), CAME_OR_WENT.values(), ids=CAME_OR_WENT)
+def test_parameter_that_came_or_went_is_named(before, after, text):
+    there, here = (
+        launch(row).replace(weight_hashes=joined_hashes([[row]]))
+        for row in (
+            series(weights={"0": [*side.values()], "2": [*side.values()]}, names=[*side]) for side in (before, after)
+        )
+    )
+    baseline = make_baseline(launches=stored(there)).without_diagnostics()
+    row = judged(here, *baseline.center_launches, metric="weight_hash")
+    assert f"first differ before the first step on rank 0{text}" in row.detail
+    # Earlier versions kept no names.
+    old = [facts.replace(series=[facts.series[0].replace(names=[])]) for facts in baseline.center_launches]
+    assert "first differ before the first step on rank 0" in judged(here, *old, metric="weight_hash").detail
+
+
+def buffered(*ranks: dict[str, Sequence[str]]) -> LaunchFacts:
+    rows = [series(weights={"1": "ab"}, buffers=series(weights=rank).weights) for rank in ranks]
+    hashes = {kind: joined_hashes([[row] for row in rows], kind) for kind in ("weights", "buffers")}
+    return launch(*rows).replace(weight_hashes=hashes["weights"], buffer_hashes=hashes["buffers"])
+
+
+def test_buffers_have_a_row_of_their_own_that_names_them():
+    there, here = buffered({"1": "ab"}, {"1": "ab"}), buffered({"1": "ab"}, {"1": "a0"})
+    assert judged(there, there, metric="buffer_hash").outcome is Outcome.PASS
+    row = judged(here, there, metric="buffer_hash")
+    assert (row.outcome, row.detail) == (
+        Outcome.REGRESSION,
+        f"the buffers of {NAME} first differ after step 1 on rank 1: p1",
+    )
+    assert judged(here, there, metric="weight_hash").outcome is Outcome.PASS
+    lost = judged(hashed({"1": "ab"}, {"1": "ab"}), there, metric="buffer_hash")
+    assert lost.missing is Missing.CANDIDATE_VALUE
+
+
+def test_baseline_without_buffers_stays_valid_and_says_so():
+    old = hashed({"1": "ab"}, {"1": "ab"})
+    verdicts = check(buffered({"1": "ab"}, {"1": "ab"}), baseline=make_baseline(launches=stored(old)))
+    assert "buffer_hash" not in {row.metric for row in verdicts.rows}
+    assert any(
+        note.startswith("buffers are not compared: the baseline has no hashes of them") for note in verdicts.notes
+    )
+    varying = make_baseline(launches=stored(buffered({"1": "ab"})), left_out={"buffer_hash": "p0 varies"})
+    row = check(buffered({"1": "cd"}), baseline=varying)["buffer_hash"]
+    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "left out when recorded: p0 varies")
 
 
 REPLICAS = {
@@ -227,8 +291,8 @@ def line_on(ranks: list[list[Series]], **changes: bool) -> str:
 
 
 def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
-    reference = series(optimizer="SGD", model="Net", num_steps=40, collectives=0)
-    trained, trained_text = series(num_steps=44, collectives=2), f"{NAME} (44 steps, 2 collectives a step)"
+    reference = series([1.0], optimizer="SGD", model="Net", num_steps=40, collectives=0)
+    trained, trained_text = series([1.0], num_steps=44, collectives=2), f"{NAME} (44 steps, 2 collectives a step)"
     assert line_on([[trained], [trained]]) == line_on([[reference]]) == ""
     assert line_on([[reference]] * 2).endswith("; there is no collective in the steps of SGD of Net")
     assert line_on([[reference]] * 2, has_messages=True) == ""
@@ -237,6 +301,9 @@ def test_optimizers_are_described_if_there_are_several_or_one_works_alone():
         f"collective in the steps of SGD of Net"
     )
     assert line_on([[trained, trained]] * 2).endswith(f": {trained_text}, {trained_text.replace(NAME, f'{NAME} #2')}")
+    lossless = series(num_steps=44, collectives=2)
+    assert line_on([[lossless]] * 2).startswith("no loss is recorded, since the script calls no backward() of one; ")
+    assert line_on([[lossless]] * 2, is_simulated=True) == line_on([[lossless], [trained]]) == ""
     many = line_on([[reference] * 9] * 2)
     assert (many.count("(40 steps"), many.count("SGD of Net #8"), many.count(" and 1 other")) == (8, 2, 2)
 
