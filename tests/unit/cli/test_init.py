@@ -1,5 +1,6 @@
 import ast
 import os
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,96 @@ def test_script_that_resumes_is_launched_in_copies_without_its_checkpoint(
     copied = [found for found, plan in zip(seen, launches.plans, strict=True) if plan.copy]
     assert copied == [["data/tokens.bin", "train.py"]] * (2 if is_seeded else 4)
     assert not any(plan.copy.exists() for plan in launches.plans if plan.copy)
+
+
+def left_before(folder: Path, name: str) -> Ranks:
+    """Return the ranks of a script that goes on with a checkpoint, which it saves only at steps that are left."""
+
+    def ranks(plan: LaunchPlan, _: int) -> Values:
+        there = plan.folder / name
+        if there.exists():
+            step = int(there.read_text())
+            return {"configured_iterations": 3 - step, "total_iterations": 3 - step, "weight_hashes": {}} | {
+                key: [5.0] * (3 - step) for key in ("step_times_ms", "loss", "grad_norm")
+            }
+        there.parent.mkdir(exist_ok=True)
+        there.write_text("2")
+        return {}
+
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("2")
+    return ranks
+
+
+@pytest.mark.parametrize("is_tracked", [True, False])
+@pytest.mark.parametrize(("kept", "path"), [("ckpt.pt", "ckpt.pt"), ("out/last.pt", "out")])
+def test_checkpoint_that_an_earlier_run_has_left_is_kept_out(folder, launches, capsys, is_tracked, kept, path):
+    if is_tracked:
+        for words in (["init", "-q"], ["add", "train.py"]):
+            subprocess.run(["git", *words], cwd=folder, check=True)
+    launches.ranks = left_before(folder, kept)
+    assert main(["init", "train.py"]) == 0
+    text, shown = (folder / "test_train.py").read_text(), capsys.readouterr().out
+    assert call_in(text)[1] == {"record": {"hash_weights": True}, "fresh": [path]}
+    assert f"note: {path} was here before, from another run; with and without it, one launch had 1 step" in shown
+    assert "measured 3 steps" in shown
+
+
+def test_training_that_an_earlier_run_has_ended_is_tested_from_its_beginning(folder, launches):
+    (folder / "snapshot.pt").write_text("trained")
+
+    def ranks(plan: LaunchPlan, _: int) -> Values:
+        there = plan.folder / "snapshot.pt"
+        if there.exists() and there.read_text():
+            return {"fails": "nothing left to train"}
+        there.write_text("trained")
+        return {}
+
+    launches.ranks = ranks
+    assert main(["init", "train.py"]) == 0
+    assert call_in(files(folder)["test_train.py"])[1]["fresh"] == ["snapshot.pt"]
+
+
+def test_data_that_the_script_reads_is_named_and_stays(folder, launches, capsys):
+    for name in ("data/a.bin", "data/b.bin", "weights.pt", "cache/index", "unread.bin"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("1")
+
+    def ranks(plan: LaunchPlan, _: int) -> Values:
+        if not (plan.folder / "data").exists():
+            return {"fails": "no such dataset"}
+        for name in ("data/a.bin", "data/b.bin"):
+            (plan.folder / name).read_text()
+        cache, weights = plan.folder / "cache/index", plan.folder / "weights.pt"
+        if not cache.exists():
+            cache.parent.mkdir()
+            cache.write_text("1")
+        cache.read_text()
+        return {} if weights.exists() and weights.read_text() else {"weight_hashes": {"3": f"{7:016x}"}}
+
+    launches.ranks = ranks
+    assert main(["init", "train.py"]) == 0
+    assert "fresh" not in call_in(files(folder)["test_train.py"])[1]
+    shown = capsys.readouterr().out
+    assert "note: the script reads data, which is not tracked by git; with and without it, a launch fails" in shown
+    assert "note: the script reads weights.pt, which is not tracked by git; with and without it, two launches" in shown
+    assert "cache" not in shown
+    assert "unread" not in shown
+
+
+def test_checkpoint_that_hides_that_the_script_has_no_seed_is_kept_out(folder, launches, capsys):
+    def ranks(plan: LaunchPlan, number: int) -> Values:
+        there = plan.folder / "snapshot.pt"
+        has_seed = plan.record is not None and plan.record.deterministic
+        initial = there.read_text() if there.exists() else f"{0 if has_seed else number:016x}"
+        there.write_text(initial)
+        return {"weight_hashes": {"3": initial}}
+
+    launches.ranks = ranks
+    assert main(["init", "train.py"]) == 0
+    settings = call_in(files(folder)["test_train.py"])[1]
+    assert settings == {"record": {"hash_weights": True, "deterministic": True}, "fresh": ["snapshot.pt"]}
+    assert "note: these launches left snapshot.pt in this folder" in capsys.readouterr().out
 
 
 def test_file_that_no_launch_reads_needs_no_copy(folder, launches):
