@@ -42,7 +42,7 @@ from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.finite import MOST_SEARCHED, Optimizers, freeze, modules, refuse_values, untraced
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
-from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress, StepCounter, StepTimer, calls_by_step, prepared
 from pytest_aorta.worker.weight_hash import LocalHashes
 
@@ -542,6 +542,8 @@ class Observer:
         self.optimizers.add(optimizer)
         every = self.record.hash_every_step and not self._is_simulated
         named = self.optimizers.named
+        if self._is_simulated:
+            note_padded(named(optimizer))
         self._all.append(_Optimized(optimizer, named, self.device, self.record.warmup, hash_every_step=every))
         if len(self._all) <= MOST_SEARCHED:
             self._all[-1].model = model_of(named(optimizer))
@@ -608,9 +610,9 @@ class Observer:
             needed = self.record.warmup + 2
             if self._is_simulated:
                 return (
-                    f"its optimizer made {counted(self.num_steps, 'step')}, fewer than {needed}: simulated ranks "
-                    f"exchange no values, so a script that ends at a reduced loss may end early; give it a number of "
-                    f"steps"
+                    f"its optimizer made {counted(self.num_steps, 'step')}, fewer than {needed}: data that are split "
+                    f"over more ranks have fewer steps, and simulated ranks exchange no values, so a script that ends "
+                    f"at a reduced loss may end early; give it a number of steps"
                 )
             return (
                 f"its optimizer made {counted(self.num_steps, 'step')}, and the first {needed - 1} are not timed, as "
