@@ -1,6 +1,7 @@
 """``aorta init``: launches a script twice, and writes a test that fits what it measured, with settings of pytest."""
 
 import argparse
+import math
 import os
 import re
 import textwrap
@@ -34,6 +35,8 @@ from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
 from pytest_aorta.verdict.by_rank import costs_notes
 from pytest_aorta.verdict.metrics import METRICS, Value
+from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
+from pytest_aorta.verdict.statistics.variance import own_variance
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta init"
@@ -97,9 +100,9 @@ _COLLECTED = re.compile(r"^test_(?P<before>.+)$|^(?P<after>.+)_test$")
 # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
 _CPU_LANE, _GPU_LANE = "numerics", "overlap"
 _WORLD_SIZE = 2
-# A tolerance has to be this many times as large as the difference of two launches.
-_TIMES_THE_DIFFERENCE = 3
-_TOLERANCES_PERCENT = (5, 10, 20)
+# The first of these metrics that launches can decide is marked, with the least of these tolerances.
+_TIMES = ("kernel_ms", "step_time_p50")
+_TOLERANCES = (0.02, 0.05, 0.1, 0.2)
 _WIDTH = 100
 _BARE = (
     "nothing is compared, so the test fails: have the script call recorder.start(warmup=2), recorder.step() and "
@@ -470,17 +473,26 @@ def _of_costs(facts: Sequence[LaunchFacts], known: Mapping[str, Sequence[Value]]
 
 
 def _of_times(facts: Sequence[LaunchFacts]) -> tuple[str, str]:
-    """Return the marker of a tolerance that launches can decide, or none; and why."""
-    row = METRICS["step_time_p50"]
-    if facts[0].num_steps < row.min_steps:
-        return "", f"step times are not compared: they need {row.min_steps} steps, {facts[0].num_steps} were measured"
-    one, other = (launch.step_time_ms["p50"] for launch in facts)
-    percent = 100 * abs(one - other) / min(one, other)
-    fits = next((each for each in _TOLERANCES_PERCENT if each >= _TIMES_THE_DIFFERENCE * percent), None)
-    said = f"the median step of two launches differs by {percent:.1f}%"
-    if fits is None:
-        return "", f"step times have no marker, because {said}; costs and kernel times do not depend on the host"
-    return f'tolerance(step_time_p50="{fits}%")', f"step times are compared with a tolerance of {fits}%: {said}"
+    """Return the marker of a tolerance that launches can decide, or none; and why.
+
+    Time of kernels hardly depends on the host, whose delays change the times of steps from launch to launch.
+    """
+    notes = []
+    for row in (METRICS[name] for name in _TIMES):
+        values = [value for launch in facts if isinstance(value := row.measure(launch), float) and value > 0]
+        if len(values) < len(facts):
+            continue
+        own = own_variance(list(map(math.log, values)))
+        # Where a further launch is expected: two launches that are close may be so by chance.
+        spread = quantile_t((1 + CONFIDENCE) / 2, own.df) * math.sqrt(own.value * (1 + 1 / len(values)))
+        said = f"{row.name} of two launches differs by {100 * (max(values) / min(values) - 1):.2f}%"
+        least = row.default.value or 0.0 if row.default else 0.0
+        if fits := next((each for each in _TOLERANCES if each >= max(least, math.expm1(spread))), None):
+            text = row.scale.text(fits)
+            return f'tolerance({row.name}="{text}")', f"{row.name} is compared with a tolerance of {text}: {said}"
+        notes.append(f"{said}, so a third may differ by {100 * math.expm1(spread):.0f}%")
+    needed = METRICS[_TIMES[-1]].min_steps
+    return "", f"times have no marker: {'; '.join(notes) or f'they need {needed} steps'}"
 
 
 def _world_marker(size: int) -> str:

@@ -94,7 +94,7 @@ class _Finding:
 
 
 def _table(findings: Sequence[_Finding]) -> Iterator[str]:
-    """Yield the lines of a table; why a fault was found or not follows its row, in the terminal's width or 80 columns."""
+    """Yield the lines of a table, each row with its reason below it, in the terminal's width or 80 columns."""
     heading, *lines = table([_HEADS, *(finding.cells for finding in findings)], indent="  ")
     yield heading
     for line, finding in zip(lines, findings, strict=True):
