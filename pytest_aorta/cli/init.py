@@ -25,6 +25,7 @@ from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind, Options, integer_from
 from pytest_aorta.plan.reference import git
+from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
@@ -107,6 +108,10 @@ _WIDTH = 100
 _BARE = (
     "nothing is compared, so the test fails: have the script call recorder.start(warmup=2), recorder.step() and "
     "recorder.weights(model), with pytest_aorta.worker.recorder"
+)
+_PINNED = (
+    "printed losses may differ from plain torchrun's in their last digits: launches that compare bits pin the kernels "
+    "of the CPU, for equal bits on other CPUs"
 )
 _NO_WEIGHTS = "the launches recorded no weights, as by recorder.weights(model)"
 # Two launches of the same code, or why they failed.
@@ -426,6 +431,8 @@ class _Trial:
             )
         if self._world.device == "cpu":
             notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
+            if settings["record"] and pinned_cpu_kernels():
+                notes.append(_PINNED)
             if not (facts[0].weight_hashes or facts[0].series or known):
                 notes.append(_BARE)
         else:

@@ -10,12 +10,15 @@ import pytest
 from pytest_aorta.cli.main import main
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.session.launcher import Session
 from tests.unit.builders import gpus, rank_values, write_ranks
 
 PLAIN = "import torch\n"
 SCRIPT = {"train.py": PLAIN}
+# A profiled step without communication, in ms.
+BUSY = {"step_ms": 10.0, "compute_ms": 6.0, "comm_ms": 0.0, "copy_ms": 0.0, "idle_ms": 4.0, "hidden_comm_ms": 0.0}
 
 
 Values = Mapping[str, Any]
@@ -114,7 +117,9 @@ def test_script_that_repeats_is_tested_bit_by_bit_and_nothing_else_is_written(fo
     record = {"record": {"hash_weights": True}}
     assert call_in(written["test_train.py"]) == (["train.py", ["--epochs", "it's 2"]], record)
     assert len(launches.plans) == 2
-    assert "note: weights are compared bit by bit: two launches computed the same" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "note: weights are compared bit by bit: two launches computed the same" in shown
+    assert ("printed losses may differ from plain torchrun's" in shown) == bool(pinned_cpu_kernels())
 
 
 SEEDED = "the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because without them"
@@ -407,6 +412,19 @@ def test_on_gpus_times_get_a_tolerance_that_launches_can_decide(folder, launches
     tolerance = [f"pytest.mark.tolerance(step_time_p50={marker!r})"] if marker else []
     assert marks(folder, "test_train.py") == [OVERLAP, WORLD, *tolerance]
     assert "step_time_p50 of two launches differs by " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("other_ms", "marker"), [(6.01, "kernel_ms='2%'"), (6.02, "kernel_ms='5%'"), (7.0, "step_time_p50='20%'")]
+)
+def test_times_of_kernels_are_marked_before_those_of_steps_that_the_host_delays(folder, launches, other_ms, marker):
+    launches.ranks = lambda _, number: {
+        "step_times_ms": [10.0 if number % 2 else 10.11] * 3,
+        "profile": {"steps": [BUSY], "kernels": {"gemm": {"ms": 6.0 if number % 2 else other_ms, "calls": 4.0}}},
+    }
+    assert main(["init", "train.py"]) == 0
+    assert marks(folder, "test_train.py")[2:] == [f"pytest.mark.tolerance({marker})"]
 
 
 @pytest.mark.parametrize("script", ["scripts/test_ops.py", "scripts/ops_test.py"])
