@@ -1,34 +1,43 @@
 """``aorta init``: launches a script twice, and writes a test that fits what it measured, with settings of pytest."""
 
 import argparse
+import math
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from importlib.machinery import all_suffixes
+from pathlib import Path, PurePath
+from typing import Any, TypeAlias
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.run import add_shared, given_options
-from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, ResultError, UsageError
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, ResultError, SpecError, UsageError
 from pytest_aorta.common.files import raised_as, read_regular, write_text
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, did_you_mean, emit
 from pytest_aorta.launch.guarded import require_torch
-from pytest_aorta.launch.work_folder import files_of, written
+from pytest_aorta.launch.work_folder import changed, files_of, outermost, reads
 from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind, Options, integer_from
+from pytest_aorta.plan.reference import git
+from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
 from pytest_aorta.verdict.by_rank import uncompared_notes
 from pytest_aorta.verdict.metrics import METRICS, Value
+from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
+from pytest_aorta.verdict.statistics.variance import own_variance
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta init"
@@ -38,6 +47,11 @@ SHARED = ("gpus", "timeout")
 _IGNORED = ("results/",)
 _RESULTS = Path("results")
 _MAX_IGNORED_BYTES = 1 << 20
+# What Python and its packages read by themselves: sources, extension modules, and the metadata of packages.
+_SOURCES = tuple(all_suffixes())
+_METADATA = re.compile(r"\.(egg|dist)-info/")
+# Launches that try what a script does without a file.
+_MOST_TRIALS = 4
 _INI = """\
 [pytest]
 # Ranks are forked from a process that has torch imported, which saves seconds in each launch.
@@ -87,15 +101,21 @@ _COLLECTED = re.compile(r"^test_(?P<before>.+)$|^(?P<after>.+)_test$")
 # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
 _CPU_LANE, _GPU_LANE = "numerics", "overlap"
 _WORLD_SIZE = 2
-# A tolerance has to be this many times as large as the difference of two launches.
-_TIMES_THE_DIFFERENCE = 3
-_TOLERANCES_PERCENT = (5, 10, 20)
+# The first of these metrics that launches can decide is marked, with the least of these tolerances.
+_TIMES = ("kernel_ms", "step_time_p50")
+_TOLERANCES = (0.02, 0.05, 0.1, 0.2)
 _WIDTH = 100
 _BARE = (
     "nothing is compared, so the test fails: have the script call recorder.start(warmup=2), recorder.step() and "
     "recorder.weights(model), with pytest_aorta.worker.recorder"
 )
+_PINNED = (
+    "printed losses may differ from plain torchrun's in their last digits: launches that compare bits pin the kernels "
+    "of the CPU, for equal bits on other CPUs"
+)
 _NO_WEIGHTS = "the launches recorded no weights, as by recorder.weights(model)"
+# Two launches of the same code, or why they failed.
+_Pair: TypeAlias = "tuple[WorkloadResult | AortaError, WorkloadResult | AortaError]"
 
 
 @dataclass(frozen=True)
@@ -261,11 +281,19 @@ def _measured(options: Options, target: _Target, given_size: int | None) -> _Fin
             return _Trial(target, DistributedWorld(launcher), options.rootdir).findings()
 
 
+@dataclass(frozen=True)
+class _Use:
+    """What a launch has read and written in its folder: paths from there, without tracked files and sources."""
+
+    read: Collection[str]
+    written: Sequence[str]
+
+
 class _Trial:
     """The launches of a script, and what they show.
 
-    A script that resumes from a checkpoint, or appends to a file, computes something else in its second launch. If it
-    repeats in copies of the folder that lack what it wrote, the test launches it in such copies.
+    A script that resumes from a checkpoint, or appends to a file, computes something else in its second launch, or in
+    a clean clone. If it reads what it has written, the test launches it in copies of the folder that lack these files.
     """
 
     def __init__(self, target: _Target, world: DistributedWorld, root: Path) -> None:
@@ -273,51 +301,112 @@ class _Trial:
         self._world = world
         self._root = root
         self._notes: list[str] = []
+        self._uses: list[_Use] = []
+        self._before = self._files(root)
+        self._known = {name for name in self._before if name.endswith(_SOURCES)}
+        with suppress(SpecError):  # no repository
+            self._known.update(git(root, "ls-files", "-z", "--recurse-submodules").split("\0"))
+        session = world.launcher.session
+        session.start = partial(self._watched, session.start)
+
+    def _watched(self, start: Callable[[LaunchPlan], LaunchOutcome], plan: LaunchPlan) -> LaunchOutcome:
+        before = self._files(plan.folder)
+        # Checkpoints are newer than data, and not every file may be watched.
+        newest = sorted(before.keys() - self._known, key=lambda name: before[name][1], reverse=True)
+        with reads(plan.folder, [name for name in newest if not _METADATA.search(name)]) as read:
+            outcome = start(plan)
+        self._uses.append(_Use(read, changed(before, self._files(plan.folder))))
+        return outcome
+
+    def _files(self, folder: Path) -> dict[str, tuple[int, int]]:
+        return files_of(folder, [str(_RESULTS)])
 
     def findings(self) -> _Findings:
         """Launch until it is known whether launches repeat, and return what the test should say."""
-        settings: dict[str, Any] = {"record": {"hash_weights": True}}
-        before = files_of(self._root, [str(_RESULTS)])
-        first = self._launch(settings)
-        fresh = written(before, files_of(self._root, [str(_RESULTS)]))
-        second = self._tried(settings)
-        varies = _varies(first, second)
+        settings, pair = self._settled([])
+        fresh, lacking = self._without(settings.get("fresh", []), settings, pair)
+        if fresh != settings.get("fresh", []):
+            settings, pair = self._settled(fresh)
+        self._notes += lacking
+        if left := outermost(changed(self._before, self._files(self._root)), self._before):
+            self._notes.append(f"these launches left {', '.join(left)} in this folder")
+        return self._fitted(settings, *pair)
+
+    def _settled(self, fresh: Sequence[str]) -> tuple[dict[str, Any], _Pair]:
+        """Return the settings under which two launches repeat, if they do under any, and both launches.
+
+        ``fresh`` are files of the script that earlier runs have left.
+        """
+        settings: dict[str, Any] = {"record": {"hash_weights": True}} | ({"fresh": [*fresh]} if fresh else {})
+        self._notes = [_copied(fresh)] if fresh else []
+        begun = len(self._uses)
+        first = self._tried(settings)
+        if isinstance(first, AortaError):
+            return settings, (first, first)
+        pair: _Pair = first, self._tried(settings)
+        varies = _varies(*pair)
+        uses = self._uses[begun:]
+        written = [name for use in uses for name in use.written]
+        carried = written if varies else [name for name in written if any(name in use.read for use in uses)]
+        if varies != _NO_WEIGHTS and carried and not fresh:
+            own = sorted(outermost(carried, self._before))
+            copied = settings | {"fresh": own}
+            again = self._tried(copied), self._tried(copied)
+            # A file that is written and read within each launch needs no copy.
+            if varies or _varies(pair[1], again[0]):
+                resumed, settings, pair = varies, copied, again
+                varies = _varies(*pair)
+                self._notes.append(_copied(own) + (f"; else {resumed}" if resumed and not varies else ""))
         if varies == _NO_WEIGHTS:
             self._notes.append(f"weights are not compared: {varies}")
-            return self._fitted({"record": {}}, first, second)
+            return settings | {"record": {}}, pair
         if not varies:
             self._notes.append("weights are compared bit by bit: two launches computed the same")
-        elif fresh:
-            resumed, settings = varies, settings | {"fresh": fresh}
-            first, second = self._launch(settings), self._tried(settings)
-            varies = _varies(first, second)
-            copied = f"each launch runs in a copy of this folder without {', '.join(fresh)}, which the script writes"
-            self._notes.append(copied if varies else f"{copied}; else {resumed}")
-        return self._made_deterministic(settings, varies) if varies else self._fitted(settings, first, second)
+            return settings, pair
+        return self._made_deterministic(settings, varies)
 
-    def _made_deterministic(self, settings: dict[str, Any], varies: str) -> _Findings:
-        """Return the findings with seeds and deterministic algorithms; without weights if launches still differ."""
+    def _without(self, fresh: list[str], settings: dict[str, Any], pair: _Pair) -> tuple[list[str], list[str]]:
+        """Return ``fresh`` with the files that earlier runs of the script have left, and notes on others that it reads.
+
+        A launch without such a file writes it again, and computes something else.
+        """
+        read = {name: None for use in self._uses[-2:] for name in use.read}
+        groups, notes = outermost(read, self._known), []
+        repeats = _varies(*pair) in ("", _NO_WEIGHTS)
+        for name in groups[:_MOST_TRIALS]:
+            without = self._tried(settings | {"fresh": [*fresh, name]})
+            differs = _varies(pair[1], without, in_bits=repeats)
+            if differs in ("", _NO_WEIGHTS):
+                continue
+            is_written = any(PurePath(path).is_relative_to(name) for path in self._uses[-1].written)
+            if is_written and not isinstance(without, AortaError):
+                fresh = [*(path for path in fresh if not PurePath(path).is_relative_to(name)), name]
+                notes.append(f"{name} was here before, from another run; with and without it, {differs}")
+            else:
+                notes.append(f"the script reads {name}, which is not tracked by git; with and without it, {differs}")
+        if untried := groups[_MOST_TRIALS:]:
+            notes.append(f"the script also reads {', '.join(untried)}, not tracked by git")
+        return fresh, notes
+
+    def _made_deterministic(self, settings: dict[str, Any], varies: str) -> tuple[dict[str, Any], _Pair]:
+        """Return the settings and launches with seeds; without weights if launches still differ."""
         settings = settings | {"record": {"hash_weights": True, "deterministic": True}}
-        one, other = self._tried(settings), self._tried(settings)
-        if still := _varies(one, other):
+        pair = self._tried(settings), self._tried(settings)
+        if still := _varies(*pair):
             self._notes.append(f"weights are not compared: {varies}; with seeds and deterministic algorithms: {still}")
             settings |= {"record": {}}
-            one, other = self._tried(settings), self._tried(settings)
-        else:
-            self._notes.append(
-                f"the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because "
-                f"without them {varies}"
-            )
-        return self._fitted(settings, one, other)
-
-    def _launch(self, settings: Mapping[str, Any]) -> WorkloadResult:
-        return self._target.launch(self._world, settings)
+            return settings, (self._tried(settings), self._tried(settings))
+        self._notes.append(
+            f"the recorder sets seeds and torch.use_deterministic_algorithms in the test's launches, because "
+            f"without them {varies}"
+        )
+        return settings, pair
 
     def _tried(self, settings: Mapping[str, Any]) -> WorkloadResult | AortaError:
         """Return the result of a launch, or why it failed, such as at the end of a training that it resumed."""
         try:
-            return self._launch(settings)
-        except (LaunchError, ResultError) as error:
+            return self._target.launch(self._world, settings)
+        except (LaunchError, ResultError, SpecError) as error:
             return error
 
     def _fitted(
@@ -342,6 +431,8 @@ class _Trial:
             )
         if self._world.device == "cpu":
             notes.append("step times are not compared, because those of CPU ranks are mostly noise of the machine")
+            if settings["record"] and pinned_cpu_kernels():
+                notes.append(_PINNED)
             if not (facts[0].weight_hashes or facts[0].series or known):
                 notes.append(_BARE)
         else:
@@ -351,12 +442,18 @@ class _Trial:
         return _Findings(settings, markers, [note for note in notes if note])
 
 
-def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError) -> str:
-    """Return how two launches of the same code differ; empty if they computed the same bits."""
+def _copied(fresh: Sequence[str]) -> str:
+    return f"each launch runs in a copy of this folder without {', '.join(fresh)}, which the script writes"
+
+
+def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError, *, in_bits: bool = True) -> str:
+    """Return how two launches of the same code differ; empty if they computed the same bits, or as many steps."""
     if isinstance(one, AortaError) or isinstance(other, AortaError):
         return f"a launch fails: {str(one if isinstance(one, AortaError) else other).splitlines()[0]}"
     if one.total_iterations != other.total_iterations:
         return f"one launch had {counted(one.total_iterations, 'step')}, the next {other.total_iterations}"
+    if not in_bits:
+        return ""
     if not one.environment.get("bitwise_reproducible", True):
         return "the script does not call torch.use_deterministic_algorithms(True)"
     last = max(map(int, one.weight_hashes), default=one.total_iterations)
@@ -383,17 +480,26 @@ def _of_costs(facts: Sequence[LaunchFacts], known: Mapping[str, Sequence[Value]]
 
 
 def _of_times(facts: Sequence[LaunchFacts]) -> tuple[str, str]:
-    """Return the marker of a tolerance that launches can decide, or none; and why."""
-    row = METRICS["step_time_p50"]
-    if facts[0].num_steps < row.min_steps:
-        return "", f"step times are not compared: they need {row.min_steps} steps, {facts[0].num_steps} were measured"
-    one, other = (launch.step_time_ms["p50"] for launch in facts)
-    percent = 100 * abs(one - other) / min(one, other)
-    fits = next((each for each in _TOLERANCES_PERCENT if each >= _TIMES_THE_DIFFERENCE * percent), None)
-    said = f"the median step of two launches differs by {percent:.1f}%"
-    if fits is None:
-        return "", f"step times have no marker, because {said}; costs and kernel times do not depend on the host"
-    return f'tolerance(step_time_p50="{fits}%")', f"step times are compared with a tolerance of {fits}%: {said}"
+    """Return the marker of a tolerance that launches can decide, or none; and why.
+
+    Time of kernels hardly depends on the host, whose delays change the times of steps from launch to launch.
+    """
+    notes = []
+    for row in (METRICS[name] for name in _TIMES):
+        values = [value for launch in facts if isinstance(value := row.measure(launch), float) and value > 0]
+        if len(values) < len(facts):
+            continue
+        own = own_variance(list(map(math.log, values)))
+        # Where a further launch is expected: two launches that are close may be so by chance.
+        spread = quantile_t((1 + CONFIDENCE) / 2, own.df) * math.sqrt(own.value * (1 + 1 / len(values)))
+        said = f"{row.name} of two launches differs by {100 * (max(values) / min(values) - 1):.2f}%"
+        least = row.default.value or 0.0 if row.default else 0.0
+        if fits := next((each for each in _TOLERANCES if each >= max(least, math.expm1(spread))), None):
+            text = row.scale.text(fits)
+            return f'tolerance({row.name}="{text}")', f"{row.name} is compared with a tolerance of {text}: {said}"
+        notes.append(f"{said}, so a third may differ by {100 * math.expm1(spread):.0f}%")
+    needed = METRICS[_TIMES[-1]].min_steps
+    return "", f"times have no marker: {'; '.join(notes) or f'they need {needed} steps'}"
 
 
 def _world_marker(size: int) -> str:

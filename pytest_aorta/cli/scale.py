@@ -3,24 +3,24 @@
 import argparse
 import math
 from argparse import ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
 from pytest_aorta.cli.bisect import ended_early, running_pytest
 from pytest_aorta.cli.run import add_config, add_shared, given_launch, given_options
-from pytest_aorta.common.errors import ResultError, UsageError
+from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, UsageError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.processes import terminable
-from pytest_aorta.common.text import aligned, emit
+from pytest_aorta.common.text import aligned, counted, emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.plan.options import file_ending_in
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.report.write import require_packages
-from pytest_aorta.result.folder import RANKS_FOLDER, RESULT_FILE
+from pytest_aorta.result.folder import RANKS_FOLDER, RESULT_FILE, rank_folder, steps_entered
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost
@@ -34,6 +34,9 @@ MAX_SIZES = 16
 SHARED = ("timeout", "workloads")
 _COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory", "")
 _BAR = 24
+# Follows the ranks of a row whose step is of another kind.
+_OTHER = "*"
+_MOST_NAMED = 2
 # A change of less than this is no growth.
 _LEAST_GROWTH = 0.01
 
@@ -73,6 +76,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 def run(arguments: argparse.Namespace) -> int:
     """Launch one rank at each size, then print the table and what explains it, and draw it on request.
 
+    If a launch fails, the sizes before it are printed first.
+
     Raises:
         UsageError: The command line is wrong; nothing was launched.
         ResultError: A launch counted no costs.
@@ -82,15 +87,39 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--rank: got {arguments.rank}, allowed is a rank from 0 to {arguments.sizes[0] - 1}")
     if arguments.plot:
         require_packages()
-    results = _of_test(arguments) if "::" in arguments.target else _of_launch(arguments)
-    points = [point_of(result) for result in results]
+    points: list[Point] = []
+    try:
+        for result in _of_test(arguments) if "::" in arguments.target else _of_launch(arguments):
+            points.append(point_of(result))
+    except AortaError as error:
+        if points:
+            emit([*table(points), *explanations(points), *_of_failed(error, arguments, points)])
+        raise
     emit([*table(points), *explanations(points)])
     if arguments.plot:
         _draw(points, arguments.plot)
     return ExitCode.OK
 
 
-def _of_launch(arguments: argparse.Namespace) -> list[WorkloadResult]:
+def _of_failed(error: AortaError, arguments: argparse.Namespace, points: Sequence["Point"]) -> list[str]:
+    """Return a line on the steps of a launch that failed, where it had fewer than those before."""
+    if not isinstance(error, LaunchError) or error.run_dir is None:
+        return []
+    # A script enters the step after its last one.
+    steps = steps_entered(rank_folder(error.run_dir, arguments.rank)) - 1
+    return _split({arguments.sizes[len(points)]: max(0, steps)} | {point.size: point.steps for point in points})
+
+
+def _split(steps: Mapping[int, int]) -> list[str]:
+    """Return a line on steps by number of ranks that become fewer on more ranks."""
+    (least, few), (most, many) = (end(steps.items(), key=lambda item: item[1]) for end in (min, max))
+    if few == many or least < most:
+        return []
+    shown = f"{counted(few, 'step')} at {least:,} ranks, {many} at {most:,}"
+    return [f"{shown}: the data are split; give the script a number of steps"]
+
+
+def _of_launch(arguments: argparse.Namespace) -> Iterator[WorkloadResult]:
     """Launch a workload or a script at each size."""
     options = given_options(arguments)
     is_script = arguments.target.endswith(".py")
@@ -98,18 +127,16 @@ def _of_launch(arguments: argparse.Namespace) -> list[WorkloadResult]:
     arguments.steps = None
     launch = given_launch(arguments, options)
     require_torch()
-    results = []
     with closing(Session(options)) as session, terminable():
         for size in arguments.sizes:
             spec = TestSpec(WorldSpec(size, simulated=(arguments.rank,)))
             world, base = resolve_world(spec.world, options, []), arguments.results / launch.folder / f"x{size}"
             with session.launcher(world, spec, RunningTest(OWNER), base, timed=False) as launcher:
-                results.append(launch.start(DistributedWorld(launcher)))
-    return results
+                yield launch.start(DistributedWorld(launcher))
 
 
-def _of_test(arguments: argparse.Namespace) -> list[WorkloadResult]:
-    """Run a test at each size, whatever its verdicts; return the result of its first launch at each.
+def _of_test(arguments: argparse.Namespace) -> Iterator[WorkloadResult]:
+    """Run a test at each size, whatever its verdicts; yield the result of its first launch at each.
 
     Raises:
         UsageError: An option is given that the test has no use for.
@@ -117,7 +144,6 @@ def _of_test(arguments: argparse.Namespace) -> list[WorkloadResult]:
     """
     if given := [flag for flag, value in (("--config", arguments.config), ("--set", arguments.assignments)) if value]:
         raise UsageError(f"{given[0]}: a test gives its own config; give options of pytest after --")
-    results = []
     for size in arguments.sizes:
         base = arguments.results.absolute() / slug(arguments.target)
         folder = create_numbered_folder(base, f"x{size}")
@@ -128,8 +154,7 @@ def _of_test(arguments: argparse.Namespace) -> list[WorkloadResult]:
         found = [path for path in sorted(folder.rglob(RESULT_FILE)) if path.parents[1].name != RANKS_FOLDER]
         if not found:
             raise ended_early(f"a launch on {size} simulated ranks had a result", folder)
-        results.append(read_result(found[0]))
-    return results
+        yield read_result(found[0])
 
 
 @dataclass(frozen=True)
@@ -142,6 +167,8 @@ class Point:
         operators, flops: Numbers per step.
         memory_bytes: Estimate of the peak; None if tensors had data.
         padded: Names of parameters with fewer rows than ranks that share them.
+        steps: Number of steps of the optimizer, or of the workload.
+        multiplying: Calls of the operators that have FLOPs.
     """
 
     size: int
@@ -150,6 +177,8 @@ class Point:
     flops: int
     memory_bytes: float | None
     padded: str
+    steps: int = 0
+    multiplying: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -173,9 +202,17 @@ def point_of(result: WorkloadResult) -> Point:
     if costs is None or costs.problem:
         problem = costs.problem if costs else "no step was recorded"
         raise ResultError(f"{result.workload}: no costs were counted: {problem}")
-    operators, flops = (sum((costs.counts(cost) or {}).values()) for cost in (Cost.OPERATORS, Cost.FLOPS))
-    memory_bytes, padded = result.metrics.get("peak_memory_bytes"), str(result.environment.get(PADDED, ""))
-    return Point(result.world_size, costs.collectives, operators, flops, memory_bytes, padded)
+    operators, flops = (costs.counts(cost) or {} for cost in (Cost.OPERATORS, Cost.FLOPS))
+    return Point(
+        size=result.world_size,
+        collectives=costs.collectives,
+        operators=sum(operators.values()),
+        flops=sum(flops.values()),
+        memory_bytes=result.metrics.get("peak_memory_bytes"),
+        padded=str(result.environment.get(PADDED, "")),
+        steps=max((series.num_steps for series in result.ranks[0].series), default=result.total_iterations),
+        multiplying={name: operators[name] for name in flops if name in operators},
+    )
 
 
 def table(points: Sequence[Point]) -> list[str]:
@@ -183,7 +220,7 @@ def table(points: Sequence[Point]) -> list[str]:
     most = max(point.num_bytes for point in points) or 1
     rows = [
         (
-            f"{point.size:,}",
+            f"{point.size:,}{_OTHER * bool(_other_kind(points[0], point))}",
             f"{sum(row.calls for row in point.collectives):,}",
             format_value(float(point.num_bytes), "B"),
             f"{point.operators:,}",
@@ -198,14 +235,27 @@ def table(points: Sequence[Point]) -> list[str]:
 
 def explanations(points: Sequence[Point]) -> list[str]:
     """Return what grows from one size to the next although the work of a rank does not, and why."""
-    lines = []
+    lines = _split({point.size: point.steps for point in points})
+    lines += [
+        f"{_OTHER} {point.size:,} ranks: another kind of step was counted, such as one with a validation: {found}"
+        for point in points
+        if (found := _other_kind(points[0], point))
+    ]
     for before, after in pairwise(points):
         for kind, now in after.bytes_by_kind.items():
             former = before.bytes_by_kind.get(kind, 0)
             if former and now > former * (1 + _LEAST_GROWTH):
-                why = f": padding of parameters with fewer rows than ranks: {after.padded}" if after.padded else ""
+                why = ": as many times as ranks" if now * before.size == former * after.size else ""
+                why = f": padding of parameters with fewer rows than ranks: {after.padded}" if after.padded else why
                 lines.append(f"{before.size:,} -> {after.size:,} ranks: bytes of {kind} +{now / former - 1:.0%}{why}")
-        replicated = [row for row in after.collectives if row.kind == "all_reduce" and (row.bytes or 0) > 1 << 16]
+        former_rows = {(row.kind, row.dtype, row.bytes) for row in before.collectives}
+        replicated = [
+            row
+            for row in after.collectives
+            if row.kind == "all_reduce"
+            and (row.bytes or 0) > 1 << 16
+            and (row.kind, row.dtype, row.bytes) in former_rows
+        ]
         lines += [
             f"{after.size:,} ranks: {row} moves {format_value(float(row.bytes or 0), 'B')} at any number of ranks, as "
             f"gradients of replicas do"
@@ -217,6 +267,14 @@ def explanations(points: Sequence[Point]) -> list[str]:
             lines.append(f"{before.size:,} -> {after.size:,} ranks: peak memory stops falling{why}")
     groups = sorted({f"{row.kind} over {row.group_size}" for row in points[-1].collectives if row.group_size})
     return [*lines, f"groups at {points[-1].size:,} ranks: {', '.join(groups)}" if groups else "no groups are known"]
+
+
+def _other_kind(first: Point, point: Point) -> str:
+    """Return which operators of a step tell that it is another kind of step than that of the first size, or nothing."""
+    names = sorted(first.multiplying.keys() | point.multiplying.keys())
+    calls = [(name, first.multiplying.get(name, 0), point.multiplying.get(name, 0)) for name in names]
+    differing = [f"{now} calls of {name}, {then} at {first.size:,}" for name, then, now in calls if then != now]
+    return ", ".join(differing[:_MOST_NAMED])
 
 
 def _draw(points: Sequence[Point], path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import shutil
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from pytest_aorta.cli.bisect import end_of_output, running_pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import create_numbered_folder, read_json
 from pytest_aorta.common.processes import terminable
-from pytest_aorta.common.text import counted, emit, table
+from pytest_aorta.common.text import brief, counted, emit, table, wrapped
 from pytest_aorta.plan.plants import MEMORY, PLANTS, SLOW_RANK, Plant, Planted
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -27,7 +29,8 @@ _LEAST_MEMORY = 0.10
 _HANG_LAUNCHES, _HANG_S = 3, 15
 _LAUNCHES = 5
 _MAX_RECORDS_BYTES = 1 << 28
-_HEADS = ("planted", "found", "by", "launches", "seconds")
+_HEADS = ("planted", "found", "launches", "seconds")
+_MAX_REASON = 400
 _DECIDED = (Outcome.PASS, Outcome.IMPROVED, Outcome.INCONCLUSIVE)
 
 
@@ -54,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             for nodeid, finding in _try(runs, plant, first).items():
                 found[nodeid].append(finding)
     for nodeid, findings in found.items():
-        reasons = [f"  {each.plant.name} is not covered: {each.not_covered}" for each in findings if each.not_covered]
-        emit([f"{nodeid}:", *table([_HEADS, *(finding.cells for finding in findings)], indent="  "), *reasons])
+        emit([f"{nodeid}:", *_table(findings)])
     every = [finding for findings in found.values() for finding in findings]
     slipped = [finding for finding in every if not (finding.evidence or finding.not_covered)]
     not_covered = sum(finding.not_covered != "" for finding in every)
@@ -77,14 +79,27 @@ class _Finding:
     seconds: float = 0.0
 
     @property
+    def reason(self) -> str:
+        """Why the fault was found or not, or what to change so that it is."""
+        metrics = " or ".join(self.plant.metrics)
+        remedy = f"record more launches, or name {metrics} in a tolerance marker" if metrics else "the launch succeeded"
+        return self.not_covered or self.evidence or remedy
+
+    @property
     def cells(self) -> tuple[str, ...]:
         """A row of the table."""
         if self.not_covered:
-            return self.plant.name, "not covered", "-", "-", "-"
-        metrics = " or ".join(self.plant.metrics)
-        remedy = f"record more launches, or name {metrics} in a tolerance marker" if metrics else "the launch succeeded"
-        found = ("yes", self.evidence) if self.evidence else ("NO", remedy)
-        return self.plant.name, *found, str(self.launches), f"{self.seconds:.0f}"
+            return self.plant.name, "not covered", "-", "-"
+        return self.plant.name, "yes" if self.evidence else "NO", str(self.launches), f"{self.seconds:.0f}"
+
+
+def _table(findings: Sequence[_Finding]) -> Iterator[str]:
+    """Yield the lines of a table, each row with its reason below it, in the terminal's width or 80 columns."""
+    heading, *lines = table([_HEADS, *(finding.cells for finding in findings)], indent="  ")
+    yield heading
+    for line, finding in zip(lines, findings, strict=True):
+        yield line
+        yield from wrapped(f"      {brief(finding.reason, _MAX_REASON)}", shutil.get_terminal_size().columns)
 
 
 @dataclass
@@ -187,4 +202,4 @@ def _evidence(record: TestRecord, plant: Plant) -> str:
     if shown:
         return f"{shown[0].metric}: {shown[0].change if shown[0].delta is not None else 'differs'}"
     lines = [line.strip() for line in record.failure.splitlines()]
-    return next((line for text in plant.failure for line in lines if text in line), "")[:100]
+    return next((line for text in plant.failure for line in lines if text in line), "")

@@ -43,7 +43,7 @@ from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.finite import MOST_SEARCHED, Optimizers, freeze, modules, refuse_values, untraced
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
-from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress, StepCounter, StepTimer, calls_by_step, prepared
 from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
@@ -596,6 +596,8 @@ class Observer:
         self.optimizers.add(optimizer)
         self._watch_gradients()
         named, gradients = self.optimizers.named, self._gradients.get(optimizer)
+        if self._is_simulated:
+            note_padded(named(optimizer))
         found = _Optimized(optimizer, named, self.device, self.record.warmup, gradients)
         self._all.append(found)
         if len(self._all) <= MOST_SEARCHED:
@@ -663,9 +665,9 @@ class Observer:
             needed = self.record.warmup + 2
             if self._is_simulated:
                 return (
-                    f"its optimizer made {counted(self.num_steps, 'step')}, fewer than {needed}: simulated ranks "
-                    f"exchange no values, so a script that ends at a reduced loss may end early; give it a number of "
-                    f"steps"
+                    f"its optimizer made {counted(self.num_steps, 'step')}, fewer than {needed}: data that are split "
+                    f"over more ranks have fewer steps, and simulated ranks exchange no values, so a script that ends "
+                    f"at a reduced loss may end early; give it a number of steps"
                 )
             return (
                 f"its optimizer made {counted(self.num_steps, 'step')}, and the first {needed - 1} are not timed, as "

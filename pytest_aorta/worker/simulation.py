@@ -41,6 +41,8 @@ _NAMED = 4
 # The tracker of this rank's memory, on tensors without data.
 _memory: list[TensorMemory] = []
 _without_data = ExitStack()
+# Names of padded parameters.
+_padded: dict[str, None] = {}
 # The methods of process groups that request a collective, whose groups a trace does not name. Torch 2.13 has added
 # those with `single`; the names with `base` and `tensor` go with torch 2.12.
 _REQUESTS = {
@@ -259,10 +261,10 @@ def peak_memory(device: torch.device | None = None) -> int | None:
     return int(torch.accelerator.max_memory_allocated(device)) if has_memory else None
 
 
-def _padded(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return the names of parameters that have fewer rows than ranks that share them, so that rows are added."""
-    names = [
-        name
+def note_padded(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Note the parameters that have fewer rows than ranks that share them, so that rows are added."""
+    _padded.update(
+        (name, None)
         for name, parameter in named
         if is_dtensor(parameter)
         and any(
@@ -270,16 +272,20 @@ def _padded(named: Iterable[tuple[str, torch.Tensor]]) -> str:
             for axis, placement in enumerate(parameter.placements)
             for dim, num_rows in enumerate(parameter.shape)
         )
-    ]
-    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    )
 
 
 def without_values(result: RankResult, named: Iterable[tuple[str, torch.Tensor]]) -> RankResult:
     """Return a result without what needs exchanged data: losses, norms, hashes and waits; times stay.
 
-    The result names those of the parameters ``named`` that are padded.
+    The result names the parameters that are padded: those that were noted, else those among ``named``. A script may
+    have dropped its parameters by now.
     """
-    if padded := _padded(named):
+    if not _padded:
+        note_padded(named)
+    if _padded:
+        names, more = [*_padded][:_NAMED], len(_padded) - _NAMED
+        padded = ", ".join(names) + (f" and {more} more" if more > 0 else "")
         result = result.replace(environment=result.environment | {PADDED: padded})
     # A metric that a rank computed from values may be NaN.
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}

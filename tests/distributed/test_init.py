@@ -105,3 +105,25 @@ def test_script_is_under_test_after_two_commands_and_a_change_fails(stranger, sc
     failed = run(stranger, "pytest")
     assert failed.returncode == 1
     assert "Regression: weight_hash" in failed.stdout
+
+
+# Its loss has no gradient, so the weights of a run are those of the snapshot, or else drawn without a seed.
+UNLEARNABLE = (
+    RESUMED.replace(
+        "torch.nn.functional.mse_loss(model(inputs), targets)",
+        "torch.nn.functional.cross_entropy(model(inputs), torch.ones_like(targets))",
+    )
+    .replace('begin = torch.load("snapshot.pt")', 'model.load_state_dict(torch.load("snapshot.pt"))')
+    .replace('torch.save(epoch + 1, "snapshot.pt")', 'torch.save(model.state_dict(), "snapshot.pt")')
+)
+
+
+@pytest.mark.extended
+def test_snapshot_that_every_launch_after_the_first_loads_is_no_part_of_the_baseline(stranger):
+    (stranger / "train.py").write_text(UNLEARNABLE.replace("LEARNING_RATE", "1e-2"))
+    for command in (("pytest_aorta.cli", "init", "train.py"), ("pytest", "--update-baselines"), ("pytest",)):
+        (done := run(stranger, *command)).check_returncode()
+        if "init" in command:
+            assert "without snapshot.pt, which the script writes" in done.stdout
+            assert "left snapshot.pt in this folder" in done.stdout
+            (stranger / "snapshot.pt").unlink()  # as in a clean clone

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.cli.main import main
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.plan.workloads import find_workload, resolve_config
@@ -110,3 +111,35 @@ def test_1024_ranks_of_each_layout_have_its_groups(workload, name, layout):
         assert result.costs[0].flops != result.costs[1].flops
     else:
         assert result.costs[0].flops == result.costs[1].flops
+
+
+# Its model is gone when the script ends, as where all of it is in a function.
+SPLIT = """
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, DistributedSampler
+
+def main():
+    dist.init_process_group("gloo")
+    data = list(torch.randn(96, 4))
+    model = fully_shard(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(data, batch_size=2, sampler=DistributedSampler(data)):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+main()
+"""
+
+
+def test_scale_prints_what_has_finished_when_more_ranks_have_too_few_steps(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text(SPLIT)
+    monkeypatch.chdir(tmp_path)
+    assert main(["scale", "--sizes", "2,8,16", "train.py"]) == 1
+    printed, error = capsys.readouterr()
+    assert [line.split()[0] for line in printed.splitlines()[:3]] == ["ranks", "2", "8"]
+    assert "3 steps at 16 ranks, 24 at 2: the data are split" in printed
+    assert "padding of parameters with fewer rows than ranks: weight, bias" in printed
+    assert "train.py on 16 simulated ranks" in error

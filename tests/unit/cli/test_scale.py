@@ -7,10 +7,19 @@ from pytest_aorta.cli.scale import Point, explanations, table
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost
 
 
-def point(size, gathered, *, reduced=None, memory=None, padded=""):
+def point(size, gathered, *, reduced=None, memory=None, padded="", steps=5, multiplying=3):
     rows = [CollectiveCost("all_gather", 4, size, "float32", gathered)]
     rows += [] if reduced is None else [CollectiveCost("all_reduce", 1, 2, "float32", reduced)]
-    return Point(size, rows, operators=100 * size, flops=7, memory_bytes=memory, padded=padded)
+    return Point(
+        size,
+        rows,
+        operators=100 * size,
+        flops=7,
+        memory_bytes=memory,
+        padded=padded,
+        steps=steps,
+        multiplying={"mm": multiplying},
+    )
 
 
 def test_the_table_has_a_line_and_a_bar_for_each_size():
@@ -26,12 +35,17 @@ def test_the_table_has_a_line_and_a_bar_for_each_size():
     ((point(2, 100), point(8, 200, padded="embedding.weight")), ["bytes of all_gather +100%: padding", "embedding"]),
     ((point(2, 100, memory=9.0), point(8, 100, memory=9.0)), ["2 -> 8 ranks: peak memory stops falling"]),
     ((point(2, 100, memory=9.0), point(8, 100, memory=5.0)), []),
+    ((point(2, 100, reduced=1 << 20), point(8, 100, reduced=4 << 20)), ["bytes of all_reduce +300%: as many times"]),
+    ((point(2, 100, steps=24), point(8, 100, steps=6)), ["6 steps at 8 ranks, 24 at 2: the data are split"]),
+    ((point(2, 100, steps=6), point(8, 100, steps=24)), []),
+    ((point(2, 100), point(8, 100, multiplying=4)), ["* 8 ranks: another kind", ": 4 calls of mm, 3 at 2"]),
     ((point(2, 100, reduced=1 << 20), point(8, 100, reduced=1 << 20)), ["all_reduce over 2 ranks", "replicas"]),
 ])  # fmt: skip
 def test_what_stops_falling_is_explained(points, shows):
     *lines, groups = explanations(points)
     text = "\n".join(lines)
     assert bool(lines) == bool(shows)
+    assert ("at any number of ranks" in text) == ("replicas" in shows)
     assert all(part in text for part in shows)
     assert groups.startswith("groups at 8 ranks: all_gather over 8")
 

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.search import CommitSearch
+from pytest_aorta.session.search import CommitSearch, Finding
 from pytest_aorta.verdict.comparison import PairedComparison
 from tests.unit.builders import default_priors, make_facts, with_p50
 
@@ -18,7 +18,7 @@ class Commits:
     """Nine commits, named c0 to c8."""
 
     commits = tuple(f"c{number}" for number in range(9))
-    has_found = False
+    finding = Finding()
 
     def name(self, number: int) -> str:
         return f"c{number}"
@@ -48,7 +48,7 @@ def test_commit_is_named_whichever_way_the_metric_changed(after_ms):
     text, commits = search("step_time_p50", lambda number: timed(after_ms if number >= 6 else 10.0))
     assert text.startswith("case: found: c6\n")
     assert "; A/B with c5" in text
-    assert commits.has_found
+    assert commits.finding.commits == ("c6",)
 
 
 def test_commit_that_lost_a_metric_is_named():
@@ -59,7 +59,7 @@ def test_commit_that_lost_a_metric_is_named():
 def test_change_in_small_parts_names_a_likeliest_commit_and_does_not_claim_to_have_found_one():
     text, commits = search("step_time_p50", lambda number: timed(10.0 * 1.02**number))
     assert "undecided: likeliest is c" in text
-    assert not commits.has_found
+    assert not commits.finding.commits
 
 
 def test_ends_that_noise_hides_are_undecided():
