@@ -16,7 +16,7 @@ from pytest_aorta.common.files import slug
 from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
-from pytest_aorta.plan.world import CPU_WORLD_SIZE, World, num_usable_gpus, resolve_world
+from pytest_aorta.plan.world import CPU_WORLD_SIZE, World, resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
@@ -208,11 +208,12 @@ def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str
 
 def header(options: Options, devices: Sequence[Device]) -> str:
     """Return the devices, torch, platform and baselines of this run in one line."""
-    usable = num_usable_gpus(options, devices)
-    models = sorted({device.model for device in devices[:usable]})
-    where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
-    used = tuple(devices[:usable])
-    world = World(usable, used[0].kind, used) if used else World(CPU_WORLD_SIZE, DeviceKind.CPU)
+    used = tuple(devices[: options.gpus])
+    models = sorted({device.model for device in used})
+    where = f"{len(used)} x {' + '.join(models)}" if used else "no GPU" if options.gpus else "no GPU (CPU ranks)"
+    if len(used) < (options.gpus or 0):
+        where += f" of {options.gpus} (--aorta-gpus)"
+    world = World(len(used), used[0].kind, used) if used else World(CPU_WORLD_SIZE, DeviceKind.CPU)
     if options.without_gpus == WithoutGpus.SIMULATE:
         where += ", missing GPUs simulated"
     if options.nnodes > 1:

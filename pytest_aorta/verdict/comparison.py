@@ -23,12 +23,16 @@ from pytest_aorta.verdict.noise import (
     unresolved,
 )
 from pytest_aorta.verdict.rows import Row, choose_tolerances, has_costs, other_setup, profiled, without_costs
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
+from pytest_aorta.verdict.statistics.decision import (
+    MIN_LAUNCHES,
+    Decision,
+    Outcome,
+    decide_pairs,
+    decide_stored,
+    last_look,
+)
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
-
-# With fewer launches, most of a baseline's variance comes from the prior.
-MIN_LAUNCHES = 5
 
 
 class _Comparison(ABC):

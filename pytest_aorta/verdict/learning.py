@@ -10,14 +10,31 @@ from msgspec import field
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
+from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
-from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
-from pytest_aorta.verdict.rows import applicable, is_not_profiled_again, not_profiled, other_setting, other_setup
-from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
+from pytest_aorta.verdict.rows import (
+    applicable,
+    is_not_profiled_again,
+    not_profiled,
+    other_setting,
+    other_setup,
+    profiled,
+)
+from pytest_aorta.verdict.statistics.decision import (
+    LOOKS,
+    MIN_LAUNCHES,
+    MIN_LAUNCHES_TO_FAIL,
+    RESOLVED_BY,
+    UNSURE,
+    Outcome,
+    detectable,
+    is_settled,
+)
 from pytest_aorta.verdict.statistics.variance import Estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
@@ -27,15 +44,73 @@ _OUTLIER = 6.0
 _MANY = 10
 
 
-def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
-    """Return the number of launches to record, at most ``wanted``: all of them if any compared metric has noise.
+# The tolerances that a refusal offers.
+_OFFERED = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 
-    Costs need a second launch, which shows the parts that depend on the data. Other exact metrics need one.
+
+def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, options: Options) -> bool:
+    """Return whether a baseline that is being recorded needs one more launch, of at most ``--aorta-launches``.
+
+    A metric with noise needs launches until it is settled (:func:`is_settled`), three at least. Costs need a second
+    launch, which shows the parts that depend on the data. Other exact metrics need one.
     """
-    asked = applicable(marked, facts).items()
-    if any(metric_of(name, tolerance.direction).has_noise and not tolerance.is_exact for name, tolerance in asked):
-        return wanted
-    return min(wanted, 2) if any(metric_of(name).cost is not None for name, _ in asked) else 1
+    launches, most = baseline.center_launches, options.launches
+    asked = applicable(marked, launches[0])
+    noisy = [(metric_of(name, one.direction), one.value) for name, one in asked.items() if not one.is_exact]
+    noisy = [(metric, allowed) for metric, allowed in noisy if metric.has_noise]
+    least = MIN_LAUNCHES_TO_FAIL if noisy else 2 if any(metric_of(name).cost is not None for name in asked) else 1
+    if len(launches) < min(least, most) or not noisy:
+        return len(launches) < min(least, most)
+    return len(launches) < most and not all(
+        _is_settled_by(baseline, metric, allowed, priors, options) for metric, allowed in noisy
+    )
+
+
+def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float | None, priors: Priors, options: Options) -> bool:
+    """Return whether the launches of a baseline settle a metric; one without a value on its scale takes five."""
+    stored = StoredComparison(baseline.case, baseline.config, baseline, {}, priors).estimate(metric)
+    launches = baseline.center_launches
+    if stored is None or not allowed or len(profiled(metric, launches)) < len(launches):
+        return len(launches) >= MIN_LAUNCHES
+    block, most, worse, scale = next_block(metric, launches), options.max_launches, metric.worse, metric.scale
+    return is_settled(
+        stored, block, tolerance=allowed, most=options.launches, max_launches=most, worse=worse, scale=scale
+    )
+
+
+def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options, priors: Priors) -> str:
+    """Return why a baseline can't hold what markers name, and the marker that it holds; empty if it holds all.
+
+    The next comparison would fail for such a metric, although nothing has changed.
+    """
+    lines = []
+    for name, why in baseline.left_out.items():
+        if name not in marked or marked[name].is_exact:
+            continue
+        held = _held(baseline, metric_of(name, marked[name].direction), marked[name], options, priors)
+        shown = f'write tolerance({name}="{held}"), which these launches can decide, or ' if held else ""
+        lines.append(f"{name}: not recorded, although a marker names it: {why}")
+        lines.append(f"  next: {shown}take {name} out of the marker; or give --aorta-record=replace,noisy:REASON")
+    return "\n".join(lines)
+
+
+def _held(
+    baseline: Baseline, metric: Metric, tolerance: Tolerance, options: Options, priors: Priors
+) -> Tolerance | None:
+    """Return the smallest offered tolerance that the launches hold by :data:`UNSURE`, since others will be recorded."""
+    launches, case, config = baseline.center_launches, baseline.case, baseline.config
+    comparison = StoredComparison(case, config, baseline, {}, priors, options.max_launches)
+    for offered in _OFFERED:
+        wider = tolerance.replace(value=offered)
+        if offered > LARGEST[metric.scale] or offered <= (tolerance.value or 0):
+            continue
+        if not _problems(metric, offered / UNSURE, launches) and comparison.undecidable(metric, wider) is None:
+            return wider
+    return None
+
+
+class Undecided(BaselineError):
+    """Launches are not shown to equal the stored baseline, and more of them could show it."""
 
 
 class NewLaunches(Model, frozen=True):
@@ -88,8 +163,9 @@ def merged(
     if settings := other_setting(old.center_launches[-1], facts):
         raise BaselineError(_refusal(new.case, settings, can_settle=False))
     if rows := _differences(old, new, marked, priors):
-        can_settle = len(facts) < _MANY and not any(map(_is_settled, rows))
-        raise BaselineError(_refusal(new.case, rows, can_settle=can_settle))
+        can_settle = not any(map(_is_settled, rows))
+        error = Undecided if can_settle else BaselineError
+        raise error(_refusal(new.case, rows, can_settle=can_settle and len(facts) < _MANY))
     added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
     forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
     return _fitted(old.replace(launches=(*old.launches, *added), forced=forced))
@@ -218,7 +294,7 @@ def detection_lines(
             continue
         if problem := comparison.undecidable(metric, tolerance):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
-        if len(center) >= MIN_LAUNCHES:
+        if len(center) >= MIN_LAUNCHES_TO_FAIL:
             changes = _detected(metric, baseline, stored, tolerance.value, looks, max_launches)
             parts = [f"{change} with {look}" for look, change in zip(looks, changes, strict=True)]
             lines.append(f"  {name}: detects from {', '.join(parts)} launches")

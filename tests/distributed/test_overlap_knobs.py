@@ -4,7 +4,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.overlap,
-    pytest.mark.world(size="all", warm=True),
+    pytest.mark.world(size="all", warm=True, simulated=False),
     pytest.mark.tolerance(overlap_ratio="10 points"),
     pytest.mark.launch_timeout(400),
 ]
