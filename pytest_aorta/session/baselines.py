@@ -1,7 +1,6 @@
 """Recording of baselines: launches of a new baseline, the files of passed tests, and unused baselines."""
 
 from collections.abc import Generator, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from pytest_aorta.verdict.baseline import Baseline, locked_baselines, orphans, r
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import (
     NewLaunches,
-    Undecided,
     detection_lines,
     left_out,
     needs_another,
@@ -76,7 +74,9 @@ def learn(
     launches, baseline = [facts], first
     new = partial(NewLaunches, marked=dict(marked), defaults=dict(defaults), fresh=options.recording.replaces)
     priors = platform_priors(options.baselines_dir, first.platform, facts.device, case)
-    while needs_another(baseline, marked, priors, options) or _is_undecided(new(baseline), len(launches), options):
+    while needs_another(baseline, marked, priors, options) or (
+        len(launches) < options.launches and new(baseline).are_undecided(options.baselines_dir)
+    ):
         launches.append((yield Side.CANDIDATE))
         baseline = first.of_launches(launches)
     noisy = left_out(launches, marked)
@@ -95,19 +95,8 @@ def learn(
     # since other sessions may have updated the baseline by then.
     stored = new(baseline).merged(options.baselines_dir)
     if refusal := refusal_of_left_out(stored, marked, options, priors):
-        raise BaselineError(f"{case}:\n{refusal}")
+        raise BaselineError(f"{case}: not recorded, because the launches can't hold what a marker names:\n{refusal}")
     return _Learned(new(baseline), verdicts, tuple(detection_lines(stored, marked, priors, options.max_launches)))
-
-
-def _is_undecided(new: NewLaunches, count: int, options: Options) -> bool:
-    """Return whether one more launch, of at most ``--aorta-launches``, could let the launches be added."""
-    if count < options.launches:
-        with suppress(BaselineError):
-            try:
-                new.merged(options.baselines_dir)
-            except Undecided:
-                return True
-    return False
 
 
 def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options: Options) -> tuple[list[str], bool]:

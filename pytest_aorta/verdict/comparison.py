@@ -5,14 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import costs_notes, judge_costs, judge_curves, series_notes
 from pytest_aorta.verdict.causes import cause_of, notes_on
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, metric_of, middle
 from pytest_aorta.verdict.noise import (
-    RESET,
     Priors,
     median_step_ms,
     metric_blocks,
@@ -24,7 +22,6 @@ from pytest_aorta.verdict.noise import (
 )
 from pytest_aorta.verdict.rows import Row, choose_tolerances, has_costs, other_setup, profiled, without_costs
 from pytest_aorta.verdict.statistics.decision import (
-    MIN_LAUNCHES,
     Decision,
     Outcome,
     decide_pairs,
@@ -198,8 +195,6 @@ class StoredComparison(_Comparison):
 
     def _undecided(self, row: Row, num_launches: int) -> str:
         remedy = self.undecidable(row.metric, row.tolerance)
-        if remedy is None and len(row.others) < MIN_LAUNCHES:
-            remedy = f"the baseline has only {counted(len(row.others), 'launch')}; record more with {RESET}"
         early = "further launches could not decide" if num_launches < last_look(self.max_launches) else ""
         return "; ".join(filter(None, [early, remedy]))
 

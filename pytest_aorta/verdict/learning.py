@@ -44,6 +44,8 @@ _OUTLIER = 6.0
 _MANY = 10
 
 
+# Outcomes of a comparison with the stored baseline after which further launches are not asked to show the contrary.
+_SETTLED = (Outcome.NOT_APPLICABLE, Outcome.REGRESSION, Outcome.IMPROVED)
 # The tolerances that a refusal offers.
 _OFFERED = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 
@@ -89,7 +91,7 @@ def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance], opt
             continue
         held = _held(baseline, metric_of(name, marked[name].direction), marked[name], options, priors)
         shown = f'write tolerance({name}="{held}"), which these launches can decide, or ' if held else ""
-        lines.append(f"{name}: not recorded, although a marker names it: {why}")
+        lines.append(f"  {name}: {why}")
         lines.append(f"  next: {shown}take {name} out of the marker; or give --aorta-record=replace,noisy:REASON")
     return "\n".join(lines)
 
@@ -107,10 +109,6 @@ def _held(
         if not _problems(metric, offered / UNSURE, launches) and comparison.undecidable(metric, wider) is None:
             return wider
     return None
-
-
-class Undecided(BaselineError):
-    """Launches are not shown to equal the stored baseline, and more of them could show it."""
 
 
 class NewLaunches(Model, frozen=True):
@@ -134,11 +132,25 @@ class NewLaunches(Model, frozen=True):
         Raises:
             BaselineError: As in :func:`merged`, or the stored baseline is unreadable.
         """
+        return merged(*self._with_stored(folder), self.fresh).without_diagnostics()
+
+    def are_undecided(self, folder: Path) -> bool:
+        """Return whether the launches are not shown to equal those stored in ``folder``, and more could show it.
+
+        Raises:
+            BaselineError: The stored baseline is unreadable.
+        """
+        old, new, marked, priors = self._with_stored(folder)
+        if old is None or self.fresh or other_setup(old, new.workload, new.config, [*new.center_launches]):
+            return False
+        rows = _differences(old, new, marked, priors)
+        return bool(rows) and not any(map(_is_settled, rows))
+
+    def _with_stored(self, folder: Path) -> tuple[Baseline | None, Baseline, dict[str, Tolerance], Priors]:
         new = self.baseline
         old = read_baseline(folder, new.platform, new.case)
         priors = platform_priors(folder, new.platform, new.launches[-1].facts.device, new.case)
-        known = old and old.replace(config={**self.defaults, **old.config})
-        return merged(known, new, self.marked, priors, self.fresh).without_diagnostics()
+        return old and old.replace(config={**self.defaults, **old.config}), new, self.marked, priors
 
 
 def merged(
@@ -163,9 +175,8 @@ def merged(
     if settings := other_setting(old.center_launches[-1], facts):
         raise BaselineError(_refusal(new.case, settings, can_settle=False))
     if rows := _differences(old, new, marked, priors):
-        can_settle = not any(map(_is_settled, rows))
-        error = Undecided if can_settle else BaselineError
-        raise error(_refusal(new.case, rows, can_settle=can_settle and len(facts) < _MANY))
+        can_settle = len(facts) < _MANY and not any(map(_is_settled, rows))
+        raise BaselineError(_refusal(new.case, rows, can_settle=can_settle))
     added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
     forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
     return _fitted(old.replace(launches=(*old.launches, *added), forced=forced))
@@ -194,7 +205,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
 
 def _is_settled(row: Verdict) -> bool:
     """Return True if no further launch can show that the metric is unchanged."""
-    return not metric_of(row.metric, row.tolerance.direction).has_noise or row.outcome is Outcome.NOT_APPLICABLE
+    return not metric_of(row.metric, row.tolerance.direction).has_noise or row.outcome in _SETTLED
 
 
 def _is_unchanged(row: Verdict) -> bool:
