@@ -20,7 +20,7 @@ from pytest_aorta.common.text import brief, counted, emit
 from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.plan.options import OPTIONS, Options, check_profiler, integer_from, make_options
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
-from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
+from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult, over_ranks
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
@@ -146,7 +146,6 @@ def given_launch(arguments: argparse.Namespace, options: Options) -> _Launch:
 
 def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
     with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
-        check_budget(session.options, session.devices)
         world = resolve_world(spec.world, session.options, session.devices)
     if world.size < launch.min_world_size:
         raise UsageError(

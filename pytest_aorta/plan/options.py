@@ -362,12 +362,12 @@ class Options:
 
     # fmt: off
     gpus: int | None = _option(
-        "gpus", "GPUs this run may use; 0: CPU ranks only", None, integer_from(0), "int", metavar="N",
-        shown="all visible GPUs")
+        "gpus", "GPUs this run is for, of which some may be missing; 0: CPU ranks only", None, integer_from(0), "int",
+        metavar="N", shown="all visible GPUs")
     without_gpus: WithoutGpus = _option(
-        "without_gpus", "what becomes of tests that lack GPUs: skip; fail, also of tests that would run on CPU ranks; "
-        "simulate, as one rank of a simulated world, of which only costs are compared", WithoutGpus.SKIP,
-        choices=tuple(each.value for each in WithoutGpus))
+        "without_gpus", "what becomes of tests that need more GPUs than are visible: skip; fail, also of tests that "
+        "would run on CPU ranks; simulate, as one rank of a simulated world, of which only costs are compared",
+        WithoutGpus.SKIP, choices=tuple(each.value for each in WithoutGpus))
     update_baselines: bool = _option(
         "update_baselines", "write this run's values as the new baselines, and print what changed", False, bool,
         None, own_flag="--update-baselines", writes=True)
@@ -391,8 +391,8 @@ class Options:
         "launcher", "how ranks start: by torchrun, or by a fork server with torch imported",
         LauncherKind.TORCHRUN, choices=tuple(kind.value for kind in LauncherKind))
     launches: int = _option(
-        "launches", "launches per test that --update-baselines records where step times are compared, 1 to 50",
-        10, integer_from(1, 50), "int", metavar="N", writes=True)
+        "launches", "most launches per test that --update-baselines records, 1 to 50; it ends earlier, once the "
+        "tolerances are enforced or can't be", 10, integer_from(1, 50), "int", metavar="N", writes=True)
     max_launches: int = _option(
         "max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive, 2 to 12; "
         "fewer than 3 never fail a test for a metric with noise", 6, integer_from(2, 12), "int", metavar="N")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_aorta.common.errors import DevicesUnavailable
@@ -90,18 +90,22 @@ class WorldSpec:
         device: ``any``, ``cuda`` or ``cpu``.
         warm: True asks for the fork server, False for torchrun; None leaves the choice to ``--aorta-launcher``.
         nodes: Number of nodes, which share the ranks evenly.
-        simulated: The ranks to simulate; empty: all ranks are started.
+        simulated: The ranks to simulate; empty: none, all ranks are started; None: none, unless
+            ``--aorta-without-gpus=simulate`` simulates rank 0 for lack of GPUs.
     """
 
     size: int | str = 2
     device: str = ANY_DEVICE
     warm: bool | None = None
     nodes: int = 1
-    simulated: tuple[int, ...] = ()
+    simulated: tuple[int, ...] | None = None
 
 
 def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
     """Return the world of a test; under ``--aorta-without-gpus=simulate``, a simulated one in place of missing devices.
+
+    ``--aorta-gpus`` says how many GPUs the run is for: all devices are so many, whether or not they are visible, and a
+    test on any device takes GPUs unless the run is for none.
 
     Raises:
         DevicesUnavailable: The test asks for devices that this run may not use or does not have.
@@ -111,48 +115,38 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     try:
         return _real_world(spec, options, devices)
     except DevicesUnavailable:
-        if options.without_gpus != WithoutGpus.SIMULATE or spec.size == ALL_DEVICES:
+        size = (options.gpus or 0) * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
+        if options.without_gpus != WithoutGpus.SIMULATE or spec.simulated is not None or size == 0:
             raise
-        return World(int(spec.size), DeviceKind.CPU, simulated=(0,))
+        return World(size, DeviceKind.CPU, simulated=(0,))
 
 
 def _real_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
     wanted = {spec.device} & ACCELERATED
     devices = [device for device in devices if wanted <= {device.kind}]
-    budget = num_usable_gpus(options, devices)
-    given = f"{budget} given" + (f" (--aorta-gpus={options.gpus})" if options.gpus is not None else "")
+    budget = len(devices) if options.gpus is None else options.gpus
+    given = _given(options, len(devices))
     takes_gpu = spec.device == ANY_DEVICE and budget > 0
     _refuse_nodes(spec.nodes, options)
     if not takes_gpu and spec.device not in ACCELERATED:
         return _cpu_world(spec, options, given)
     size = budget * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
     here = size // spec.nodes
-    if here > budget or size == 0:
+    if here > min(budget, len(devices)) or size == 0:
         where = " on each node" if spec.nodes > 1 else ""
-        needed = "at least 1 GPU" if spec.size == ALL_DEVICES else counted(here, "GPU")
+        needed = counted(here, "GPU") if here else "at least 1 GPU"
         raise DevicesUnavailable(f"needs {needed}{where}, {given}")
     return World(size, devices[0].kind, tuple(devices[:here]), spec.nodes)
 
 
-def num_usable_gpus(options: Options, devices: Sequence[Device]) -> int:
-    """Return the number of GPUs that this run may use on this node."""
-    return len(devices) if options.gpus is None else options.gpus
-
-
-def check_budget(options: Options, devices: list[Device], environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a run whose options name more GPUs than are visible.
-
-    Raises:
-        DevicesUnavailable: ``--aorta-gpus`` is larger than the number of visible GPUs.
-    """
-    if options.gpus is not None and options.gpus > len(devices):
-        given = [f"{name}={environ[name]!r}" for name in VISIBLE_VARIABLES if name in environ]
-        limited = f" with {' and '.join(given)}" if given else ""
-        visible = f"{counted(len(devices), 'GPU')} {'is' if len(devices) == 1 else 'are'}"
-        raise DevicesUnavailable(
-            f"--aorta-gpus={options.gpus}: {visible} visible{limited}; ask for at most that many, "
-            f"or for 0 to run on CPU ranks"
-        )
+def _given(options: Options, visible: int) -> str:
+    """Return how many GPUs a run has on this node, and what limits them."""
+    if options.gpus is None:
+        return f"{visible} given"
+    if options.gpus <= visible:
+        return f"{options.gpus} given (--aorta-gpus={options.gpus})"
+    limits = [f"{name}={os.environ[name]!r}" for name in VISIBLE_VARIABLES if name in os.environ]
+    return f"{visible} visible (--aorta-gpus={options.gpus}{''.join(f', {limit}' for limit in limits)})"
 
 
 def _refuse_nodes(nodes: int, options: Options) -> None:

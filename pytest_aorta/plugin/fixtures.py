@@ -17,7 +17,7 @@ from pytest_aorta.common.files import slug
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options, WithoutGpus
-from pytest_aorta.plan.world import num_usable_gpus, resolve_world
+from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
@@ -226,9 +226,11 @@ def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str
 
 def header(options: Options, devices: Sequence[Device], platforms: Collection[str]) -> str:
     """Return the devices, torch, platforms of tests and baselines of this run in one line."""
-    usable = num_usable_gpus(options, devices)
-    models = sorted({device.model for device in devices[:usable]})
-    where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
+    used = devices[: options.gpus]
+    models = sorted({device.model for device in used})
+    where = f"{len(used)} x {' + '.join(models)}" if used else "no GPU" if options.gpus else "no GPU (CPU ranks)"
+    if len(used) < (options.gpus or 0):
+        where += f" of {options.gpus} (--aorta-gpus)"
     if options.without_gpus == WithoutGpus.SIMULATE:
         where += ", missing GPUs simulated"
     if options.nnodes > 1:

@@ -14,7 +14,6 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError, SpecError
 from pytest_aorta.plan.options import OPTIONS, Option, Options, check_profiler, make_options
-from pytest_aorta.plan.world import check_budget
 from pytest_aorta.plugin import newhooks
 from pytest_aorta.plugin.markers import FIXTURE, MARKERS
 from pytest_aorta.plugin.run import Run
@@ -65,8 +64,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
             require_packages()
         if not _is_given(config, _SHOWING):
-            if options.gpus is not None:
-                check_budget(options, config.stash[RUN].devices)
             check_profiler(options.profiling.tool, "--aorta-profiler")
             if options.ab is not None:
                 from pytest_aorta.plan.reference import check_reference  # only for a run with a reference

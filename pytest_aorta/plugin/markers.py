@@ -72,7 +72,7 @@ def _is_count(given: object, most: int) -> bool:
 
 
 def _world(
-    size: Any = 2, device: Any = WorldSpec.device, nodes: Any = 1, warm: Any = None, simulated: Any = False
+    size: Any = 2, device: Any = WorldSpec.device, nodes: Any = 1, warm: Any = None, simulated: Any = None
 ) -> WorldSpec:
     if not _is_count(size, MAX_WORLD_SIZE) and size != ALL_DEVICES:
         raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")
@@ -89,10 +89,10 @@ def _world(
     return WorldSpec(size, device, warm, nodes, _simulated(simulated, size, nodes))
 
 
-def _simulated(given: Any, size: int | str, nodes: int) -> tuple[int, ...]:
-    """Return the ranks to simulate: rank 0 for True, none for False."""
-    if given is False:
-        return ()
+def _simulated(given: Any, size: int | str, nodes: int) -> tuple[int, ...] | None:
+    """Return the ranks to simulate: rank 0 for True, none for False; None leaves the choice to the options."""
+    if given is None or given is False:
+        return None if given is None else ()
     if size == ALL_DEVICES or nodes > 1:
         raise SpecError(
             f"marker world: size={size!r}, nodes={nodes} and simulated={given!r} contradict each other; a simulated "
@@ -137,11 +137,12 @@ MARKERS = {
         "numerics", "the test compares weights, losses or gradients bit for bit", _nothing, "compares_numbers"
     ),
     "world": _Marker(
-        "world(size=2, device='any', nodes=1, warm=None, simulated=False)",
+        "world(size=2, device='any', nodes=1, warm=None, simulated=None)",
         "ranks to launch, one per device; size is an integer, or 'all' for all devices of this run; device is 'any', "
         "'cuda' or 'cpu'; nodes=2 distributes the ranks evenly over several nodes; warm=True starts ranks from the "
         "fork server, False by torchrun; simulated=True runs rank 0 alone, without devices, and simulated=(0, 512) "
-        "these ranks: nothing is exchanged, and only costs are compared",
+        "these ranks: nothing is exchanged, and only costs are compared; simulated=False never does, whatever "
+        "--aorta-without-gpus says",
         _world,
         "world",
         lambda values: values[0] if values else WorldSpec(),

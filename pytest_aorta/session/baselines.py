@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pytest_aorta.common.errors import AortaError, BaselineError, ComparisonFailed
@@ -12,7 +13,13 @@ from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRe
 from pytest_aorta.session.rounds import comparison_text
 from pytest_aorta.verdict.baseline import Baseline, locked_baselines, orphans, read_baseline, write_baseline
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, left_out
+from pytest_aorta.verdict.learning import (
+    NewLaunches,
+    detection_lines,
+    left_out,
+    needs_another,
+    refusal_of_left_out,
+)
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
 from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.rows import TEST_HOOK_KEY, identity
@@ -54,7 +61,8 @@ def learn(
         options: The options of the run.
 
     Raises:
-        BaselineError: The launches ran under a profiler or with a planted fault, or can't be added.
+        BaselineError: The launches ran under a profiler or with a planted fault, can't be added, or are too noisy for a
+            metric that a marker names.
         ComparisonFailed: A metric is missing in a launch.
     """
     case, config, (facts,) = first.case, first.config, first.center_launches
@@ -63,11 +71,15 @@ def learn(
     if profiler := facts.profiler:
         raise BaselineError(f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without")
     first = first.replace(config=identity(config))
-    launches = [facts]
-    while len(launches) < launches_to_learn(marked, facts, options.launches):
-        launches.append((yield Side.CANDIDATE))
+    launches, baseline = [facts], first
+    new = partial(NewLaunches, marked=dict(marked), defaults=dict(defaults), fresh=options.recording.replaces)
     priors = platform_priors(options.baselines_dir, first.platform, facts.device, case)
-    baseline, noisy = first.of_launches(launches), left_out(launches, marked)
+    while needs_another(baseline, marked, priors, options) or (
+        len(launches) < options.launches and new(baseline).are_undecided(options.baselines_dir)
+    ):
+        launches.append((yield Side.CANDIDATE))
+        baseline = first.of_launches(launches)
+    noisy = left_out(launches, marked)
     if options.recording.reason is None:
         baseline = baseline.replace(left_out=noisy)
     elif noisy:
@@ -79,11 +91,12 @@ def learn(
         compared = tuple(ComparedLaunch(Side.CANDIDATE, launch) for launch in launches)
         recorded_now = Comparison(case, platform=first.platform, workload=first.workload, launches=compared)
         raise ComparisonFailed(comparison_text(recorded_now, failing))
-    new = NewLaunches(baseline, dict(marked), dict(defaults), options.recording.replaces)
     # Merge now, so that launches that can't be added fail the test. They are merged again when the session ends,
     # since other sessions may have updated the baseline by then.
-    stored = new.merged(options.baselines_dir)
-    return _Learned(new, verdicts, tuple(detection_lines(stored, marked, priors, options.max_launches)))
+    stored = new(baseline).merged(options.baselines_dir)
+    if refusal := refusal_of_left_out(stored, marked, options, priors):
+        raise BaselineError(f"{case}: not recorded, because the launches can't hold what a marker names:\n{refusal}")
+    return _Learned(new(baseline), verdicts, tuple(detection_lines(stored, marked, priors, options.max_launches)))
 
 
 def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options: Options) -> tuple[list[str], bool]:

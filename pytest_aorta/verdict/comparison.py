@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.by_rank import judge_costs, judge_curves, judge_growth, series_notes, uncompared_notes
@@ -22,7 +21,6 @@ from pytest_aorta.verdict.metrics import (
     middle,
 )
 from pytest_aorta.verdict.noise import (
-    RESET,
     Priors,
     median_step_ms,
     metric_blocks,
@@ -32,20 +30,10 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
     unresolved,
 )
-from pytest_aorta.verdict.rows import (
-    Row,
-    choose_tolerances,
-    known_to,
-    other_setup,
-    other_steps,
-    profiled,
-)
+from pytest_aorta.verdict.rows import Row, choose_tolerances, known_to, other_setup, other_steps, profiled
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
-
-# With fewer launches, most of a baseline's variance comes from the prior.
-MIN_LAUNCHES = 5
 
 
 class _Comparison(ABC):
@@ -228,8 +216,6 @@ class StoredComparison(_Comparison):
 
     def _undecided(self, row: Row, num_launches: int) -> str:
         remedy = self.undecidable(row.metric, row.tolerance)
-        if remedy is None and len(row.others) < MIN_LAUNCHES:
-            remedy = f"the baseline has only {counted(len(row.others), 'launch')}; record more with {RESET}"
         early = "further launches could not decide" if num_launches < last_look(self.max_launches) else ""
         return "; ".join(filter(None, [early, remedy]))
 

@@ -11,13 +11,14 @@ from msgspec import field
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
+from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.result.series import BUFFERS, first_other_weights
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, num_measured, read_baseline
 from pytest_aorta.verdict.by_rank import MEMORY_GROWTH
 from pytest_aorta.verdict.causes import STEP_GROWTH
-from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
-from pytest_aorta.verdict.metrics import Metric, MetricKind, Tolerance, metric_of
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
 from pytest_aorta.verdict.rows import (
     applicable,
@@ -26,8 +27,18 @@ from pytest_aorta.verdict.rows import (
     other_setting,
     other_setup,
     other_steps,
+    profiled,
 )
-from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
+from pytest_aorta.verdict.statistics.decision import (
+    LOOKS,
+    MIN_LAUNCHES,
+    MIN_LAUNCHES_TO_FAIL,
+    RESOLVED_BY,
+    UNSURE,
+    Outcome,
+    detectable,
+    is_settled,
+)
 from pytest_aorta.verdict.statistics.variance import Estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
@@ -38,15 +49,71 @@ _BUFFER_HASH = "buffer_hash"
 _MANY = 10
 
 
-def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
-    """Return the number of launches to record, at most ``wanted``: all of them if any compared metric has noise.
+# Outcomes of a comparison with the stored baseline after which further launches are not asked to show the contrary.
+_SETTLED = (Outcome.NOT_APPLICABLE, Outcome.REGRESSION, Outcome.IMPROVED)
+# The tolerances that a refusal offers.
+_OFFERED = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 
-    Costs need a second launch, which shows the parts that depend on the data. Other exact metrics need one.
+
+def needs_another(baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, options: Options) -> bool:
+    """Return whether a baseline that is being recorded needs one more launch, of at most ``--aorta-launches``.
+
+    A metric with noise needs launches until it is settled (:func:`is_settled`), three at least. Costs need a second
+    launch, which shows the parts that depend on the data. Other exact metrics need one.
     """
-    asked = applicable(marked, facts).items()
-    if any(metric_of(name, tolerance.direction).has_noise and not tolerance.is_exact for name, tolerance in asked):
-        return wanted
-    return min(wanted, 2) if any(metric_of(name).cost is not None for name, _ in asked) else 1
+    launches, most = baseline.center_launches, options.launches
+    asked = applicable(marked, launches[0])
+    noisy = [(metric_of(name, one.direction), one.value) for name, one in asked.items() if not one.is_exact]
+    noisy = [(metric, allowed) for metric, allowed in noisy if metric.has_noise]
+    least = MIN_LAUNCHES_TO_FAIL if noisy else 2 if any(metric_of(name).cost is not None for name in asked) else 1
+    if len(launches) < min(least, most) or not noisy:
+        return len(launches) < min(least, most)
+    return len(launches) < most and not all(
+        _is_settled_by(baseline, metric, allowed, priors, options) for metric, allowed in noisy
+    )
+
+
+def _is_settled_by(baseline: Baseline, metric: Metric, allowed: float | None, priors: Priors, options: Options) -> bool:
+    """Return whether the launches of a baseline settle a metric; one without a value on its scale takes five."""
+    stored = StoredComparison(baseline.case, baseline.config, baseline, {}, priors).estimate(metric)
+    launches = baseline.center_launches
+    if stored is None or not allowed or len(profiled(metric, launches)) < len(launches):
+        return len(launches) >= MIN_LAUNCHES
+    block, most, worse, scale = next_block(metric, launches), options.max_launches, metric.worse, metric.scale
+    return is_settled(
+        stored, block, tolerance=allowed, most=options.launches, max_launches=most, worse=worse, scale=scale
+    )
+
+
+def refusal_of_left_out(baseline: Baseline, marked: Mapping[str, Tolerance], options: Options, priors: Priors) -> str:
+    """Return why a baseline can't hold what markers name, and the marker that it holds; empty if it holds all.
+
+    The next comparison would fail for such a metric, although nothing has changed.
+    """
+    lines = []
+    for name, why in baseline.left_out.items():
+        if name not in marked or marked[name].is_exact:
+            continue
+        held = _held(baseline, metric_of(name, marked[name].direction), marked[name], options, priors)
+        shown = f'write tolerance({name}="{held}"), which these launches can decide, or ' if held else ""
+        lines.append(f"  {name}: {why}")
+        lines.append(f"  next: {shown}take {name} out of the marker; or give --aorta-record=replace,noisy:REASON")
+    return "\n".join(lines)
+
+
+def _held(
+    baseline: Baseline, metric: Metric, tolerance: Tolerance, options: Options, priors: Priors
+) -> Tolerance | None:
+    """Return the smallest offered tolerance that the launches hold by :data:`UNSURE`, since others will be recorded."""
+    launches, case, config = baseline.center_launches, baseline.case, baseline.config
+    comparison = StoredComparison(case, config, baseline, {}, priors, options.max_launches)
+    for offered in _OFFERED:
+        wider = tolerance.replace(value=offered)
+        if offered > LARGEST[metric.scale] or offered <= (tolerance.value or 0):
+            continue
+        if not _problems(metric, offered / UNSURE, launches) and comparison.undecidable(metric, wider) is None:
+            return wider
+    return None
 
 
 class NewLaunches(Model, frozen=True):
@@ -70,12 +137,26 @@ class NewLaunches(Model, frozen=True):
         Raises:
             BaselineError: As in :func:`merged`, or the stored baseline is unreadable.
         """
+        stored = merged(*self._with_stored(folder), self.fresh).without_diagnostics()
+        return stored.replace(measured=num_measured(stored.center_launches))
+
+    def are_undecided(self, folder: Path) -> bool:
+        """Return whether the launches are not shown to equal those stored in ``folder``, and more could show it.
+
+        Raises:
+            BaselineError: The stored baseline is unreadable.
+        """
+        old, new, marked, priors = self._with_stored(folder)
+        if old is None or self.fresh or other_setup(old, new.workload, new.config, [*new.center_launches]):
+            return False
+        rows = _differences(old, new, marked, priors)
+        return bool(rows) and not any(map(_is_settled, rows))
+
+    def _with_stored(self, folder: Path) -> tuple[Baseline | None, Baseline, dict[str, Tolerance], Priors]:
         new = self.baseline
         old = read_baseline(folder, new.platform, new.case)
         priors = platform_priors(folder, new.platform, new.launches[-1].facts.device, new.case)
-        known = old and old.replace(config={**self.defaults, **old.config})
-        stored = merged(known, new, self.marked, priors, self.fresh).without_diagnostics()
-        return stored.replace(measured=num_measured(stored.center_launches))
+        return old and old.replace(config={**self.defaults, **old.config}), new, self.marked, priors
 
 
 def merged(
@@ -131,7 +212,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
 
 def _is_settled(row: Verdict) -> bool:
     """Return True if no further launch can show that the metric is unchanged."""
-    return not metric_of(row.metric, row.tolerance.direction).has_noise or row.outcome is Outcome.NOT_APPLICABLE
+    return not metric_of(row.metric, row.tolerance.direction).has_noise or row.outcome in _SETTLED
 
 
 def _is_unchanged(row: Verdict) -> bool:
@@ -242,7 +323,7 @@ def detection_lines(
             continue
         if problem := comparison.undecidable(metric, tolerance):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
-        if len(center) >= MIN_LAUNCHES:
+        if len(center) >= MIN_LAUNCHES_TO_FAIL:
             changes = _detected(metric, baseline, stored, tolerance.value, looks, max_launches)
             parts = [f"{change} with {look}" for look, change in zip(looks, changes, strict=True)]
             lines.append(f"  {name}: detects from {', '.join(parts)} launches")

@@ -6,7 +6,7 @@ from pytest_aorta import ComparisonFailed
 
 pytestmark = [
     pytest.mark.overlap,
-    pytest.mark.world(size="all", warm=True),
+    pytest.mark.world(size="all", warm=True, simulated=False),
     pytest.mark.tolerance(overlap_ratio="10 points"),
     pytest.mark.launch_timeout(400),
 ]

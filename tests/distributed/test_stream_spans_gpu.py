@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.overlap,
-    pytest.mark.world(size="all", device="cuda", warm=True),
+    pytest.mark.world(size="all", device="cuda", warm=True, simulated=False),
     pytest.mark.launch_timeout(300),
 ]
 

@@ -9,7 +9,7 @@ from pytest_aorta.common.errors import LaunchError
 
 pytestmark = [
     pytest.mark.overlap,
-    pytest.mark.world(size="all", device="cuda", warm=True),
+    pytest.mark.world(size="all", device="cuda", warm=True, simulated=False),
     pytest.mark.launch_timeout(300),
 ]
 

@@ -19,7 +19,6 @@ from tests.unit.fake_drivers import FakeNvml
         (["-o", "aorta_node_launcher=srun 'a"], "ini key aorta_node_launcher: No closing quotation"),
         (["--aorta-without-gpus=fail", "--aorta-gpus=0"], "fail and --aorta-gpus=0 contradict each other"),
         (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),
-        (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
         (["--aorta-baselines=file"], "--aorta-baselines=file: {}/file is a file, allowed is a folder"),
         (["--aorta-markdown=file/a.md"], "--aorta-markdown=file/a.md: {}/file is a file, allowed is a folder"),
         (["--aorta-report=folder.html"], "--aorta-report=folder.html: {}/folder.html is a folder, allowed is a file"),

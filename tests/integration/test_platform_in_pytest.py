@@ -44,7 +44,7 @@ def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learn
 
 def test_times_of_throttled_launches_are_left_out_unless_forced(nvml, gpu):
     nvml.hot = ("GPU-0",)
-    gpu.run("--update-baselines", passed=1, shows="  step_time_p50: left out: launch 1: GPU 0 throttled *")
+    gpu.run("--update-baselines", failed=1, shows="E *  step_time_p50: launch 1: GPU 0 throttled *")
     gpu.run("--update-baselines", "--aorta-record=replace,noisy:hot summer").assert_outcomes(passed=1)
     assert json.loads(gpu.baseline_files()[0].read_text())["left_out"] == {}
 

@@ -478,6 +478,50 @@ def least_tolerance(
     return scale.change(least) / 2
 
 
+# From this number of launches on, a recording can end because its metric is too noisy; before, the prior weighs more.
+MIN_LAUNCHES = 5
+# The deviation of five to ten launches is known to about this factor (Mosteller's estimate of variance.py).
+UNSURE = 1.5
+
+
+def enforced(
+    baseline: Estimate, block: Hashable, *, tolerance: float, max_launches: int, worse: int, scale: Scale
+) -> float:
+    """Return the tolerance of which a comparison with the baseline passes the same code and finds the double.
+
+    Each with the power of :func:`least_tolerance` and :func:`detectable`; ``tolerance`` is the one that is applied.
+    """
+    least = least_tolerance(baseline, block, max_launches=max_launches, scale=scale)
+    look = last_look(max_launches)
+    if look < MIN_LAUNCHES_TO_FAIL:
+        return least
+    doubled = detectable(
+        baseline, block, look, tolerance=tolerance, max_launches=max_launches, worse=worse, scale=scale
+    )
+    return max(least, doubled / 2)
+
+
+def is_settled(
+    baseline: Estimate, block: Hashable, *, tolerance: float, most: int, max_launches: int, worse: int, scale: Scale
+) -> bool:
+    """Return whether a baseline that is being recorded needs no further launch, of at most ``most``.
+
+    The tolerance is enforced now, or even ``most`` launches would not enforce it by :data:`UNSURE`. A deviation that
+    decides when to stop is biased toward small values (Stein, Ann. Math. Stat. 16, 1945: the first sample has to bear
+    the uncertainty of the deviation). Here the quantiles of Student's t with the degrees of freedom of the launches
+    so far bear it, so few launches stop only if they are quieter than the tolerance by a factor of their quantile.
+    """
+    have = sum(baseline.counts.values())
+
+    def with_launches(count: int) -> float:
+        estimate = baseline.with_launches(count)
+        return enforced(estimate, block, tolerance=tolerance, max_launches=max_launches, worse=worse, scale=scale)
+
+    if have < MIN_LAUNCHES:
+        return UNSURE * with_launches(have) <= tolerance
+    return with_launches(have) <= tolerance or with_launches(most) > UNSURE * tolerance
+
+
 def last_look(max_launches: int) -> int:
     """Return the number of launches after which every outcome is final."""
     return _looks(max_launches)[-1]

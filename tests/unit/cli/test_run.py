@@ -319,7 +319,7 @@ def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     ("arguments", "said"),
     [
         (["--script", "train.py", "--steps", "5"], "--steps: a script has no config keys"),
-        (["--workload", "toy", "--aorta-gpus", "64"], "--aorta-gpus=64: 0 GPUs are visible"),
+        (["--workload", "toy", "--aorta-gpus", "64"], "--gpus: needs 64 GPUs, 0 visible (--aorta-gpus=64"),
     ],
 )
 def test_option_that_does_not_fit_the_launch_is_wrong_usage(toy, capsys, arguments, said):

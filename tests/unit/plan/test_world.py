@@ -4,7 +4,7 @@ import pytest
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.plan.device_kind import Device
-from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE, World, WorldSpec, check_budget, resolve_world
+from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE, World, WorldSpec, resolve_world
 from tests.unit.builders import gpus, make_options
 
 ON_CPU = World(2, "cpu")
@@ -83,23 +83,38 @@ def test_platform_names_model_count_and_backend(world, platform):
     assert world.platform == platform
 
 
-def test_promised_gpus_that_are_there_are_fine():
-    for promised, visible in ((2, 2), (0, 0), (None, 0)):
-        check_budget(make_options(gpus=promised), gpus(visible), {})
+# The world of each test of a run for 8 GPUs, by the GPUs that are visible; None: the test lacks GPUs.
+ON_EIGHT = World(8, "cuda", tuple(gpus(8)))
+FOR_EIGHT = {
+    WorldSpec(2): {0: None, 2: ON_GPUS, 8: ON_GPUS},
+    WorldSpec(8): {0: None, 2: None, 8: ON_EIGHT},
+    WorldSpec(8, "cuda"): {0: None, 2: None, 8: ON_EIGHT},
+    WorldSpec("all"): {0: None, 2: None, 8: ON_EIGHT},
+    WorldSpec(16): {0: None, 2: None, 8: None},
+    WorldSpec(8, simulated=()): {0: None, 2: None, 8: ON_EIGHT},
+    WorldSpec(2, "cpu"): {0: ON_CPU, 2: ON_CPU, 8: ON_CPU},
+}
 
 
-@pytest.mark.parametrize(
-    ("promised", "visible", "environ", "message"),
-    [
-        (4, 1, {"CUDA_VISIBLE_DEVICES": "3"}, r"=4: 1 GPU is visible with CUDA_VISIBLE_DEVICES='3'; ask .* or for 0 "),
-        (1, 0, {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "PATH": "/"}, r"HIP\w+='0' and ROCR\w+='';"),
-    ],
-)
-def test_promised_gpus_that_are_not_there_are_refused_with_the_variables_that_limit(
-    promised, visible, environ, message
-):
-    with pytest.raises(DevicesUnavailable, match=message):
-        check_budget(make_options(gpus=promised), gpus(visible), environ)
+@pytest.mark.parametrize("spec", FOR_EIGHT, ids=lambda spec: f"{spec.size}-{spec.device}")
+def test_one_command_line_for_eight_gpus_runs_what_the_machine_can_and_simulates_the_rest(spec):
+    for visible, world in FOR_EIGHT[spec].items():
+        simulate, *others = (make_options(gpus=8, without_gpus=mode) for mode in ("simulate", "skip", "fail"))
+        size = 8 if spec.size == "all" else spec.size
+        if spec.simulated is None:
+            assert resolve_world(spec, simulate, gpus(visible)) == (world or World(size, "cpu", simulated=(0,)))
+        for options in (*others, *([simulate] if spec.simulated is not None else [])):
+            if world is None:
+                with pytest.raises(DevicesUnavailable, match=rf"^needs {size} GPUs, {visible} (visible|given) \("):
+                    resolve_world(spec, options, gpus(visible))
+            else:
+                assert resolve_world(spec, options, gpus(visible)) == world
+
+
+def test_gpus_that_are_missing_are_reported_with_the_variables_that_hide_them(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(DevicesUnavailable, match=r"1 visible \(--aorta-gpus=4, CUDA_VISIBLE_DEVICES='3'"):
+        resolve_world(WorldSpec(2), make_options(gpus=4), gpus(1))
 
 
 def test_nodes_need_a_run_that_has_them_and_a_launcher_that_can_start_fewer():

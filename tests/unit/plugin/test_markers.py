@@ -38,7 +38,7 @@ def test_argument_of_a_world_that_is_not_allowed_is_refused_with_what_is(keyword
 @pytest.mark.parametrize(
     ("name", "args", "keywords", "message"),
     [
-        ("world", (), {"sizes": 2}, "warm=None, simulated=False): got an unexpected keyword argument 'sizes'"),
+        ("world", (), {"sizes": 2}, "warm=None, simulated=None): got an unexpected keyword argument 'sizes'"),
         ("world", (2,), {"size": 4}, "multiple values for argument 'size', in (2, size=4)"),
         ("world", (), {"size": 7, "nodes": 2}, "size=7 ranks can't be distributed evenly over nodes=2"),
         ("world", (), {"nodes": 2, "warm": True}, "warm=True and nodes=2 contradict each other"),

@@ -3,11 +3,10 @@
 import pytest
 
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost, Costs, distinct
-from pytest_aorta.verdict.learning import launches_to_learn
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable
-from tests.unit.builders import make_baseline, on_cpu, stored
+from tests.unit.builders import launches_needed, make_baseline, on_cpu, stored
 from tests.unit.verdict.compared import check, outcomes
 
 GATHERS = CollectiveCost("all_gather", 4, 2, "bfloat16", 4_000_000)
@@ -153,4 +152,4 @@ def test_another_torch_keeps_operators_from_being_compared_but_not_collectives()
 
 @pytest.mark.parametrize(("wanted", "needed"), [(1, 1), (10, 2)])
 def test_costs_need_a_second_launch_for_a_baseline_to_show_what_varies(wanted, needed):
-    assert launches_to_learn({}, launch(), wanted) == needed
+    assert launches_needed(launch(), {}, wanted) == needed

@@ -4,13 +4,14 @@ import pytest
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, write_baseline
-from pytest_aorta.verdict.learning import detection_lines, launches_to_learn, left_out, merged
+from pytest_aorta.verdict.learning import detection_lines, left_out, merged
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.verdicts import NotApplicable
 from tests.unit.builders import (
     default_priors,
     growing,
     launches_near,
+    launches_needed,
     make_baseline,
     make_facts,
     on_cpu,
@@ -159,8 +160,8 @@ def test_marked_cpu_times_of_another_machine_are_refused():
 
 
 def test_exact_metrics_alone_take_one_launch():
-    assert launches_to_learn({}, on_cpu(), 10) == 1
-    assert launches_to_learn({"step_time_p50": Tolerance(None)}, make_facts(), 10) == 1
+    assert launches_needed(on_cpu(), {}, 10) == 1
+    assert launches_needed(make_facts(), {"step_time_p50": Tolerance(None)}, 10) == 1
 
 
 @pytest.mark.parametrize("marked", [{}, P50], ids=["default", "marked"])

@@ -19,12 +19,21 @@ from pytest_aorta.session.rounds import in_pairs, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.learning import detection_lines, launches_to_learn, left_out
+from pytest_aorta.verdict.learning import detection_lines, left_out
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, Verdict
-from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
+from tests.unit.builders import (
+    default_priors,
+    launches_needed,
+    make_baseline,
+    make_facts,
+    make_result,
+    on_cpu,
+    stored,
+    with_p50,
+)
 from tests.unit.simulated import at_most, until_decided
 from tests.unit.verdict import compared
 from tests.unit.verdict.compared import compare
@@ -334,7 +343,7 @@ def test_step_without_overlap_in_one_version_of_a_pair_is_missing_and_in_both_do
 @pytest.mark.parametrize(("launch", "baseline"), [(BLOCKED, SYNCHRONIZED), (UNREAD, TOO_LARGE)])
 def test_launches_without_overlap_are_recorded_and_compare_with_themselves(launch, baseline):
     assert left_out([launch] * 10, {}) == {}
-    assert launches_to_learn({}, launch, 10) == 10
+    assert launches_needed(launch, {}) == 5
     assert ratio_of([launch] * 10, baseline, max_launches=10).outcome is Outcome.NOT_APPLICABLE
 
 
