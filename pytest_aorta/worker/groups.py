@@ -1,0 +1,45 @@
+"""The process groups that a rank makes: each stays alive until the rank has left, and each default group meets anew.
+
+gloo's thread frees a group's last collective, and needs the GIL where Python owns one of its tensors. The destructor of
+the group holds the GIL while it joins this thread. So a rank hangs if its group, which the script has destroyed, is
+freed with the last model or mesh that refers to it, such as when ``main()`` returns.
+
+torch forgets how many default groups it has made when the last one is destroyed, so the next group would read the
+addresses of its predecessor in the store.
+
+This module replaces two functions of torch's private module: the one that lists a new group, and the rendezvous.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch.distributed as dist
+
+# Destroyed groups that stay alive while a script makes others, as each has threads and sockets. The thread of a group
+# that is older has freed its last collective long ago.
+MAX_DESTROYED = 16
+_c10d: Any = dist.distributed_c10d
+
+
+@cache
+def keep_groups() -> None:
+    """Keep the process groups that this process makes from now on; further calls do nothing."""
+    register, meet = _c10d._register_process_group, _c10d.rendezvous
+    kept: list[dist.ProcessGroup] = []
+    num_worlds = 0
+
+    def register_process_group(name: str, group: dist.ProcessGroup) -> None:
+        nonlocal num_worlds
+        num_worlds += dist.group.WORLD is None
+        kept.append(group)
+        destroyed = [one for one in kept if one not in _c10d._world.pg_map]
+        for one in destroyed[:-MAX_DESTROYED]:
+            kept.remove(one)
+        register(name, group)
+
+    def rendezvous(*args: Any, **keywords: Any) -> Iterator[tuple[dist.Store, int, int]]:
+        for store, rank, size in meet(*args, **keywords):
+            yield dist.PrefixStore(f"aorta/{num_worlds}", store) if num_worlds else store, rank, size
+
+    _c10d._register_process_group, _c10d.rendezvous = register_process_group, rendezvous
