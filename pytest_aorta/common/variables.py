@@ -20,3 +20,6 @@ PROGRESS_FILE = "AORTA_PROGRESS_FILE"
 RUN_DIR = "AORTA_RUN_DIR"  # for a command that starts its own ranks: the run folder
 OWN_RANKS = "AORTA_OWN_RANKS"  # for such a command: the number of ranks that the test expects
 RANK_FOLDER = "AORTA_RANK_FOLDER"
+
+# What only we set: a launch inside a launch must not inherit these from the launch around it.
+INTERNAL = {value for name, value in vars().copy().items() if name.isupper()} - {NODE_RANK, LEASE_DIR, PLANT}

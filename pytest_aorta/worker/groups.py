@@ -38,8 +38,8 @@ def keep_groups() -> None:
             kept.remove(one)
         register(name, group)
 
-    def rendezvous(*args: Any, **keywords: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    def rendezvous(*args: Any, **keywords: Any) -> Iterator[tuple[Any, int, int]]:
         for store, rank, size in meet(*args, **keywords):
-            yield dist.PrefixStore(f"aorta/{num_worlds}", store) if num_worlds else store, rank, size
+            yield _c10d.PrefixStore(f"aorta/{num_worlds}", store) if num_worlds else store, rank, size
 
     _c10d._register_process_group, _c10d.rendezvous = register_process_group, rendezvous
