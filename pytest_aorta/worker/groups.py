@@ -10,11 +10,15 @@ addresses of its predecessor in the store.
 This module replaces two functions of torch's private module: the one that lists a new group, and the rendezvous.
 """
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
+
+from pytest_aorta.common import variables
 
 # Destroyed groups that stay alive while a script makes others, as each has threads and sockets. The thread of a group
 # that is older has freed its last collective long ago.
@@ -26,6 +30,7 @@ _c10d: Any = dist.distributed_c10d
 def keep_groups() -> None:
     """Keep the process groups that this process makes from now on; further calls do nothing."""
     register, meet = _c10d._register_process_group, _c10d.rendezvous
+    path, endpoint = os.environ.get(variables.STORE), _endpoint()
     kept: list[dist.ProcessGroup] = []
     num_worlds = 0
 
@@ -38,8 +43,15 @@ def keep_groups() -> None:
             kept.remove(one)
         register(name, group)
 
-    def rendezvous(*args: Any, **keywords: Any) -> Iterator[tuple[Any, int, int]]:
-        for store, rank, size in meet(*args, **keywords):
-            yield _c10d.PrefixStore(f"aorta/{num_worlds}", store) if num_worlds else store, rank, size
+    def rendezvous(url: str, *args: Any, **keywords: Any) -> Iterator[tuple[Any, int, int]]:
+        for store, rank, size in meet(url, *args, **keywords):
+            # A script that names another endpoint meets other processes there.
+            if path and url == "env://" and _endpoint() == endpoint:
+                store = FileStore(path, size)
+            yield PrefixStore(f"aorta/{num_worlds}", store), rank, size
 
     _c10d._register_process_group, _c10d.rendezvous = register_process_group, rendezvous
+
+
+def _endpoint() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))

@@ -127,9 +127,9 @@ class Stages:
         longest = torch.tensor(len(text), device=device)
         dist.all_reduce(longest, dist.ReduceOp.MAX, group=group)
         padded = torch.tensor(list(text.ljust(int(longest)).encode()), dtype=torch.uint8, device=device)
-        texts = padded.new_empty(self._pipeline.size(), len(padded))
+        texts = padded.new_empty(self._pipeline.size() * len(padded))
         dist.all_gather_into_tensor(texts, padded, group=group)
-        parts: list[dict[str, _T]] = [json.loads(bytes(each)) for each in texts.tolist()]
+        parts: list[dict[str, _T]] = [json.loads(bytes(each)) for each in texts.view(-1, len(padded)).tolist()]
         return dict(sorted((item for part in parts for item in part.items()), key=lambda item: _place(item[0])))
 
     def norm(self, own: torch.Tensor) -> torch.Tensor:
