@@ -5,7 +5,8 @@ the group holds the GIL while it joins this thread. So a rank hangs if its group
 freed with the last model or mesh that refers to it, such as when ``main()`` returns.
 
 torch forgets how many default groups it has made when the last one is destroyed, so the next group would read the
-addresses of its predecessor in the store.
+addresses of its predecessor in the store. So the keys of later groups have a prefix. The store is the file of
+``AORTA_STORE`` if the agent has made one, since anyone on the host can write into a TCPStore.
 
 This module replaces two functions of torch's private module: the one that lists a new group, and the rendezvous.
 """
@@ -48,7 +49,7 @@ def keep_groups() -> None:
             # A script that names another endpoint meets other processes there.
             if path and url == "env://" and _endpoint() == endpoint:
                 store = FileStore(path, size)
-            yield PrefixStore(f"aorta/{num_worlds}", store), rank, size
+            yield PrefixStore(f"aorta/{num_worlds}", store) if num_worlds else store, rank, size
 
     _c10d._register_process_group, _c10d.rendezvous = register_process_group, rendezvous
 
