@@ -7,6 +7,7 @@ LEASE_DIR = "AORTA_LEASE_DIR"
 # Set for the programs of a launch.
 LAUNCH_ID = "AORTA_LAUNCH_ID"  # for every process of a launch, to find leftover processes (launch/sweep.py)
 AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; forked ranks read their parent's id
+STORE = "AORTA_STORE"  # by the torchrun agent for its ranks: the file through which they meet, in the agent's memory
 GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, whose parent may be a profiler
 PROFILER = "AORTA_PROFILER"
 PROFILER_SCHEDULE = "AORTA_PROFILER_SCHEDULE"  # as text, for ranks under torch's profiler
@@ -20,3 +21,6 @@ PROGRESS_FILE = "AORTA_PROGRESS_FILE"
 RUN_DIR = "AORTA_RUN_DIR"  # for a command that starts its own ranks: the run folder
 OWN_RANKS = "AORTA_OWN_RANKS"  # for such a command: the number of ranks that the test expects
 RANK_FOLDER = "AORTA_RANK_FOLDER"
+
+# What only we set: a launch inside a launch must not inherit these from the launch around it.
+INTERNAL = {value for name, value in vars().copy().items() if name.isupper()} - {NODE_RANK, LEASE_DIR, PLANT}

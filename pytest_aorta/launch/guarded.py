@@ -122,7 +122,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     It contains the caller's variables except those of another launch, then the config's variables, then ours.
     """
     # The user can name node 0's address in the network of the nodes; torchrun sets the variable anew for its ranks.
-    scrubbed = _SCRUBBED if plan.world.nodes == 1 else _SCRUBBED - {"MASTER_ADDR"}
+    scrubbed = (_SCRUBBED if plan.world.nodes == 1 else _SCRUBBED - {"MASTER_ADDR"}) | variables.INTERNAL
     kept = {
         key: value for key, value in environ.items() if key not in scrubbed and not key.startswith(_SCRUBBED_PREFIXES)
     }
@@ -137,7 +137,6 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         variables.PROFILER_SCHEDULE: plan.profiler_schedule,
         variables.LOCATES_COSTS: "1" if plan.locates_costs else None,
     }
-    kept = {name: value for name, value in kept.items() if name not in given}
     kept |= {name: str(value) for name, value in given.items() if value is not None}
     # torchrun would set the variable with a warning; measured times depend on its value.
     kept.setdefault("OMP_NUM_THREADS", "1")

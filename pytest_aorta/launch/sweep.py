@@ -27,6 +27,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.result.folder import AGENT_LOG, RANKS_FOLDER
 
+FORK_SERVER = "pytest_aorta.launch.process.forkserver"
 KILL_S = 10.0
 TICK_S = 0.01
 # A process that is just starting a program shows no environment for a moment, so several passes have to find nothing.
@@ -101,6 +102,20 @@ def end_processes(run_dirs: Iterable[Path]) -> tuple[tuple[int, ...], tuple[int,
     finally:
         for pidfd in pidfds.values():
             os.close(pidfd)
+
+
+def end_orphaned_servers() -> None:
+    """Kill fork servers that a signal, such as SIGSTOP, stopped as they started, and whose pytest is dead.
+
+    A server asks the kernel to die with its parent, whose id is the last word of its command line, when it has started.
+    """
+    for process in Path("/proc").glob("[1-9]*"):
+        with suppress(OSError):  # the process of another user, or one that has ended
+            words = (process / "cmdline").read_text(errors="replace").split("\0")
+            if words[-4:-3] == [FORK_SERVER] and (process / "ns" / "pid").samefile("/proc/self/ns/pid"):
+                pid = int(process.name)
+                if is_stopped(pid) and _stat(pid)[1] != words[-2]:
+                    os.kill(pid, signal.SIGKILL)
 
 
 def is_stopped(pid: int) -> bool:

@@ -27,7 +27,7 @@ from pytest_aorta.launch.guarded import (
 )
 from pytest_aorta.launch.nodes import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
-from pytest_aorta.launch.sweep import unmarked
+from pytest_aorta.launch.sweep import FORK_SERVER, end_orphaned_servers, unmarked
 from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import WRAPPERS, LauncherKind
@@ -58,6 +58,7 @@ class ForkServers:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._servers: dict[tuple[str, str | None], ForkServer] = {}
+        end_orphaned_servers()
 
     @property
     def pids(self) -> list[int]:
@@ -127,7 +128,7 @@ class ForkServer:
         self._num_launches = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
-        program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
+        program = [*python_command(plan), "-u", "-m", FORK_SERVER]
         own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
         # The server belongs to no launch; the guards that it forks write their launch's id over the value.
         own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])

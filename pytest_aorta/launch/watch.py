@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import select
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Reading a GPU's sensors takes about a millisecond; two readings per second don't slow the ranks down.
 TICK_S = 0.5
+SAY_S = 10.0
 # A driver that hangs must not block the test.
 JOIN_S = 10.0
 
@@ -51,6 +53,20 @@ class LaunchState:
         """True while every rank is in its measured steps."""
         return self.steps > 0 and not self.done
 
+    @property
+    def text(self) -> str:
+        """Workload, ranks, step and elapsed seconds."""
+        step = f"step {self.steps}" + (f" of {self.total_steps}" if self.total_steps else "")
+        if self.started < self.num_ranks:
+            what = f"{self.started} of {self.num_ranks} ranks started"
+        elif self.done:
+            what = f"{self.num_ranks} ranks, {self.done} done"
+        elif self.steps:
+            what = f"{self.num_ranks} ranks, {step}"
+        else:
+            what = f"{self.num_ranks} ranks, before the first measured step"
+        return f"{self.name}: {what}, {self.elapsed_s:.0f} s"
+
 
 class StateLine(Protocol):
     """Display of a launch's state in one line."""
@@ -60,6 +76,23 @@ class StateLine(Protocol):
 
     def clear(self) -> None:
         """Clear the line."""
+
+
+class SpokenState:
+    """Lines of standard error that say every ``SAY_S`` seconds what a launch waits for."""
+
+    def __init__(self) -> None:
+        self._next_s = SAY_S
+
+    def show(self, state: LaunchState) -> None:
+        """Print a line if it is time."""
+        if state.elapsed_s >= self._next_s:
+            self._next_s = state.elapsed_s + SAY_S
+            print(f"aorta: {state.text}", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Begin the next launch."""
+        self._next_s = SAY_S
 
 
 class LaunchWatch:

@@ -21,20 +21,6 @@ _SAVE, _RESTORE, _ERASE = "\x1b7", "\x1b8", "\x1b[K"
 _CI = ("CI", "BUILD_NUMBER")
 
 
-def progress_text(state: LaunchState) -> str:
-    """Return workload, ranks, step and elapsed seconds."""
-    step = f"step {state.steps}" + (f" of {state.total_steps}" if state.total_steps else "")
-    if state.started < state.num_ranks:
-        what = f"{state.started} of {state.num_ranks} ranks started"
-    elif state.done:
-        what = f"{state.num_ranks} ranks, {state.done} done"
-    elif state.steps:
-        what = f"{state.num_ranks} ranks, {step}"
-    else:
-        what = f"{state.num_ranks} ranks, before the first measured step"
-    return f"{state.name}: {what}, {state.elapsed_s:.0f} s"
-
-
 class ProgressLine:
     """The progress line, written after pytest's own text on the current line of the terminal.
 
@@ -52,7 +38,7 @@ class ProgressLine:
         room = self._room()
         if room < MIN_WIDTH:
             return
-        self._write(f"{_ERASE}{_SAVE} {progress_text(state)[: room - 1]}{_RESTORE}")
+        self._write(f"{_ERASE}{_SAVE} {state.text[: room - 1]}{_RESTORE}")
         self._is_shown = True
 
     def clear(self) -> None:

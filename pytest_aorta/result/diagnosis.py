@@ -438,7 +438,10 @@ def _gave_up(
 def _unexplained_end(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
     """Return how a rank ended that left neither a result nor an error; torchrun reports failing exit codes."""
     if plan.starts_ranks:
-        return f"ended without a result or an error, as by SIGKILL or os._exit; {_agent_end(plan, outcome)}"
+        return (
+            "ended without a result or an error, as by SIGKILL, by os._exit, or as a wrapper that starts the training "
+            f"in another process, which it has to replace itself by (exec); {_agent_end(plan, outcome)}"
+        )
     return "exited with code 0 and left no result while others ran, by os._exit(0) for example"
 
 

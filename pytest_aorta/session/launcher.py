@@ -24,7 +24,7 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.launch.guarded import find_program
 from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.launch.watch import LaunchWatch, StateLine
+from pytest_aorta.launch.watch import LaunchWatch, SpokenState, StateLine
 from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
@@ -79,18 +79,18 @@ class Session:
     """The state that all launches of one process share.
 
     Attributes:
-        line: Shows the state of a running launch; None shows nothing.
+        line: Shows the state of a running launch; None shows nothing, and commands say it on standard error.
         bisection: The search for a commit that comparisons are part of; None compares with baselines.
         start: Starts the processes of a plan and waits for their end.
         say: Shows lines to the user during a run, such as what a test waits for.
     """
 
-    line: StateLine | None = None
     bisection: Bisection | None = None
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.forkservers = ForkServers()
+        self.line: StateLine | None = SpokenState()
         self.start: Callable[[LaunchPlan], LaunchOutcome] = self.forkservers.launch
         self.say: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
         self.references = References(options.ab, options.rootdir, lambda text: self.say(text))

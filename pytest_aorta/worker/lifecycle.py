@@ -30,14 +30,14 @@ from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
+from pytest_aorta.worker.groups import keep_groups
 from pytest_aorta.worker.plants import plant
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
 from pytest_aorta.worker.steps import run_canary
 from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
 
-# Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo holds the GIL while it
-# joins threads. A thread that frees the last collective needs the GIL, so destroying the group can deadlock.
+# Objects that stay alive until the rank's process exits, as a script's globals do.
 _kept: list[object] = []
 
 
@@ -105,8 +105,6 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     _plain(result)  # the telemetry's error would name no field
     workload.telemetry().write(folder, result)
     _finish(folder, result.replace(canary_before=before), device, python_tracer())
-    # The workload may drop models and other objects here that hold process groups.
-    _kept.append(dict(vars(workload)))
     workload.cleanup()
 
 
@@ -190,6 +188,7 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
 def _begin(run_dir: Path) -> LaunchPlan:
     """Return the plan, after everything that has to precede the rank's own code."""
     plan = read_plan(run_dir / PLAN_FILE)
+    keep_groups()
     if is_simulated():
         simulate_world()
     if planted := Planted.read(os.environ):
@@ -343,9 +342,6 @@ def _finish(folder: Path, result: RankResult | None, device: torch.device, trace
         if result is not None and result.canary_before:
             _write_result(folder, result.replace(canary_after=run_canary(device)))
             dist.barrier()
-    if dist.is_initialized():
-        # Only this private table lists every group. Without the table, only the default group is kept.
-        _kept.extend(getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None}))
 
 
 def _write_result(folder: Path, result: RankResult) -> None:

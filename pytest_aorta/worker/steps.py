@@ -480,7 +480,10 @@ class Exported:
     def __init__(self, profiler: profile) -> None:
         with tempfile.TemporaryDirectory(prefix="aorta-trace-") as folder:
             self._path = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(self._path))
+            # torch writes the path that it is given into JSON as it is, with the quotation marks of TMPDIR.
+            at = os.open(folder, os.O_PATH)
+            profiler.export_chrome_trace(f"/proc/self/fd/{at}/{self._path.name}")
+            os.close(at)
             try:
                 check_size(self._path)
                 self._text: bytes | TraceTooLarge = self._path.read_bytes()

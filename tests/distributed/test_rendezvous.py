@@ -71,3 +71,26 @@ def test_stranger_who_sets_every_key_of_the_stores_runs_no_code(tmp_path, nodes)
         launching.join(START_S)
     assert sum(json.loads(ended.stdout).values()) > 0, "the attacker has found no store"
     assert not (tmp_path / "entered").exists()
+
+
+MEETS = """
+import os
+from pathlib import Path
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+anyones = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+assert [key for key in anyones.list_keys() if "default_pg" in key] == []
+assert Path(os.environ["AORTA_STORE"]).parent.stat().st_mode & 0o077 == 0
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher", [pytest.param(warm, marks=pytest.mark.world(size=2, device="cpu", warm=warm)) for warm in (True, False)]
+)
+def test_ranks_meet_where_no_other_user_can_join(distributed_world, tmp_path, launcher):
+    script = tmp_path / "meets.py"
+    script.write_text(MEETS, encoding="utf-8")
+    distributed_world.launch_script(str(script))

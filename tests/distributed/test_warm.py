@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch import warm
+from pytest_aorta.launch.sweep import is_stopped
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -120,6 +121,13 @@ BROKEN_SERVER = """
 import sys
 if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
     raise SystemExit("no server today")
+"""
+
+# Starts a server, prints its process id and ends.
+KILLED_PYTEST = """
+import os, subprocess, sys
+server = [sys.executable, "-u", "-m", "pytest_aorta.launch.process." + "forkserver", "0", str(os.getpid())]
+print(subprocess.Popen(server, stdout=subprocess.DEVNULL, start_new_session=True).pid)
 """
 
 FROZEN_SERVER = """
@@ -369,6 +377,29 @@ def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limi
     with pytest.warns(ColdLaunchWarning, match="no answer within 2 s"):
         assert servers.launch(plan) == LauncherKind.TORCHRUN
     assert servers.pids == []
+
+
+def test_server_that_is_stopped_at_its_start_and_whose_pytest_is_killed_is_ended_by_the_next_run(own_servers, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FROZEN_SERVER, encoding="utf-8")
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", KILLED_PYTEST], env=environ, stdout=subprocess.PIPE, check=True)
+    pid = int(killed.stdout)
+    await_true(lambda: is_stopped(pid))
+    own_servers({})
+    await_true(lambda: not is_alive(pid))
+
+
+@pytest.mark.parametrize("launcher", [LauncherKind.FORKSERVER, LauncherKind.TORCHRUN])
+def test_launch_inherits_no_variable_of_a_launch_around_it(own_servers, script_plan, launcher):
+    servers = own_servers(os.environ | dict.fromkeys(variables.INTERNAL, "7"))
+    assert run(servers, script_plan(launcher, "")).launcher == launcher
+
+
+def test_temporary_folder_may_have_any_name(own_servers, tmp_path):
+    odd = tmp_path / 'a "quoted" \\name'
+    odd.mkdir()
+    servers = own_servers(os.environ | {"TMPDIR": str(odd)})
+    assert run(servers, workload_plan(LauncherKind.FORKSERVER, "fsdp", tmp_path / "run")).passed
 
 
 def test_workload_names_modules_for_the_server_to_import(servers, tmp_path, chosen_launcher):

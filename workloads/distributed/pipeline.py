@@ -9,6 +9,7 @@ The schedules are torch's, under torch's names. A step ends when all micro-batch
   weights are computed later than those of activations, where a rank would wait.
 """
 
+import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -116,11 +117,19 @@ class Stages:
             self.group, _ = dist.new_subgroups(dist.get_world_size() // self._pipeline.size())
 
     def merged(self, own: dict[str, _T]) -> dict[str, _T]:
-        """Merge the values by name of all stages, in the model's order of registration; collective."""
+        """Merge the JSON values by name of all stages, in the model's order of registration; collective.
+
+        torch's collectives of objects unpickle what they receive.
+        """
         if self._pipeline is None:
             return own
-        parts: list[dict[str, _T]] = [{} for _ in range(self._pipeline.size())]
-        dist.all_gather_object(parts, own, group=self._pipeline.get_group())
+        text, group, device = json.dumps(own), self._pipeline.get_group(), self._pipeline.device_type
+        longest = torch.tensor(len(text), device=device)
+        dist.all_reduce(longest, dist.ReduceOp.MAX, group=group)
+        padded = torch.tensor(list(text.ljust(int(longest)).encode()), dtype=torch.uint8, device=device)
+        texts = padded.new_empty(self._pipeline.size() * len(padded))
+        dist.all_gather_into_tensor(texts, padded, group=group)
+        parts: list[dict[str, _T]] = [json.loads(bytes(each)) for each in texts.view(-1, len(padded)).tolist()]
         return dict(sorted((item for part in parts for item in part.items()), key=lambda item: _place(item[0])))
 
     def norm(self, own: torch.Tensor) -> torch.Tensor:

@@ -83,6 +83,7 @@ class _WarmAgent:
         # The port is taken before the fork, and the store's thread starts after it: a fork keeps only one thread.
         listener = socket.create_server((HOST, 0), backlog=2048)
         port = listener.getsockname()[1]
+        os.environ[variables.STORE] = rank_program.make_store()
         for rank in range(self.world_size):
             self.running[fork_apart(partial(self.run_rank, rank, listener))] = rank
         self.store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

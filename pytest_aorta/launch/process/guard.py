@@ -222,11 +222,10 @@ class Guard:
 
     def stop(self) -> list[int]:
         """End every descendant and return those that could not be killed."""
-        if _has_children():
+        if self.agent_status is None:
             with suppress(ProcessLookupError):
-                os.kill(self.agent_pid, signal.SIGTERM) if self.agent_status is None else None
-            if self.agent_status is None:
-                self.wait_for_none(TERM_S)
+                os.kill(self.agent_pid, signal.SIGTERM)
+            self.wait_for_none(TERM_S)
         return kill_descendants(self.reap)
 
     def wait_for_none(self, limit_s: float) -> None:
@@ -329,7 +328,8 @@ def _keep(guard_pid: int, start_agent: Callable[[], int]) -> int:
         return 1
     code = os.waitstatus_to_exitcode(os.waitpid(agent_pid, 0)[1])
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 

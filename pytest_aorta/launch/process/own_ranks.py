@@ -183,6 +183,9 @@ def _follow_groups(c10d: ModuleType) -> None:
 
     @wraps(join)
     def init_process_group(*args: Any, **keywords: Any) -> Any:
+        from pytest_aorta.worker.groups import keep_groups
+
+        keep_groups()
         number = inspect.signature(join).bind(*args, **keywords).arguments.get("rank", -1)
         # A rank that waits for its peers has to be known. Some backends number the ranks only when they have met.
         if number >= 0 or os.environ.get("RANK", "").isdecimal():

@@ -166,6 +166,14 @@ def prepare(folder: Path) -> None:
     leave_mark(folder, STARTED)
 
 
+def make_store() -> str:
+    """Make the file through which the ranks of this process meet, and return its path, which only this user can open.
+
+    Anyone on the host can connect to torch's TCPStore. A file in memory can be locked on any file system.
+    """
+    return f"/proc/{os.getpid()}/fd/{os.memfd_create('aorta-store')}"
+
+
 def ask_for_evidence(run_dir: Path) -> None:
     """Have the ranks that run as children of this process leave their stacks and collectives, unless they have.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import UnreadableFile, raised_as, without_collection, write_json
 from pytest_aorta.common.model import Model, read_model, to_builtins
-from pytest_aorta.launch.process.rank import ask_for_evidence
+from pytest_aorta.launch.process.rank import ask_for_evidence, make_store
 from pytest_aorta.launch.watch import is_readable
 from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.folder import AGENT_FILE, rank_pids
@@ -70,6 +70,8 @@ def main(argv: list[str]) -> int:
     arguments = parse_args(argv[1:])
     store = _join_rendezvous(Path(argv[0]), arguments)
     os.environ[variables.AGENT_PID] = str(os.getpid())
+    if int(arguments.nnodes) == 1:
+        os.environ[variables.STORE] = make_store()
     try:
         run(arguments)
     except ChildFailedError as error:

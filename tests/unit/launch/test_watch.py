@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.launch import watch as watching
-from pytest_aorta.launch.watch import LaunchState, LaunchWatch, _launch_state
+from pytest_aorta.launch.watch import LaunchState, LaunchWatch, SpokenState, _launch_state
 from pytest_aorta.plan.accelerators import SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import WorkloadSpec
@@ -157,3 +157,17 @@ def test_line_is_cleared_at_the_end_also_of_a_launch_that_raises(tmp_path):
         interrupted()
     assert line.cleared
     assert replace(line.states[0], elapsed_s=0.0) == LaunchState("toy", 2, 0, 0, 3, 0, 0.0)
+
+
+def test_command_says_every_ten_seconds_what_each_launch_waits_for(capsys):
+    line = SpokenState()
+    for elapsed_s in (1, 9.9, 10.2, 15, 20.3):
+        line.show(LaunchState("train.py", 2, started=1, steps=0, total_steps=None, done=0, elapsed_s=elapsed_s))
+    line.clear()
+    line.show(LaunchState("train.py", 2, started=2, steps=7, total_steps=None, done=0, elapsed_s=10))
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "aorta: train.py: 1 of 2 ranks started, 10 s",
+        "aorta: train.py: 1 of 2 ranks started, 20 s",
+        "aorta: train.py: 2 ranks, step 7, 10 s",
+    ]

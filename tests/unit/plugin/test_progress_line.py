@@ -11,7 +11,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from pytest_aorta.launch.watch import LaunchState
-from pytest_aorta.plugin.progress_line import ProgressLine, progress_text, wanted
+from pytest_aorta.plugin.progress_line import ProgressLine, wanted
 
 STATE = LaunchState("fsdp", 2, started=2, steps=57, total_steps=100, done=0, elapsed_s=12.4)
 
@@ -27,7 +27,7 @@ STATE = LaunchState("fsdp", 2, started=2, steps=57, total_steps=100, done=0, ela
     ],
 )
 def test_text_says_step_ranks_and_elapsed_seconds(changes, text):
-    assert progress_text(replace(STATE, **changes)) == text
+    assert replace(STATE, **changes).text == text
 
 
 @pytest.fixture

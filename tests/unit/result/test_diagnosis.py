@@ -640,6 +640,10 @@ def test_rank_that_waits_for_its_data_with_no_collective_in_flight_is_not_waitin
     assert "hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective" in text
 
 
+VANISHED = (
+    "rank 1 ended without a result or an error, as by SIGKILL, by os._exit, or as a wrapper that starts the training "
+    "in another process, which it has to replace itself by (exec)"
+)
 COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the command train.py ended with exit code 1"}
 
 
@@ -648,13 +652,13 @@ COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the comma
     ({0: DONE}, ended(status=0), f"rank 1 never reported; {COMMAND_ENDED[0]}", 1),
     ({0: stuck("", 3)}, AT_LIMIT, "rank 1 never reported; time limit of 60 s reached", 1),
     ({0: DONE, 1: STARTED}, ended(status=1),
-     f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}", 1),
+     f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
     ({0: DONE, 1: DONE}, ended(status=1), "exit code 1 of the command train.py; every rank left its result", None),
     ({0: DONE, 1: raised(5)}, ended(status=0), "rank 1 failed first: ValueError: boom", 1),
     ({0: lost_peer(5), 1: STARTED}, ended(status=1),
-     f"rank 1 ended without a result or an error, as by SIGKILL or os._exit; {COMMAND_ENDED[1]}", 1),
+     f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
     ({0: DONE, 1: STARTED}, ended(EndReason.RANK_GONE, None),
-     "rank 1 ended without a result or an error, as by SIGKILL or os._exit; the command train.py was still run", 1),
+     f"{VANISHED}; the command train.py was still run", 1),
 ], ids=["none", "absent", "absent at the limit", "killed", "exit code", "raised", "peer lost", "gone"])  # fmt: skip
 def test_rank_of_a_command_that_did_not_end_well_is_named(tmp_path, ranks, outcome, said, rank):
     found = diagnose(tmp_path, Left(ranks, outcome, starts_ranks=True))

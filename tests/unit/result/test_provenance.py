@@ -58,6 +58,11 @@ def test_version_has_the_commit_and_the_branch_and_is_dirty_if_a_tracked_file_di
     assert code_version(repository) == (commit, "main", True)
 
 
+def test_sandbox_without_proc_sys_has_a_session_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_BOOT_ID", tmp_path / "hidden")
+    assert len(module.block_id()) == 12
+
+
 def test_detached_head_has_no_branch(repository):
     git(repository, "checkout", "-q", "--detach")
     assert code_version(repository) == (git(repository, "rev-parse", "HEAD"), None, False)
