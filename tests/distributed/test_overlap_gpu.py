@@ -9,7 +9,7 @@ EXPERTS = small_llama.SIZE | {
 }  # fmt: skip
 
 
-@pytest.mark.world(size=2, device="cuda")
+@pytest.mark.world(size=2, device="cuda", warm=True)
 def test_kinds_are_those_that_the_host_asked_for(workload):
     """Check all-to-all, which consists of sends, so no kernel has its name."""
     result = workload.run("llama_fsdp2", **EXPERTS)
