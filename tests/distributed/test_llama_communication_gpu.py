@@ -21,10 +21,9 @@ def kernels_of(result, pattern):
 
 
 @each_gpu
-@pytest.mark.parametrize("rotary", ["real", "complex"])
-def test_rotations_of_each_form_have_the_same_bits_in_both_implementations(workload, rotary):
-    eager = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, rotary=rotary, **EXACT)
-    traced = {"workload": "llama_simple_fsdp", "rotary": rotary}
+def test_complex_rotations_have_the_same_bits_in_both_implementations(workload):
+    eager = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, rotary="complex", **EXACT)
+    traced = {"workload": "llama_simple_fsdp", "rotary": "complex"}
     workload.compare(traced | EXACT, eager, steps=STEPS, metrics=["loss", "weight_hash"])
 
 

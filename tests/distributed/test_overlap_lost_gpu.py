@@ -92,7 +92,7 @@ def test_one_hardware_queue_and_a_step_that_synchronizes_are_caught_against_stor
     pytester.makepyfile(train=SCRIPT)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     both = ("-k", "stored or script")
-    suite(*both, "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=2, deselected=2)
+    suite(*both, "--update-baselines", "--aorta-launches=3").assert_outcomes(passed=2, deselected=2)
     suite(*both).assert_outcomes(passed=2, deselected=2)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     (pytester.path / "synchronizes").touch()
