@@ -14,7 +14,14 @@ pytestmark = [
 
 TRAINING = small_llama.THREE_BLOCKS | {"deterministic": True}
 # Two blocks of the 8B model.
-WIDE = {"size": "8b", "n_layers": 2, "seq_len": 1024, "param_dtype": "bfloat16", "deterministic": True}
+WIDE = {
+    "size": "8b",
+    "n_layers": 2,
+    "seq_len": 1024,
+    "param_dtype": "bfloat16",
+    "deterministic": True,
+    "profile_steps": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,14 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, training, steps, reduce_dtyp
         workload.compare(traced | training, eager, steps=steps, label=bucketing, metrics=["loss", "weight_hash"])
 
 
-DEEPSEEK = {"size": "deepseek_debug", "n_layers": 2, "seq_len": 256, "batch_size": 1, "deterministic": True}
+DEEPSEEK = {
+    "size": "deepseek_debug",
+    "n_layers": 2,
+    "seq_len": 256,
+    "batch_size": 1,
+    "deterministic": True,
+    "profile_steps": 0,
+}
 
 
 @pytest.mark.world(size=1, device="cuda", warm=True)
