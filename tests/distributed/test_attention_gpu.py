@@ -17,18 +17,12 @@ TRAINING = small_llama.TRAINING | {"seq_len": 512, "param_dtype": "bfloat16", "s
 DETERMINISTIC = TRAINING | {"deterministic": True}
 # Of the package nvidia-cudnn-frontend.
 HAS_CUDNN = importlib.util.find_spec("cudnn") is not None
-LAYOUTS = {
-    "selective": {"activation_checkpointing": "selective"},
-    "tp": {"tensor_parallel_degree": 2, "batch_size": 4},
-    "cp": {"context_parallel_degree": 2, "batch_size": 4},
-    "float32": {"param_dtype": "float32"},
+# `test_layouts_gpu.py` has further layouts under flash, and latent attention under flex.
+CELLS = {
+    ("flex", "cp"): {"context_parallel_degree": 2, "batch_size": 4},
+    ("cudnn", "selective"): {"activation_checkpointing": "selective"},
+    ("cudnn", "tp"): {"tensor_parallel_degree": 2, "batch_size": 4},
 }
-# `test_layouts_gpu.py` has further layouts under flex, in bfloat16.
-CELLS = [
-    *(("flash", layout) for layout in ("tp", "cp")),
-    ("flex", "float32"),
-    *(("cudnn", layout) for layout in ("selective", "tp")),
-]
 
 
 def test_every_kernel_trains_alike_and_auto_takes_the_fastest(workload):
@@ -58,7 +52,7 @@ def test_cudnn_is_refused_in_a_deterministic_run_without_its_package(workload):
 def test_aot_eager_has_every_bit_of_fsdp2(workload, kernel, layout):
     if kernel == "cudnn" and not HAS_CUDNN:
         pytest.skip("needs nvidia-cudnn-frontend")
-    training = DETERMINISTIC | LAYOUTS[layout] | {"attention": kernel}
+    training = DETERMINISTIC | CELLS[kernel, layout] | {"attention": kernel}
     eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
     assert eager.environment["attention"] == traced.environment["attention"] == kernel
     assert (traced.weight_hashes, traced.loss, traced.grad_norm) == (eager.weight_hashes, eager.loss, eager.grad_norm)
@@ -68,9 +62,8 @@ def test_recomputed_flex_and_filled_memory_have_every_bit_of_a_plain_run(workloa
     kept = workload.run("llama_fsdp2", **DETERMINISTIC)
     assert kept.environment["attention"] == ("cudnn" if HAS_CUDNN else "flex")
     for changed in (
-        {"activation_checkpointing": "selective"},
         {"activation_checkpointing": "full"},
-        {"fill_uninitialized_memory": True},
+        {"activation_checkpointing": "selective", "fill_uninitialized_memory": True},
         {"fill_uninitialized_memory": True, "workload": "llama_simple_fsdp"},
     ):
         other = DETERMINISTIC | changed

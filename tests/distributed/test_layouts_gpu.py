@@ -14,17 +14,9 @@ COLUMN = "aot_eager, transformer_block"
 TRAINING = small_llama.TRAINING | {"steps": 5, "batch_size": 1, "deterministic": True}
 
 
-# What NCCL and kernels of CUDA could do otherwise: each axis, experts' exchanges, and both again in backward.
+# What NCCL and kernels of CUDA could do otherwise: each axis, and exchanges of experts that are repeated in backward.
 ON_GPUS = {
-    *(
-        "FSDP 2, AC selective",
-        "replicas 2",
-        "TP 2",
-        "CP 2",
-        "PP 2",
-        "4 experts, EP 2, AC selective",
-        "DeepSeek, EP 2, AC full",
-    ),
+    *("TP 2", "CP 2", "PP 2", "DeepSeek, EP 2, AC full"),
     *("HSDP 2x2", "FSDP 2, TP 2", "PP 2, CP 2", "DeepSeek, EP 2 with TP 2", "4 experts, HSDP 2 with EP 2"),
 }
 
@@ -45,7 +37,8 @@ def test_rows_have_the_bits_of_fsdp2():
 
 @pytest.mark.parametrize("layout", list(rows()))
 def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
-    eager = workload.run(REFERENCE, **TRAINING | layout.reference)
-    assert eager.environment["attention"] == "flex"
-    traced = {"workload": "llama_simple_fsdp"} | TRAINING | dict(layout.config) | COLUMNS[COLUMN]
+    # Flex, which a launch compiles for seconds, is the kernel of latent attention.
+    training = TRAINING | ({} if "size" in layout.config else {"attention": "flash"})
+    eager = workload.run(REFERENCE, **training | layout.reference)
+    traced = {"workload": "llama_simple_fsdp"} | training | dict(layout.config) | COLUMNS[COLUMN]
     workload.compare(traced, eager, steps=TRAINING["steps"], label=COLUMN)

@@ -1,4 +1,6 @@
-"""Lost overlap on GPUs, against a stored baseline if the code is the same, or else against the other variant."""
+"""Lost overlap on GPUs, against the other variant, and of a step that waits against a stored baseline."""
+
+import re
 
 import pytest
 
@@ -6,35 +8,48 @@ from pytest_aorta.plan.accelerators import visible_devices
 
 pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
 
+SIZE = {
+    "steps": 50,
+    "warmup": 10,
+    "verify": 0,
+    "layers": 16,
+    "gemm_size": 4096,
+    "fsdp_shard_size": 1 << 22,
+    "dtype": "bfloat16",
+    "h2d_tensor_size": 1 << 22,
+    "profile_steps": 3,
+}
+TRACED = {
+    "size": "1b",
+    "steps": 20,
+    "warmup": 5,
+    "n_layers": 4,
+    "seq_len": 4096,
+    "param_dtype": "bfloat16",
+    "profile_steps": 3,
+}
+# What is lost: the workload, its key, and the metrics that show it.
+LOST = {
+    "one stream for all": ({"workload": "fsdp"} | SIZE, "comm_stream", ["overlap_ratio", "exposed_comm_ms"]),
+    "gathers that come late": ({"workload": "llama_simple_fsdp"} | TRACED, "overlap_reorder", ["overlap_ratio"]),
+}
+
+
+@pytest.mark.world(size="all", device="cuda", warm=True)
+@pytest.mark.tolerance(overlap_ratio="5 points")
+@pytest.mark.parametrize(("config", "key", "metrics"), LOST.values(), ids=LOST)
+def test_lost_overlap_is_caught_with_the_reason(workload, config, key, metrics):
+    with workload.expect_regression(*metrics) as regression:
+        workload.compare(config | {key: False}, config | {key: True}, metrics=metrics)
+    assert re.search(r"Regression: overlap_ratio -.* points \(.*, limit 5 points\)", regression.text)
+    assert re.search(r"cause +.*exposed [\d.]+ ms/step, .*rank \d worst", regression.text)
+
+
 INNER = """
 import pytest
 
-pytestmark = [pytest.mark.world(size="all", device="cuda", warm=True), pytest.mark.tolerance(overlap_ratio="5 points")]
-SIZE = dict(
-    steps=50, warmup=10, verify=0, layers=16, gemm_size=4096, fsdp_shard_size=1 << 22, dtype="bfloat16",
-    h2d_tensor_size=1 << 22, profile_steps=3,
-)
-TRACED = dict(
-    size="1b", steps=20, warmup=5, n_layers=4, seq_len=4096, param_dtype="bfloat16", profile_steps=3,
-)
-BUCKETS = dict(
-    steps=50, warmup=10, batch_size=256, num_tables=26, rows_per_table=1000, bag_size=10, dim=2048, n_layers=6,
-    n_heads=16, ffn_hidden=8192, compute_dtype="bfloat16", profile_steps=3,
-)
-
-def test_streams(workload):
-    on, off = (dict(SIZE, workload="fsdp", comm_stream=beside) for beside in (True, False))
-    workload.compare(off, on, metrics=["overlap_ratio", "exposed_comm_ms"])
-
-def test_gathered_ahead(workload):
-    ahead, late = (
-        dict(TRACED, workload="llama_simple_fsdp", overlap_reorder=reorder) for reorder in (True, False)
-    )
-    workload.compare(late, ahead, metrics=["overlap_ratio"])
-
-def test_stored(workload):
-    workload.check(workload.run("ddp_overlap", **BUCKETS))
-
+@pytest.mark.world(size="all", device="cuda", warm=True)
+@pytest.mark.tolerance(overlap_ratio="5 points")
 def test_script(workload):
     workload.check(workload.run_script("train.py"))
 """
@@ -64,45 +79,23 @@ for _ in range(25):
         step()
 recorder.overlap(capture_overlap(step, 2, device))
 """
-LOST = [
-    r"E +Regression: overlap_ratio -.* points \(.*, limit 5 points\).*",
-    r"E +cause +.*exposed [\d.]+ ms/step, .*rank \d worst.*",
-]
 BLOCKED = (
     r"E +Missing: overlap_ratio, a step waits for the device in cudaStreamSynchronize in aten::item, so the host "
     r"cannot run ahead; as run 0\.\d+"
 )
 
 
-@pytest.fixture
-def suite(inner):
-    return lambda *options: inner(INNER, *options)
-
-
-def test_one_stream_and_gathers_that_come_late_are_caught_with_the_reason(suite):
-    result = suite("-k", "streams or gathered_ahead")
-    result.assert_outcomes(failed=2, deselected=2)
-    result.stdout.re_match_lines_random([*LOST, *LOST])
-
-
-def test_one_hardware_queue_and_a_step_that_synchronizes_are_caught_against_stored_baselines(
-    suite, pytester, monkeypatch
-):
-    """Run two tests at once, since each run imports torch; a recorded wait is not applicable."""
+def test_step_that_synchronizes_is_caught_and_not_applicable_once_recorded(inner, pytester):
     pytester.makepyfile(train=SCRIPT)
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    both = ("-k", "stored or script")
-    suite(*both, "--update-baselines", "--aorta-launches=3").assert_outcomes(passed=2, deselected=2)
-    suite(*both).assert_outcomes(passed=2, deselected=2)
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    inner(INNER, "--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
     (pytester.path / "synchronizes").touch()
-    result = suite(*both)
-    result.assert_outcomes(failed=2, deselected=2)
-    result.stdout.re_match_lines_random([*LOST, BLOCKED])
+    result = inner(INNER)
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines_random([BLOCKED])
     record = ("--update-baselines", "--aorta-record=replace", "--aorta-launches=3")
-    suite("-k", "script", *record).assert_outcomes(passed=1, deselected=3)
-    result = suite("-k", "script")
-    result.assert_outcomes(passed=1, deselected=3)
+    inner(INNER, *record).assert_outcomes(passed=1)
+    result = inner(INNER)
+    result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         ["  not applicable *overlap_ratio *: a step waits for the device in cudaStreamSynchronize*"]
     )
