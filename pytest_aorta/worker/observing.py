@@ -544,7 +544,8 @@ class Observer:
         named = self.optimizers.named
         self._all.append(_Optimized(optimizer, named, self.device, self.record.warmup, hash_every_step=every))
         if len(self._all) <= MOST_SEARCHED:
-            self._all[-1].model = model_of(named(optimizer))
+            inside = modules()
+            self._all[-1].model = model_of(named(optimizer, every=inside), inside)
         return self._all[-1]
 
     def _look(self, found: _Optimized) -> None:
@@ -684,12 +685,12 @@ def _last_lines() -> str:
     return "".join(["; its last lines:" if lines else "", *(f"\n  | {brief(line)}" for line in lines)])
 
 
-def model_of(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return the classes of the largest modules that have some of the parameters, such as ``DDP(Net)``.
+def model_of(named: Iterable[tuple[str, torch.Tensor]], every: Sequence[torch.nn.Module]) -> str:
+    """Return the classes of the largest of all modules that have some of the parameters, such as ``DDP(Net)``.
 
     Wrappers of torch are followed by the class of the module that they wrap.
     """
-    own, every = {id(part) for _, part in named}, modules()
+    own = {id(part) for _, part in named}
     parents = {id(child): module for module in every for child in module.children()}
     found = {}
     for module in every:
