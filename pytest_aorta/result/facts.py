@@ -300,7 +300,9 @@ def _breakdown(result: WorkloadResult, p50_ms: float) -> Breakdown | None:
         return None
     is_known = len(result.overlap_as_run) == len(result.overlap) and all(result.overlap_as_run)
     as_run = result.overlap_as_run if is_known else result.overlap
-    return break_down(result.overlap, as_run, p50_ms)
+    # If a head start failed, its steps show neither the overlap that dependencies allow nor that of the timed steps.
+    was_ahead = all(lead.succeeded for lead in result.head_start)
+    return break_down(result.overlap if was_ahead else as_run, as_run, p50_ms)
 
 
 def _canary(result: WorkloadResult) -> dict[str, float]:

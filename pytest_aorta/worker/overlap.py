@@ -386,7 +386,8 @@ class ScriptCapture:
         window = self._windows[-1]
         assert window.passed is not None
         lead = _judge(ahead.steps, window.passed, window.lead_ms, timed_ms, blocking_call)
-        return joined_ahead([PartAhead(ahead, lead)], as_run, window.num_steps)
+        # Each rank judges alone, so a head start that failed keeps its steps: all ranks have as many.
+        return ahead.replace(head_start=lead, as_run=as_run.steps)
 
 
 def _asked_trace_path() -> Path | None:

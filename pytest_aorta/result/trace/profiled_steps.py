@@ -211,8 +211,8 @@ class Profile(Model, frozen=True, omit_defaults=True):
     """The profiled steps of one rank.
 
     Attributes:
-        steps: One breakdown per step, those of ``as_run`` if a head start was tried and failed; empty if there is a
-            ``problem``, or if no step was profiled.
+        steps: One breakdown per step, of workloads those of ``as_run`` if a head start was tried and failed; empty if
+            there is a ``problem``, or if no step was profiled.
         timeline: Lanes of the last profiled step, ``compute``, ``copy``, ``wait`` and the collectives' names, as
             ``[begin_ms, end_ms]`` from the beginning of the step; if a lane has too many intervals to draw, the
             shortest gaps are closed.
@@ -236,13 +236,15 @@ class Profile(Model, frozen=True, omit_defaults=True):
     def metrics(self) -> dict[str, float]:
         """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run; none without steps.
 
-        If a head start was tried and failed, the overlap metrics have ``_as_run`` after their names, so that nothing
-        compares them with a baseline.
+        If a head start was tried and failed, the steps show the host's delay. The overlap metrics are then those of the
+        steps as they run, with ``_as_run`` after their names, so that nothing compares them with a baseline.
         """
         if not self.steps:
             return {}
         suffix = AS_RUN if self.head_start and not self.head_start.succeeded else ""
-        found = {f"{name}{suffix}": value for name, value in _overlap_metrics(self.steps).items()}
+        found = {
+            f"{name}{suffix}": value for name, value in _overlap_metrics(self.as_run if suffix else self.steps).items()
+        }
         if self.as_run:
             found["device_idle_ms"] = median(step.idle_ms for step in self.as_run)
         return found

@@ -91,6 +91,13 @@ def test_host_that_only_profiling_delays_costs_no_more_than_the_timed_step_leave
     assert found.breakdown_ms["straggler"] == pytest.approx(3.0, abs=0.01)
 
 
+def test_steps_without_a_successful_head_start_are_taken_as_they_ran():
+    ahead, as_run = [traced(40, ("gemm", 30, 38))], [USUAL]
+    late = [replace(AHEAD, succeeded=False)]
+    result = make_result([[10.0] * 3], overlap=ahead, overlap_as_run=as_run, head_start=late)
+    assert launch_facts(result).breakdown_ms == facts([USUAL], 10.0).breakdown_ms
+
+
 def test_cpu_ranks_have_no_steps_with_a_head_start():
     result = make_result([[10.0] * 3] * 2, overlap=[USUAL, USUAL])
     assert launch_facts(result).breakdown_ms == facts([USUAL, USUAL], 10.0).breakdown_ms
