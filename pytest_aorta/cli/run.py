@@ -26,6 +26,7 @@ from pytest_aorta.result.measurements import WorkloadResult, over_ranks
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
+from pytest_aorta.verdict.rows import not_profiled
 
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta run"
@@ -177,8 +178,8 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
     facts = launch_facts(result)
     lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
-    if facts.late_steps:
-        lines.append(f"overlap: {facts.late_steps}")
+    if note := facts.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
+        lines.append(f"overlap: {note}")
     lines += filter(None, (facts.optimizers, *map(str, facts.replicas[:1])))
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)

@@ -65,15 +65,20 @@ class Optimizers:
         if all(known() is not optimizer for known in self._known):
             self._known.append(weakref.ref(optimizer))
 
-    def named(self, *only: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-        """Return the parameters of some optimizers, or of all that exist, by names that differ."""
+    def named(
+        self, *only: torch.optim.Optimizer, every: Sequence[torch.nn.Module] | None = None
+    ) -> list[tuple[str, torch.Tensor]]:
+        """Return the parameters of some optimizers, or of all that exist, by names that differ.
+
+        ``every`` has all modules, if the caller has searched for them already.
+        """
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for optimizer in only or filter(None, (known() for known in self._known)):
             for number, group in enumerate(optimizer.param_groups):
                 found |= {id(part): (f"{number}.{place}", part) for place, part in enumerate(group["params"])}
         if any(key not in self._names or self._names[key][0]() is not part for key, (_, part) in found.items()):
             if len(self._known) <= MOST_SEARCHED:
-                self._inside = _names_in_modules()
+                self._inside = _names_in(modules() if every is None else every)
             for key, (place, part) in found.items():
                 known, name = self._inside.get(key, (weakref.ref(part), place))
                 self._names[key] = weakref.ref(part), name if known() is part else place
@@ -108,14 +113,14 @@ class Optimizers:
         self._looks = [look for look in self._looks if look[0] >= before]
 
 
-def _names_in_modules() -> dict[int, tuple[weakref.ref[torch.Tensor], str]]:
-    """Return parameters and their names in the largest modules of the script that have them, by ids."""
-    named = [(name, own) for found in modules() for name, own in found.named_parameters()]
+def _names_in(every: Iterable[torch.nn.Module]) -> dict[int, tuple[weakref.ref[torch.Tensor], str]]:
+    """Return parameters and their names in the largest of the modules that have them, by ids."""
+    named = [(name, own) for found in every for name, own in found.named_parameters()]
     return {id(own): (weakref.ref(own), name) for name, own in sorted(named, key=lambda pair: len(pair[0]))}
 
 
 def modules() -> list[torch.nn.Module]:
-    """Return all modules of this process."""
+    """Return all modules of this process; the search takes a third of a second where no server has imported torch."""
     # isinstance would call code of objects such as weak proxies.
     listed = [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
     return [*filter(None, (known() for known in _frozen)), *listed]

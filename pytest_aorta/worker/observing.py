@@ -601,7 +601,9 @@ class Observer:
         found = _Optimized(optimizer, named, self.device, self.record.warmup, gradients)
         self._all.append(found)
         if len(self._all) <= MOST_SEARCHED:
-            found.belongs_to(_roots_of(named(optimizer)), hash_buffers=self.record.hash_weights)
+            inside = modules()
+            roots = _roots_of(named(optimizer, every=inside), inside)
+            found.belongs_to(roots, hash_buffers=self.record.hash_weights)
         return found
 
     def _look(self, found: _Optimized) -> None:
@@ -741,9 +743,11 @@ def _last_lines() -> str:
     return "".join(["; its last lines:" if lines else "", *(f"\n  | {brief(line)}" for line in lines)])
 
 
-def _roots_of(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[int, torch.nn.Module]]:
+def _roots_of(
+    named: Iterable[tuple[str, torch.Tensor]], every: Sequence[torch.nn.Module]
+) -> list[tuple[int, torch.nn.Module]]:
     """Return the largest modules that have some of the parameters, each with the place of its first parameter."""
-    places, every = {id(part): place for place, (_, part) in enumerate(named)}, modules()
+    places = {id(part): place for place, (_, part) in enumerate(named)}
     parents = {id(child): module for module in every for child in module.children()}
     found: dict[int, tuple[int, torch.nn.Module]] = {}
     for module in every:

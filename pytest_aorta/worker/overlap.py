@@ -90,7 +90,8 @@ def capture_overlap(
     On a device the steps are captured at least twice: first as they run, after one further step, then with a head start
     of the host, two at a time, each time after one further step. While such steps of any rank were delayed, their
     capture is repeated with a longer head start. Steps that were delayed in all
-    attempts do not count. If these are more than half of the steps, the capture ends and its head start has failed.
+    attempts do not count. If these are more than half of the steps, or a step waits for the device, the head start has
+    failed, and the steps as they run are the capture.
 
     A gzipped Chrome trace of ``num_steps`` steps, with the host's operators, is kept at ``trace_path``, or in the
     rank's folder if the launch asks for traces. On a device the trace shows ``num_steps`` further steps, which run last
@@ -227,7 +228,7 @@ def _capture_ahead(
         )
         if is_too_late(parts, num_steps):
             break
-    return joined_ahead(parts, num_steps).replace(as_run=as_run.steps)
+    return joined_ahead(parts, as_run, num_steps)
 
 
 def _part_ahead(
@@ -385,6 +386,7 @@ class ScriptCapture:
         window = self._windows[-1]
         assert window.passed is not None
         lead = _judge(ahead.steps, window.passed, window.lead_ms, timed_ms, blocking_call)
+        # Each rank judges alone, so a head start that failed keeps its steps: all ranks have as many.
         return ahead.replace(head_start=lead, as_run=as_run.steps)
 
 

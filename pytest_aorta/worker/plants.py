@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_aorta.common.clock import time
+from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.plants import BIT, EXIT_CODE, HANG, IN_LINE, LOST_GRADIENT, MEMORY, NAN, SLOW_RANK, Planted
-from pytest_aorta.worker.accelerator import on_accelerator, own_device, synchronize
+from pytest_aorta.worker.accelerator import device_kind, own_device, synchronize
 from pytest_aorta.worker.finite import untraced
 from pytest_aorta.worker.layout import local_part
 
@@ -52,9 +53,10 @@ def _exit(planted: Planted) -> None:
 
 
 def _hold(planted: Planted) -> None:
-    device = own_device()
-    if on_accelerator(device):
-        _kept.append(torch.zeros(int(planted.size), dtype=torch.uint8, device=device))
+    if (kind := device_kind()) is not DeviceKind.CPU:
+        # The script has not chosen this rank's device yet.
+        index = int(os.environ.get("LOCAL_RANK", 0)) % torch.accelerator.device_count()
+        _kept.append(torch.zeros(int(planted.size), dtype=torch.uint8, device=torch.device(kind, index)))
         planted.mark.touch()
 
 

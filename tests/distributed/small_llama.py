@@ -7,11 +7,11 @@ import pytest
 SIZE: dict[str, Any] = {"size": "debug", "dim": 512, "n_heads": 8, "ffn_hidden": 1536, "seq_len": 256}
 
 # Each step is hashed, the first one too.
-TRAINING = SIZE | {"n_layers": 2, "n_kv_heads": 4, "warmup": 0, "hash_every": 1}
+TRAINING = SIZE | {"n_layers": 2, "n_kv_heads": 4, "warmup": 0, "hash_every": 1, "profile_steps": 0}
 
 # Three blocks whose four query heads share each head of keys and values; the tests that use this config choose the
 # hashed tensors.
-THREE_BLOCKS = SIZE | {"n_layers": 3, "n_kv_heads": 2, "param_dtype": "bfloat16"}
+THREE_BLOCKS = SIZE | {"n_layers": 3, "n_kv_heads": 2, "param_dtype": "bfloat16", "profile_steps": 0}
 
 
 def trains_alike(workload, training, layouts, *, unchanged, rel_loss, rel_norm, saved=None):

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.world(size="all", device="cuda"), pytest.mark.launch_timeout(120)]
+pytestmark = [pytest.mark.world(size="all", device="cuda", warm=True), pytest.mark.launch_timeout(120)]
 
 SCRIPT = """
 import os

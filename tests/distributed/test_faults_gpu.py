@@ -12,7 +12,7 @@ from pytest_aorta.session.launcher import DistributedWorld
 from tests.distributed.test_faults import failed, make_plan
 
 pytestmark = pytest.mark.world(size=2, device="cuda")
-LIMIT_S = 60.0
+LIMIT_S = 40.0
 
 
 def gpu_failure(folder: Path, kind: str):

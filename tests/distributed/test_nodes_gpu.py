@@ -18,8 +18,9 @@ from tests.unit.builders import make_plan
 
 
 @pytest.mark.world(size=2, device="cuda")
-@pytest.mark.parametrize("name", ["fsdp", "llama_fsdp2"])
-def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path, name):
+@pytest.mark.smoke
+def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path):
+    name = "fsdp"
     take = partial(lease, exclusive=False, wait_s=distributed_world.timeout_s, owner=name)
     leased = LeasedWorld(World(2, "cuda"), visible_devices(), take)
     first, second = leased.world().devices

@@ -1,4 +1,6 @@
-"""Lost overlap on GPUs, against a stored baseline if the code is the same, or else against the other variant."""
+"""Lost overlap on GPUs, against the other variant, and of a step that waits against a stored baseline."""
+
+import re
 
 import pytest
 
@@ -6,35 +8,48 @@ from pytest_aorta.plan.accelerators import visible_devices
 
 pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
 
+SIZE = {
+    "steps": 50,
+    "warmup": 10,
+    "verify": 0,
+    "layers": 16,
+    "gemm_size": 4096,
+    "fsdp_shard_size": 1 << 22,
+    "dtype": "bfloat16",
+    "h2d_tensor_size": 1 << 22,
+    "profile_steps": 3,
+}
+TRACED = {
+    "size": "1b",
+    "steps": 20,
+    "warmup": 5,
+    "n_layers": 4,
+    "seq_len": 4096,
+    "param_dtype": "bfloat16",
+    "profile_steps": 3,
+}
+# What is lost: the workload, and the key without which it is lost.
+LOST = {
+    "one stream for all": ({"workload": "fsdp"} | SIZE, "comm_stream"),
+    "gathers that come late": ({"workload": "llama_simple_fsdp"} | TRACED, "overlap_reorder"),
+}
+
+
+@pytest.mark.world(size="all", device="cuda", warm=True)
+@pytest.mark.tolerance(overlap_ratio="5 points")
+@pytest.mark.parametrize(("config", "key"), LOST.values(), ids=LOST)
+def test_lost_overlap_is_caught_with_the_reason(workload, config, key):
+    with workload.expect_regression("overlap_ratio") as regression:
+        workload.compare(config | {key: False}, config | {key: True}, metrics=["overlap_ratio"])
+    assert re.search(r"Regression: overlap_ratio -.* points \(.*, limit 5 points\)", regression.text)
+    assert re.search(r"cause +.*exposed [\d.]+ ms/step, .*rank \d worst", regression.text)
+
+
 INNER = """
 import pytest
 
-pytestmark = [pytest.mark.world(size="all", device="cuda", warm=True), pytest.mark.tolerance(overlap_ratio="5 points")]
-SIZE = dict(
-    steps=50, warmup=10, verify=0, layers=16, gemm_size=4096, fsdp_shard_size=1 << 22, dtype="bfloat16",
-    h2d_tensor_size=1 << 22, profile_steps=3,
-)
-TRACED = dict(
-    size="1b", steps=20, warmup=5, n_layers=4, seq_len=4096, param_dtype="bfloat16", profile_steps=3,
-)
-BUCKETS = dict(
-    steps=50, warmup=10, batch_size=256, num_tables=26, rows_per_table=1000, bag_size=10, dim=2048, n_layers=6,
-    n_heads=16, ffn_hidden=8192, compute_dtype="bfloat16", profile_steps=3,
-)
-
-def test_streams(workload):
-    on, off = (dict(SIZE, workload="fsdp", comm_stream=beside) for beside in (True, False))
-    workload.compare(off, on, metrics=["overlap_ratio", "exposed_comm_ms"])
-
-def test_gathered_ahead(workload):
-    ahead, late = (
-        dict(TRACED, workload="llama_simple_fsdp", overlap_reorder=reorder) for reorder in (True, False)
-    )
-    workload.compare(late, ahead, metrics=["overlap_ratio"])
-
-def test_stored(workload):
-    workload.check(workload.run("ddp_overlap", **BUCKETS))
-
+@pytest.mark.world(size="all", device="cuda", warm=True)
+@pytest.mark.tolerance(overlap_ratio="5 points")
 def test_script(workload):
     workload.check(workload.run_script("train.py"))
 """
@@ -64,55 +79,23 @@ for _ in range(25):
         step()
 recorder.overlap(capture_overlap(step, 2, device))
 """
-LOST = [
-    r"E +Regression: overlap_ratio -.* points \(.*, limit 5 points\).*",
-    r"E +cause +.*exposed [\d.]+ ms/step, .*rank \d worst.*",
-]
 BLOCKED = (
     r"E +Missing: overlap_ratio, a step waits for the device in cudaStreamSynchronize in aten::item, so the host "
     r"cannot run ahead; as run 0\.\d+"
 )
 
 
-@pytest.fixture
-def suite(inner):
-    return lambda *options: inner(INNER, *options)
-
-
-def test_one_stream_for_all_is_caught_with_the_reason(suite):
-    result = suite("-k", "streams")
-    result.assert_outcomes(failed=1, deselected=3)
-    result.stdout.re_match_lines_random(LOST)
-
-
-def test_parameters_gathered_only_when_they_are_used_are_caught(suite):
-    result = suite("-k", "gathered_ahead")
-    result.assert_outcomes(failed=1, deselected=3)
-    result.stdout.re_match_lines_random(LOST)
-
-
-def test_one_hardware_queue_is_caught_against_a_stored_baseline(suite, monkeypatch):
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    suite("-k", "stored", "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1, deselected=3)
-    suite("-k", "stored").assert_outcomes(passed=1, deselected=3)
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    result = suite("-k", "stored")
-    result.assert_outcomes(failed=1, deselected=3)
-    result.stdout.re_match_lines_random(LOST)
-
-
-def test_step_that_synchronizes_is_caught_and_not_applicable_once_recorded(suite, pytester):
+def test_step_that_synchronizes_is_caught_and_not_applicable_once_recorded(inner, pytester):
     pytester.makepyfile(train=SCRIPT)
-    suite("-k", "script", "--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1, deselected=3)
-    suite("-k", "script").assert_outcomes(passed=1, deselected=3)
+    inner(INNER, "--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
     (pytester.path / "synchronizes").touch()
-    result = suite("-k", "script")
-    result.assert_outcomes(failed=1, deselected=3)
+    result = inner(INNER)
+    result.assert_outcomes(failed=1)
     result.stdout.re_match_lines_random([BLOCKED])
     record = ("--update-baselines", "--aorta-record=replace", "--aorta-launches=3")
-    suite("-k", "script", *record).assert_outcomes(passed=1, deselected=3)
-    result = suite("-k", "script")
-    result.assert_outcomes(passed=1, deselected=3)
+    inner(INNER, *record).assert_outcomes(passed=1)
+    result = inner(INNER)
+    result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         ["  not applicable *overlap_ratio *: a step waits for the device in cudaStreamSynchronize*"]
     )

@@ -13,9 +13,9 @@ from pytest_aorta.plan.accelerators import open_sensors, visible_devices
 MAX_READ_S = 0.005
 
 
-@pytest.mark.world(size=2, device="cuda")
+@pytest.mark.world(size=2, device="cuda", warm=True)
 def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload, config_of):
-    result = workload.run("fsdp", **(config_of("fsdp") | {"steps": 600}))
+    result = workload.run("fsdp", **(config_of("fsdp") | {"steps": 200}))
     facts = result.platform_facts
     print(json.dumps(to_builtins(facts), indent=2))
     assert facts.problem is None
@@ -44,6 +44,7 @@ def test_reading_the_sensors_takes_hardly_any_time(distributed_world):
     assert took_s < MAX_READ_S
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
 @pytest.mark.world(size=2, device="cuda")
 def test_nsys_keeps_a_report_of_all_ranks(pytester, distributed_world):

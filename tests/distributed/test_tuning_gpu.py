@@ -31,14 +31,10 @@ def ranking(workload, config_of):
     )
 
 
-def test_what_is_not_resharded_is_gathered_once_a_step(ranking):
-    twice, once = ranking(), ranking(reshard_after_forward=False)
-    assert collective_ms(once, "all_gather") < 0.7 * collective_ms(twice, "all_gather")
-
-
-def test_wider_dtypes_communicate_longer(ranking):
-    narrow, wide = ranking(), ranking(reduce_dtype="float32")
-    assert collective_ms(wide, "reduce_scatter") > 1.4 * collective_ms(narrow, "reduce_scatter")
+def test_what_is_not_resharded_is_gathered_once_and_wider_dtypes_communicate_longer(ranking):
+    plain, once, wide = ranking(), ranking(reshard_after_forward=False), ranking(reduce_dtype="float32")
+    assert collective_ms(once, "all_gather") < 0.7 * collective_ms(plain, "all_gather")
+    assert collective_ms(wide, "reduce_scatter") > 1.4 * collective_ms(plain, "reduce_scatter")
 
 
 def test_larger_batches_and_more_of_them_leave_less_exposed_a_sample(ranking):
@@ -73,6 +69,7 @@ def test_one_hardware_queue_loses_overlap(workload, config_of):
     assert set(regression.value.metrics) == {"overlap_ratio"}
 
 
+@pytest.mark.world(size=1, device="cuda", warm=True)
 @pytest.mark.parametrize("kind", ["h2d", "d2h"])
 def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workload, config_of, kind):
     config = config_of("copy") | {"steps": 20, "copy_kind": kind}
@@ -81,6 +78,7 @@ def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workl
     assert max(map(abs, in_line.rank_metrics["overlap_saving"])) < 0.05
 
 
+@pytest.mark.world(size=1, device="cuda", warm=True)
 def test_priority_that_the_device_lacks_is_reported(workload, config_of):
     with pytest.raises(LaunchError, match=r"priority is -99; allowed on this device is -\d+ to 0"):
         workload.run("copy_compute", **config_of("copy") | {"priority": -99})

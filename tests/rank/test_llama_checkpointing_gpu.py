@@ -4,12 +4,7 @@ import pytest
 import torch
 from aorta_workloads.distributed.activation_checkpoint import run_checkpointed
 
-pytestmark = pytest.mark.world(size=1, device="cuda")
-
-
-@pytest.fixture(autouse=True)
-def leased(distributed_world):
-    """Keep other tests from the GPU, and skip where there is none."""
+pytestmark = pytest.mark.usefixtures("leased_gpu")
 
 
 def scale_by_count(x):

@@ -287,7 +287,7 @@ def test_steps_after_late_ones_are_captured_and_late_ones_do_not_count(device):
 def test_capture_ends_when_the_host_was_late_in_more_than_half_of_the_steps(device):
     capture, count = captured([with_host(), of_steps(6), *LATE_PART, *LATE_PART], 6, timed_ms=0.1)
     assert (capture.head_start.succeeded, capture.head_start.late_steps) == (False, 0)
-    assert (len(capture.steps), len(capture.as_run)) == (4, 6)
+    assert (len(capture.steps), capture.steps) == (6, capture.as_run)
     assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
     assert count == 1 + 7 + 2 * 3 * 3
 
@@ -314,6 +314,13 @@ def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, 
     assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 2)
     assert "overlap_ratio" not in capture.metrics()
+
+
+def test_steps_that_wait_for_the_device_all_count_as_they_run(device, monkeypatch):
+    monkeypatch.setattr(overlap, "_leads_ms", lambda _host_ms: [0.0, 0.0, 0.0])
+    capture, _ = captured([waiting(), of_steps(3), of_steps(2), of_steps(2)], 3, timed_ms=0.1)
+    assert (len(capture.steps), capture.steps) == (3, capture.as_run)
+    assert [len(calls.ms) for calls in capture.collectives] == [3]
 
 
 def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):

@@ -9,13 +9,8 @@ from pytest_aorta.worker.weight_hash import tensor_sums
 ELEMENTS = [torch.int8, torch.int16, torch.int32]
 DTYPES = [torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
 RUNS = [(0, 0), (1, 0), (1023, 0), (1025, 3), (5000, 2**33 + 17), (70_000, 1000), (2**21 + 1, 1024), (2**22, 0)]
-pytestmark = pytest.mark.world(size=1, device="cuda")
+pytestmark = pytest.mark.usefixtures("leased_gpu")
 BLOCKS = [(5, 300, 2, 700, 1024), (7, 2048, 0, 0, 4096), (3, 1500, 1, 500, 3072), (5000, 4, 3, 1024, 2048)]
-
-
-@pytest.fixture(autouse=True)
-def leased(distributed_world):
-    """Keep other tests from the GPU, and skip where there is none."""
 
 
 def check(elements, grid):

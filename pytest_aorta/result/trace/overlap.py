@@ -147,15 +147,16 @@ def is_too_late(parts: Sequence[PartAhead], num_steps: int) -> bool:
     return any(part.lead.blocked_by for part in parts) or num_steps - num_late < LEAST_AHEAD * num_steps
 
 
-def joined_ahead(parts: Sequence[PartAhead], num_steps: int) -> Profile:
+def joined_ahead(parts: Sequence[PartAhead], as_run: Profile, num_steps: int) -> Profile:
     """Return the capture of ``num_steps`` steps that were captured in ``parts``, one after the other.
 
-    Parts in which the host was late are left out and counted, unless too few steps remain (:func:`is_too_late`). The
-    head start has the least favorable values of the parts.
+    Parts in which the host was late are left out and counted. If too few steps remain (:func:`is_too_late`), the
+    capture is that of all steps ``as_run``, without a head start. The head start has the least favorable values of the
+    parts.
     """
     failed = is_too_late(parts, num_steps)
     kept = [part for part in parts if failed or part.lead.succeeded]
-    capture = joined([part.capture for part in kept])
+    capture = as_run if failed else joined([part.capture for part in kept])
     lead = HeadStart(
         lead_ms=max(part.lead.lead_ms for part in parts),
         attempts=max(part.lead.attempts for part in parts),
@@ -164,7 +165,7 @@ def joined_ahead(parts: Sequence[PartAhead], num_steps: int) -> Profile:
         blocked_by=parts[-1].lead.blocked_by,
         late_steps=0 if failed else num_steps - len(capture.steps),
     )
-    return capture.replace(head_start=lead)
+    return capture.replace(head_start=lead, as_run=as_run.steps)
 
 
 def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:

@@ -211,7 +211,8 @@ class Profile(Model, frozen=True, omit_defaults=True):
     """The profiled steps of one rank.
 
     Attributes:
-        steps: One breakdown per step; empty if there is a ``problem``, or if no step was profiled.
+        steps: One breakdown per step, of workloads those of ``as_run`` if a head start was tried and failed; empty if
+            there is a ``problem``, or if no step was profiled.
         timeline: Lanes of the last profiled step, ``compute``, ``copy``, ``wait`` and the collectives' names, as
             ``[begin_ms, end_ms]`` from the beginning of the step; if a lane has too many intervals to draw, the
             shortest gaps are closed.

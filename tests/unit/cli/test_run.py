@@ -120,6 +120,13 @@ def test_summary_says_how_many_profiled_steps_count():
     assert f"overlap: {text}" in lines
 
 
+def test_summary_says_what_kept_the_host_from_being_ahead():
+    lead = HeadStart(40.0, 2, 1.0, succeeded=False, blocked_by="cudaStreamSynchronize in aten::item")
+    result = make_result([[1.0, 2.0]], head_start=[lead], rank_metrics={"exposed_comm_ms_as_run": [3.9]})
+    text = "a step waits for the device in cudaStreamSynchronize in aten::item, so the host cannot run ahead"
+    assert f"overlap: {text}; as run 3.9 ms" in summary_lines(result)
+
+
 def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):
     toy.all_ranks(loss=[3.0, 2.5, 2.0], weight_hashes={"2": "a" * 16, "10": "b" * 16}, metrics={"peak_x": 2.0})
     toy.ranks[1] = toy.ranks[1] | {"step_times_ms": [2.0, 4.0, 6.0]}

@@ -1,0 +1,83 @@
+"""The order of the tests of ``./dev gpu``, and how a call goes on after another."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gpu_lane import IS_LEFT, LEFT
+
+TESTS = """
+import time, pytest
+
+def test_long():
+    time.sleep(0.4)
+
+@pytest.mark.parametrize("value", ["a/b"])
+def test_short(value): ...
+
+def test_broken():
+    assert BROKEN
+
+def test_absent():
+    pytest.skip("needs 4 GPUs")
+"""
+
+
+LONGER = '<testsuites><testsuite><testcase classname="test_lane" name="test_long" time="500"/></testsuite></testsuites>'
+
+
+@pytest.fixture
+def folder(pytester):
+    return pytester.mkdir("lane")
+
+
+@pytest.fixture
+def lane(pytester, folder, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+    def run(broken=False, left_s=None, *options):
+        pytester.makepyfile(test_lane=f"BROKEN = {not broken}\n{TESTS}")
+        name = folder / f"{time.time_ns()}.xml"
+        until = [] if left_s is None else [f"--lane-until={time.time() + left_s}"]
+        arguments = [
+            "-p",
+            "tests.gpu_lane",
+            f"--lane={folder}",
+            f"--junitxml={name}",
+            *until,
+            "-p",
+            "no:aorta",
+            *options,
+        ]
+        return pytester.runpytest_subprocess("-v", *arguments)
+
+    return run
+
+
+def order(result):
+    return re.findall(r"^test_lane.py::(\w+)", result.stdout.str(), re.MULTILINE)
+
+
+def test_failures_come_first_and_then_short_tests(lane):
+    assert order(lane(broken=True)) == ["test_long", "test_short", "test_broken", "test_absent"]
+    again = order(lane())
+    assert (again[0], again[-1]) == ("test_broken", "test_long")
+
+
+def test_call_with_a_time_limit_leaves_tests_to_the_next_which_goes_on(lane, folder):
+    first = lane(False, 5.0)  # a test that has never run may take longer
+    first.assert_outcomes(skipped=4)
+    assert first.ret == IS_LEFT
+    first.stdout.fnmatch_lines([f"4 tests are {LEFT}: run the same command again"])
+    lane(True, 60.0, "-k", "not long").assert_outcomes(passed=1, failed=1, skipped=1, deselected=1)
+    # What passed does not run again before each test has a result.
+    rest = lane(False, 60.0)
+    rest.assert_outcomes(passed=2, skipped=1, deselected=1)
+    assert (order(rest)[0], rest.ret) == ("test_broken", 0)
+    # Then all run, as far as the time suffices by the last durations.
+    (folder / "9.xml").write_text(LONGER)
+    found = lane(False, 90.0, "-n2", "--dist=load", "--maxschedchunk=1")
+    found.assert_outcomes(passed=2, skipped=2)
+    assert found.ret == IS_LEFT
