@@ -152,11 +152,9 @@ class SeriesFacts(HashedParts, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def steps(self) -> str:
         """Return the number of steps as text, rank by rank if ranks differ."""
-        return (
-            f"{' and '.join(map(str, self.rank_steps))} steps by rank"
-            if self.rank_steps
-            else counted(self.num_steps, "step")
-        )
+        if not self.rank_steps:
+            return counted(self.num_steps, "step")
+        return f"{' and '.join(map(str, self.rank_steps))} steps by rank"
 
     def turn(self, step: int) -> int:
         """Return the place of a step in the order of all optimizers' steps; of step 0, that before the first step."""

@@ -150,9 +150,17 @@ def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: 
         """Return a verdict that shows the values of step ``shown``."""
         value, other = (None, None) if shown is None else (here[shown], there[shown])
         return Verdict(
-            case=case, metric=row.name, outcome=outcome, value=value, baseline=other, delta=None, tolerance=_EXACT,
-            reference=_REFERENCE, detail=detail, **reason,
-        )  # fmt: skip
+            case=case,
+            metric=row.name,
+            outcome=outcome,
+            value=value,
+            baseline=other,
+            delta=None,
+            tolerance=_EXACT,
+            reference=_REFERENCE,
+            detail=detail,
+            **reason,
+        )
 
     for side, result, held in (("candidate", candidate, here), ("reference", reference, there)):
         if absent := [step for step in range(1, steps + 1) if step not in held]:
