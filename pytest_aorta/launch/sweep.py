@@ -108,13 +108,15 @@ def end_orphaned_servers() -> None:
     """Kill fork servers that a signal, such as SIGSTOP, stopped as they started, and whose pytest is dead.
 
     A server asks the kernel to die with its parent, whose id is the last word of its command line, when it has started.
+    What it forks has its command line too, and the id of a launch.
     """
     for process in Path("/proc").glob("[1-9]*"):
         with suppress(OSError):  # the process of another user, or one that has ended
             words = (process / "cmdline").read_text(errors="replace").split("\0")
             if words[-4:-3] == [FORK_SERVER] and (process / "ns" / "pid").samefile("/proc/self/ns/pid"):
-                pid = int(process.name)
-                if is_stopped(pid) and _stat(pid)[1] != words[-2]:
+                pid, own = int(process.name), f"\0{variables.LAUNCH_ID}=-".encode()
+                is_server = own in b"\0" + (process / "environ").read_bytes()
+                if is_server and is_stopped(pid) and _stat(pid)[1] != words[-2]:
                     os.kill(pid, signal.SIGKILL)
 
 

@@ -30,7 +30,7 @@ OF_WORKLOAD = {
 }
 # Small enough that the least number of steps with a 99th percentile takes a second.
 CONFIG = {name: {"n_layers": 1} for name in ("llama_fsdp2", "llama_simple_fsdp", "ranking", "ddp_overlap")}
-OF_SCRIPT = {"loss", "grad_norm", "other_steps_ms"}
+OF_SCRIPT = {"loss", "grad_norm", "other_steps_ms", "buffer_hash", "memory_growth"}
 
 
 def measured(result):
@@ -55,12 +55,12 @@ import torch
 import torch.distributed as dist
 from pytest_aorta.worker import record_optimizer_steps
 
-record_optimizer_steps(warmup=2)
+record_optimizer_steps(warmup=2, hash_weights=True)
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
-models = [torch.nn.Linear(64, 64).cuda() for _ in range(2)]
+models = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).cuda() for _ in range(2)]
 optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-for step in range(40):
+for step in range(160):
     for model, optimizer in zip(models, optimizers):
         model(torch.ones(8, 64, device="cuda")).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -42,7 +42,7 @@ def facts_of_ranks(mesh_shape, make, names=None):
         # Run no operations on DTensors: torch caches the meshes of results, and would return an earlier rank's mesh.
         with rank_of(mesh_shape, rank, names) as mesh, torch.no_grad():
             piece = weight_hash._dtensor_or_replica("w", make(mesh))
-            facts.append(weight_hash._local_facts([piece]))
+            facts.append(weight_hash._local_facts([[piece]])[0])
     return piece.signature, torch.stack(facts)
 
 
@@ -54,7 +54,7 @@ def sums_of_ranks(mesh_shape, make, names=None):
 
 def sums_of_one_rank(tensor):
     piece = weight_hash._dtensor_or_replica("w", tensor)
-    [sums] = weight_hash._logical_sums([piece.signature], weight_hash._local_facts([piece])[None, None])
+    [sums] = weight_hash._logical_sums([piece.signature], weight_hash._local_facts([[piece]])[None])
     return sums
 
 

@@ -27,7 +27,11 @@ def test_control_characters_in_a_message_are_shown_as_escapes(kind):
     assert error.args == (shown,)
 
 
-EXCEPTIONS = [kind for kind in map(pytest_aorta.__dict__.get, pytest_aorta.__all__) if kind is not LaunchError]
+EXCEPTIONS = [
+    kind
+    for kind in map(pytest_aorta.__dict__.get, pytest_aorta.__all__)
+    if kind is not LaunchError and kind is not None
+]
 
 
 @pytest.mark.parametrize("error", [LaunchError("rank 3 died", "rank", 3), *(kind("why") for kind in EXCEPTIONS)])
