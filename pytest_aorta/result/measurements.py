@@ -363,8 +363,8 @@ class _OfRanks(Generic[T]):
 class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=False):
     """The result of one launch over all ranks.
 
-    Lists by rank contain one entry per rank. The attributes from ``passed`` on are computed from ``ranks``; the
-    result's file also contains those that are named in ``DERIVED``.
+    Lists by rank contain one entry per rank, or one entry alone if only one rank steps an optimizer. The attributes
+    from ``passed`` on are computed from ``ranks``; the result's file also contains those named in ``DERIVED``.
 
     Attributes:
         schema_version: version of this schema.

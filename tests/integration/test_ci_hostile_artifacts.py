@@ -118,7 +118,7 @@ def test_job_that_failed_is_no_success_whatever_its_findings_say(comment):
 @pytest.mark.parametrize("text", [HOSTILE, "/merge", f"{CHECK} merged", "@everyone " * 100])
 def test_text_of_findings_is_neither_markup_nor_a_command_nor_a_mention(comment, text):
     posted = comment(everywhere(BAD, text), "failure")
-    assert posted.startswith(f"## {CROSS} pytest-aorta: 1 of 1 test failed\n")
+    assert posted.startswith(f"## {CROSS} pytest-aorta: the run ended early, 1 of 1 test failed until then\n")
     assert not re.search(r"^\s*/", posted, re.MULTILINE)
     assert CHECK not in re.sub(r"<pre>.*?</pre>", "", posted, flags=re.DOTALL)
     assert "\x1b" not in posted

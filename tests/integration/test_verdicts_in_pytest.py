@@ -264,7 +264,7 @@ def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
 
     recorded.test_file(source)
     result = recorded.run("--update-baselines", "-k", "test_weights")
-    result.stdout.fnmatch_lines(["updated *::test_weights::toy (baseline 1: 10 launches, 20 kept in all)"])
+    result.stdout.fnmatch_lines(["updated *::test_weights::toy (baseline 1: * launches, * kept in all)"])
 
 
 BROKEN = """
