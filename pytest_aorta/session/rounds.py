@@ -197,7 +197,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
     if unrecorded:
         lines.append(f"Missing: {unrecorded[0].detail}")
     facts = [("measured", _measured(comparison, rows)), *_causes(others, is_any=bool(failing))]
-    facts += _labelled(comparison)
+    facts += [*_fewer(comparison, failing), *_labelled(comparison)]
     if version := next((row.reference.name for row in rows if row.is_by_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
     elif comparison.baseline and not (again and again.is_recording):
@@ -230,6 +230,14 @@ def _causes(rows: Sequence[Verdict], *, is_any: bool) -> Iterator[tuple[str, str
     for row in rows:
         if row.detail and not (is_any and row.headline.endswith(row.reason)):
             yield "cause", row.detail if len(rows) == 1 else f"{row.metric}: {row.detail}"
+
+
+def _fewer(comparison: Comparison, failing: Sequence[Verdict]) -> Iterator[tuple[str, str]]:
+    """Yield the costs that went down beside a regression: a collective that has gone may be its cause."""
+    if any(row.outcome is Outcome.REGRESSION for row in failing):
+        for row in comparison.rows:
+            if row.outcome is Outcome.IMPROVED and metric_of(row.metric).cost is not None:
+                yield "changed", f"{row.metric} {row.change} ({row.both}){f': {row.reason}' if row.reason else ''}"
 
 
 def _labelled(comparison: Comparison) -> Iterator[tuple[str, str]]:

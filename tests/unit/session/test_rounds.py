@@ -200,3 +200,12 @@ def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
     first, second, missing, measured, *_ = comparison_text(compared("case", make_facts()), rows).splitlines()
     assert (first.split()[1], second.split()[1], missing) == ("d", "c", "Missing: no baseline")
     assert measured.startswith("  measured")
+
+
+@pytest.mark.parametrize(("outcome", "shown"), [(Outcome.REGRESSION, True), (Outcome.INCONCLUSIVE, False)])
+def test_costs_that_went_down_stand_beside_a_regression_as_they_may_be_its_cause(outcome, shown):
+    gone = "all_reduce float32 over 2 ranks 1 -> 0 a step"
+    fewer = make_verdict(Outcome.IMPROVED, metric="collectives", baseline=5, value=4, delta=-0.2, detail=gone)
+    failing = make_verdict(outcome, metric="weight_hash")
+    text = comparison_text(compared("case", make_facts(), rows=(fewer, failing)), [failing])
+    assert (f"changed   collectives -20.0% (5 -> 4): {gone}" in text) is shown
