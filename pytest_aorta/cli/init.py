@@ -183,6 +183,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Launch the script, write the files and lines that do not exist yet, and print what was written and why.
 
+    Returns:
+        0, or 1 if the test would compare nothing.
+
     Raises:
         UsageError: The script does not exist in this folder.
         AortaError: The script fails, a file can't be written, or a driver does not list the GPUs; then nothing was
@@ -203,6 +206,8 @@ def run(arguments: argparse.Namespace) -> int:
         notes = [f"note: {note}" for note in found.notes]
     ignored = _write_ignored(root)
     emit([_written(root, path, text), _write_settings(root, settings, target), ignored, *notes])
+    if f"note: {_BARE}" in notes:
+        return ExitCode.PROBLEM
     test = path.relative_to(root)
     record = f"next: record the baseline with pytest --update-baselines {test}, then commit it"
     emit([record, f"then: aorta selftest {test} plants faults, and shows which ones the test finds"])

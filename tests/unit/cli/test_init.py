@@ -147,8 +147,9 @@ def test_script_whose_launches_differ_is_tried_with_seeds(folder, launches, caps
 def test_what_a_script_lacks_is_said_and_seeds_are_not_tried(folder, launches, capsys):
     lacking = {"profile": {"problem": "run 13 more steps"}, "costs": {"problem": "no step"}}
     launches.ranks = lambda *_: {"weight_hashes": {}} | lacking
-    assert main(["init", "train.py"]) == 0
+    assert main(["init", "train.py"]) == 1
     shown = capsys.readouterr().out
+    assert "next: " not in shown
     for note in (
         "weights are not compared",
         "overlap is not compared: run 13",
