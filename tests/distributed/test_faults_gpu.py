@@ -37,5 +37,6 @@ def test_rank_that_never_enters_a_collective_is_named_with_the_collective(
 ):
     failure = gpu_failure(tmp_path, "absent")
     assert (failure.kind, failure.rank) == ("hang in collective", 1)
-    assert "ALLREDUCE" in failure.text
+    # NCCL's watchdog says ALLREDUCE; if the launch's time limit is over first, the flight recorder says all_reduce.
+    assert "allreduce" in failure.text.lower().replace("_", "")
     assert "rank 1" in failure.text.splitlines()[0]
