@@ -43,7 +43,10 @@ _PEER_ERROR = re.compile(
 # The error of a rank whose losses, gradient norms or parameters became NaN or infinite in a step, or after it.
 NOT_FINITE = re.compile(r"NotFinite: .*? first (?P<when>in|after) (?:(?:measured|training) )?step (?P<step>\d+)\b.*")
 # Errors of a rank whose peer did not answer in time. If this rank then ends, its peers lose their connections.
-_PEER_LATE = re.compile(r"timed out waiting \d+ ?ms for (recv|send)|wait timeout after \d+ ?ms, keys", re.IGNORECASE)
+_PEER_LATE = re.compile(
+    r"timed out waiting \d+ ?ms for (recv|send)|wait timeout( after \d+ ?ms, keys|$)|timeout waiting for key: ",
+    re.IGNORECASE,
+)
 _LOOK_INTO_DMESG = (
     "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
 )

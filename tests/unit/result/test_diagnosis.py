@@ -252,6 +252,7 @@ def test_rank_with_a_result_that_lost_its_peers_is_not_said_to_have_ended_withou
     "Connection closed by peer [127.0.0.1]:3", "read: connection reset by peer", "Broken pipe",
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
     "[c10d] recvValue failed on SocketImpl", TIMED_OUT, "wait timeout after 32000ms, keys: /default_pg/0//cpu//0/1",
+    "Wait timeout", "Timeout waiting for key: default_pg/0//cpu//0/1 after 32000 ms",
 ])  # fmt: skip
 def test_rank_that_complains_about_its_peer_comes_last_however_early(tmp_path, complaint):
     check_parts(diagnose(tmp_path, Left({0: lost_peer(1, complaint), 1: raised(2)})).text, ("rank 1 failed first",))
