@@ -77,6 +77,16 @@ def test_rank_with_more_steps_does_not_differ_where_one_launch_hashed_only_the_l
     )
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_no_tensor_has_come_or_gone_in_a_step_of_which_a_side_has_no_hashes_of_tensors(side):
+    rows = [{"0": "11", "2": "11", "16": last} for last in ("22", "33")]
+    facts = [series_facts([[series(weights=row)]]) for row in rows]
+    facts[side] = [one.replace(parameters={"0": one.parameters["0"]}) for one in facts[side]]
+    assert first_other_weights(*facts) == (
+        f"the weights of {NAME} first differ after step 16 on rank 0, and are equal after step 2"
+    )
+
+
 def two_optimizers(bad: str, turns: tuple[list[int], list[int]]) -> LaunchFacts:
     """Return a launch whose first optimizer steps often; the weights and losses after its third step are ``bad``."""
     often = series([1.0, 1.0, 1.0, float(bad)], {"0": "0", "2": "0", "4": bad}, optimizer="SGD", turns=turns[0])
