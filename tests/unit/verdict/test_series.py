@@ -95,6 +95,16 @@ def two_optimizers(bad: str, turns: tuple[list[int], list[int]]) -> LaunchFacts:
     return make_facts(series=facts, environment=SURE, weight_hashes={4: "a" * 32 if bad == "0" else "b" * 32})
 
 
+@pytest.mark.parametrize(("counts", "word"), [((2, 1), "new"), ((1, 2), "gone")])
+def test_optimizer_that_one_side_lacks_is_named_where_the_others_hold_equal_weights(counts, word):
+    def side(count: int) -> LaunchFacts:
+        facts = series_facts([[series(weights={"0": "11", "2": "22"}) for _ in range(count)]])
+        return make_facts(series=facts, environment=SURE, weight_hashes={0: f"{count}" * 32, 2: f"{count}" * 32})
+
+    here, there = map(side, counts)
+    assert judged(here, there, there, metric="weight_hash").detail == f"{NAME} #2 is {word}"
+
+
 @pytest.mark.parametrize("turns", [([1, 2, 3, 4], [5, 6]), ([1, 2, 4, 5], [3, 6])], ids=["in phases", "in turns"])
 def test_first_difference_is_that_of_the_optimizer_that_stepped_first(turns):
     here, there = two_optimizers("9", turns), two_optimizers("0", turns)
