@@ -197,7 +197,10 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Refuse what the types allow: growth of other ranks, step times without one, and a time such as month 13."""
+        """Refuse what the types allow: values of other ranks, step times without one, and a time such as month 13."""
+        ranks = sorted(rank for group in self.costs for rank in group.ranks)
+        if ranks != [*range(len(ranks))] and not self.simulated:
+            raise ValueError(f"costs: got ranks {ranks}, allowed is each rank once")
         if absent := [name for name in _STEP_TIMES if name not in self.step_time_ms]:
             raise ValueError(f"step_time_ms: {', '.join(absent)} is missing")
         if len(self.memory_bytes) != len(self.memory_growth_bytes):
