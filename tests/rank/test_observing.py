@@ -429,7 +429,7 @@ def test_simulated_script_that_ends_early_says_why_it_may(monkeypatch):
     monkeypatch.setattr("pytest_aorta.worker.observing.is_simulated", lambda: True)
     with observing(warmup=3) as own:
         _kept = train(4)
-        with pytest.raises(RuntimeError, match="made 4 steps, fewer than 5: .*simulated ranks exchange no values"):
+        with pytest.raises(RuntimeError, match=r"made 4 steps, fewer than 5: .*simulated ranks exchange no values"):
             own.result()
 
 

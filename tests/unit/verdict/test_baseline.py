@@ -114,7 +114,7 @@ def test_one_changed_value_changes_one_line(tmp_path):
     ("launches.0.facts.step_time_ms", {"p50": -1.0}, "$.launches[0].facts.step_time_ms"),
     *(("launches.0.facts.step_time_ms", dict.fromkeys({*STEP_TIMES} - {name}, 1.0), f"step_time_ms: {name} is missing")
       for name in ("p50", "p99", "max")),
-    *(("launches.0.facts.costs", [{"ranks": ranks, "costs": {}}], f"costs: got ranks {ranks}, allowed is each rank once")
+    *(("launches.0.facts.costs", [{"ranks": ranks, "costs": {}}], f"got ranks {ranks}, allowed is each rank once")
       for ranks in ([1, 2], [0, 0], [0, 5])),
     ("launches.0.facts.launcher", "mpirun", "(torchrun|forkserver)"),
     ("launches.0.facts.weight_hashes", {"3": "xyz"}, "^[0-9a-f]{16,64}$"),
