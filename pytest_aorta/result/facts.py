@@ -110,7 +110,7 @@ _MOST_IN_TURN = 2
 Launcher: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(LauncherKind)})$")]
 StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p10|p50|p99|tail5)$")]
 # Launches that were recorded by earlier versions have no p10.
-_STEP_TIMES = ("max", "mean", "p50", "p99", "tail5")
+STEP_TIMES = ("max", "mean", "p50", "p99", "tail5")
 
 
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -201,7 +201,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         ranks = sorted(rank for group in self.costs for rank in group.ranks)
         if ranks != [*range(len(ranks))] and not self.simulated:
             raise ValueError(f"costs: got ranks {ranks}, allowed is each rank once")
-        if absent := [name for name in _STEP_TIMES if name not in self.step_time_ms]:
+        if absent := [name for name in STEP_TIMES if name not in self.step_time_ms]:
             raise ValueError(f"step_time_ms: {', '.join(absent)} is missing")
         if len(self.memory_bytes) != len(self.memory_growth_bytes):
             counts = f"{len(self.memory_growth_bytes)} values for {len(self.memory_bytes)} of memory_bytes"
