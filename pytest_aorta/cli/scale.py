@@ -201,7 +201,9 @@ def point_of(result: WorkloadResult) -> Point:
     costs = result.costs[0]
     if costs is None or costs.problem:
         problem = costs.problem if costs else "no step was recorded"
-        raise ResultError(f"{result.workload}: no costs were counted: {problem}")
+        raise ResultError(
+            f"{result.workload} on {counted(result.world_size, 'rank')}: no costs were counted: {problem}"
+        )
     operators, flops = (costs.counts(cost) or {} for cost in (Cost.OPERATORS, Cost.FLOPS))
     return Point(
         size=result.world_size,

@@ -1,6 +1,7 @@
 """Errors for users; each message names the cause, the given value and the allowed values."""
 
 from pathlib import Path
+from types import TracebackType
 
 from pytest_aorta.common.text import visible
 
@@ -84,12 +85,20 @@ class ColdLaunchWarning(UserWarning):
 def drop_frames(error: BaseException) -> None:
     """Leave the frames of this package out of an error's traceback, below the frame where it begins.
 
-    The message of an :class:`AortaError` is complete, so a test's traceback ends in the test.
+    The message of an :class:`AortaError` is complete, so a test's traceback ends in the test. That of a fixture of this
+    package ends in the fixture: pytest shows all of its own frames if there are no others.
     """
     kept = error.__traceback__
     while kept is not None:
-        below = kept.tb_next
-        while below is not None and str(below.tb_frame.f_globals.get("__name__", "")).startswith("pytest_aorta."):
+        below = first = kept.tb_next
+        while below is not None and _module(below).startswith("pytest_aorta."):
             below = below.tb_next
+        if below is None and first is not None and _module(kept).startswith("_pytest."):
+            first.tb_next = None
+            return
         kept.tb_next = below
         kept = below
+
+
+def _module(traceback: TracebackType) -> str:
+    return str(traceback.tb_frame.f_globals.get("__name__", ""))

@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import struct
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
@@ -61,10 +62,10 @@ def reads(root: Path, names: Collection[str]) -> Iterator[set[str]]:
         yield found
         return
     try:
-        watches = {
-            libc.inotify_add_watch(fd, os.fsencode(root / name), ctypes.c_uint32(_READ)): name
-            for name in list(names)[:_MAX_WATCHED]
-        }
+        # A file and its links have one watch.
+        watches = defaultdict[int, list[str]](list)
+        for name in list(names)[:_MAX_WATCHED]:
+            watches[libc.inotify_add_watch(fd, os.fsencode(root / name), ctypes.c_uint32(_READ))].append(name)
         yield found
         with suppress(BlockingIOError):  # no more events
             while events := os.read(fd, 1 << 20):
@@ -73,13 +74,13 @@ def reads(root: Path, names: Collection[str]) -> Iterator[set[str]]:
         os.close(fd)
 
 
-def _watched(events: bytes, watches: Mapping[int, str]) -> Iterator[str]:
+def _watched(events: bytes, watches: Mapping[int, Iterable[str]]) -> Iterator[str]:
     at = 0
     while at < len(events):
         watch, event, _, length = _EVENT.unpack_from(events, at)
         at += _EVENT.size + length
         if event & _READ and watch in watches:
-            yield watches[watch]
+            yield from watches[watch]
 
 
 def copy_folder(root: Path, into: Path, without: Collection[str]) -> None:

@@ -109,6 +109,8 @@ _MOST_IN_TURN = 2
 
 Launcher: TypeAlias = Annotated[str, Meta(pattern=f"^({'|'.join(LauncherKind)})$")]
 StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p10|p50|p99|tail5)$")]
+# Launches that were recorded by earlier versions have no p10.
+STEP_TIMES = ("max", "mean", "p50", "p99", "tail5")
 
 
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
@@ -161,7 +163,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     launcher: Launcher
     simulated: bool = False
     num_steps: Positive
-    step_time_ms: Annotated[dict[StepTime, Milliseconds], Meta(min_length=5)]
+    step_time_ms: dict[StepTime, Milliseconds]
     step_time_sample_ms: Annotated[list[Milliseconds], Meta(min_length=1, max_length=SAMPLE_SIZE)]
     metrics: dict[Name, Finite]
     weight_hashes: dict[Step, WeightHash]
@@ -195,7 +197,12 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Refuse a time that fits the pattern and does not exist, such as month 13, and growth of other ranks."""
+        """Refuse what the types allow: values of other ranks, step times without one, and a time such as month 13."""
+        ranks = sorted(rank for group in self.costs for rank in group.ranks)
+        if ranks != [*range(len(ranks))] and not self.simulated:
+            raise ValueError(f"costs: got ranks {ranks}, allowed is each rank once")
+        if absent := [name for name in STEP_TIMES if name not in self.step_time_ms]:
+            raise ValueError(f"step_time_ms: {', '.join(absent)} is missing")
         if len(self.memory_bytes) != len(self.memory_growth_bytes):
             counts = f"{len(self.memory_growth_bytes)} values for {len(self.memory_bytes)} of memory_bytes"
             raise ValueError(f"memory_growth_bytes: got {counts}, allowed is one per rank")

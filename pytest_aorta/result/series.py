@@ -384,9 +384,12 @@ def _of_kind(series: SeriesFacts, kind: str) -> SeriesFacts:
 
 
 def _other_parameters(here: SeriesFacts, there: SeriesFacts, step: str) -> str:
-    """Return the tensors that differ in a step, and those that only one side has; a baseline may lack the names."""
+    """Return the tensors that differ in a step, and those that only one side has; a baseline may lack the names.
+
+    A launch has hashes of tensors for its first hashed steps and the last one, and for one set of tensors.
+    """
     begins = [_split(side.parameters.get(step, "")) for side in (here, there)]
-    if not there.names and len(begins[0]) != len(begins[1]):
+    if not all(begins) or (not there.names and len(begins[0]) != len(begins[1])):
         return ""
     one, two = (
         dict(zip(names, parts, strict=False))

@@ -71,6 +71,12 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     """Return the verdict on a cost: a regression if any rank of any launch costs more than allowed."""
     varying = _varying(row.others, cost)
     changes = [change for launch in row.launches for change in _changes(launch, row.others[-1], cost, varying)]
+    if not changes:  # of a simulated world, some ranks are launched
+        here, there = (
+            [rank for group in side[-1].costs for rank in group.ranks] for side in (row.launches, row.others)
+        )
+        detail = f"the launch has the costs of ranks {here}, the {row.reference} of ranks {there}"
+        return row.missing(Missing.BASELINE_VALUE, f"{detail}; record it again with {RESET}")
     outcome = min((change.outcome(row.tolerance) for change in changes), key=_ORDER.index)
     deciding = [change for change in changes if change.outcome(row.tolerance) is outcome]
     worst = max(deciding, key=lambda change: _excess(change, outcome))

@@ -509,7 +509,7 @@ class Row:
         """Return the regression of the first hash that differs, that of a step which both sides have."""
         assert self.metric.by_step is not None
         here, there = self.metric.by_step(launch), self.metric.by_step(other)
-        where = first_other_weights(launch.series, other.series, self.metric.hashed) or f"after step {step}"
+        where = _first_other(self.metric, launch, other) or f"after step {step}"
         return self._other_bits(here[step], there[step], launch, other, "; ".join(filter(None, [where, further])))
 
     def _other_bits(
@@ -563,11 +563,20 @@ def _different_steps(here: Mapping[int, str], there: Mapping[int, str]) -> list[
     return [step for step in sorted(here.keys() & there.keys()) if here[step] != there[step]]
 
 
+def _first_other(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
+    """Return which optimizer's weights differ first, or the first optimizer that only one side has; or empty."""
+    here, there = len(launch.series), len(other.series)
+    found = first_other_weights(launch.series, other.series, metric.hashed)
+    if found or here == there:
+        return found
+    return f"{launch.series[there].name} is new" if here > there else f"{other.series[here].name} is gone"
+
+
 def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
     """Return after which step two sides first differ; empty if both have a value for one step only, or for none."""
     if metric.by_step is None:
         return ""
-    if found := first_other_weights(launch.series, other.series, metric.hashed):
+    if found := _first_other(metric, launch, other):
         return found
     here, there = metric.by_step(launch), metric.by_step(other)
     different, common = _different_steps(here, there), sorted(here.keys() & there.keys())

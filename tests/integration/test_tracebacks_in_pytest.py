@@ -41,6 +41,17 @@ def test_error_of_an_added_marker_shows_no_frame_of_the_plugin(project):
     assert "hooks.py" not in result.stdout.str()
 
 
+@pytest.mark.parametrize("style", ["long", "short"])
+def test_error_of_a_fixture_of_the_plugin_shows_no_frame_of_pytest(project, style):
+    project.write(
+        "test_toy.py",
+        "import pytest\n@pytest.mark.tolerance(collectives='bogus')\ndef test_one(workload): pass\n",
+    )
+    text = project.run(f"--tb={style}", shows="E*SpecError: tolerance of collectives: *", errors=1).stdout.str()
+    assert "_pytest/" not in text
+    assert "pluggy/" not in text
+
+
 @pytest.mark.parametrize("call", ["workload.run('toy')", "workload.check(workload.run('toy'))"])
 def test_frames_of_the_plugin_are_shown_under_full_trace_only(recorded, call):
     recorded.one_test(call)

@@ -27,7 +27,7 @@ from pytest_aorta.report.page.rows import (
 )
 from pytest_aorta.report.timeline import draw_timelines, drawn_lanes
 from pytest_aorta.report.write import SCHEMA, ratio, summary
-from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.facts import STEP_TIMES, launch_facts
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
 from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
@@ -177,7 +177,7 @@ def test_budget_of_numbers_is_shared_by_all_launches():
 
 def test_band_spans_the_stored_launches():
     launches = [
-        make_facts(step_time_sample_ms=[value] * 20, step_time_ms=dict.fromkeys(("p50", "p99", "max"), value))
+        make_facts(step_time_sample_ms=[value] * 20, step_time_ms=dict.fromkeys(STEP_TIMES, value))
         for value in (9.0, 10.0, 12.0)
     ]
     case = Case("c", candidate=(as_launch(),), baseline=make_baseline(launches=stored(*launches)))
@@ -302,8 +302,9 @@ def test_summary_of_a_run_fits_its_schema(run):
 
 
 def p50_case(here: float, there: float) -> Case:
-    candidate = Launch(1, a_result(), make_facts(step_time_ms={"p50": here}))
-    return Case("c", (), (candidate,), baseline=make_baseline(launches=stored(make_facts(step_time_ms={"p50": there}))))
+    candidate = Launch(1, a_result(), make_facts(step_time_ms=dict.fromkeys(STEP_TIMES, here)))
+    other = make_facts(step_time_ms=dict.fromkeys(STEP_TIMES, there))
+    return Case("c", (), (candidate,), baseline=make_baseline(launches=stored(other)))
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 1e4)), min_size=1, max_size=5))

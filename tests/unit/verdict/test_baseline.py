@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.result.facts import STEP_TIMES
 from pytest_aorta.verdict.baseline import (
     MAX_BYTES,
     Baseline,
@@ -111,6 +112,10 @@ def test_one_changed_value_changes_one_line(tmp_path):
     ("launches.0.facts.num_steps", "20", '$.launches[0].facts.num_steps: got "20"; Expected `int`'),
     ("launches.0.facts.num_steps", 0, "$.launches[0].facts.num_steps: got 0; Expected `int` >= 1"),
     ("launches.0.facts.step_time_ms", {"p50": -1.0}, "$.launches[0].facts.step_time_ms"),
+    *(("launches.0.facts.step_time_ms", dict.fromkeys({*STEP_TIMES, "p10"} - {name}, 1.0), f": {name} is missing")
+      for name in ("p50", "p99", "max")),
+    *(("launches.0.facts.costs", [{"ranks": ranks, "costs": {}}], f"got ranks {ranks}, allowed is each rank once")
+      for ranks in ([1, 2], [0, 0], [0, 5])),
     ("launches.0.facts.launcher", "mpirun", "(torchrun|forkserver)"),
     ("launches.0.facts.weight_hashes", {"3": "xyz"}, "^[0-9a-f]{16,64}$"),
     ("launches.0.facts.block", "here", '$.launches[0].facts.block: got "here"; Expected `str` matching regex'),

@@ -119,6 +119,13 @@ def test_what_differs_between_launches_of_the_baseline_is_left_out_by_name():
     assert "differs between launches of the baseline: aten::mm" in row.detail
 
 
+def test_costs_of_other_simulated_ranks_are_missing():
+    here, there = (on_cpu(costs=distinct([COSTS], [rank]), simulated=True) for rank in (3, 0))
+    row = check(here, baseline=make_baseline(launches=stored(there))).rows[0]
+    assert (row.outcome, row.missing) == (Outcome.MISSING, Missing.BASELINE_VALUE)
+    assert row.detail.startswith("the launch has the costs of ranks [3], the baseline of ranks [0]; record it again")
+
+
 def test_a_baseline_without_costs_stays_valid_and_says_so_once():
     verdicts = judged(COSTS, COSTS, before=[on_cpu()])
     assert not {row.metric for row in verdicts.rows} & {"collectives", "operators"}

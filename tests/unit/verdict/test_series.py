@@ -77,12 +77,32 @@ def test_rank_with_more_steps_does_not_differ_where_one_launch_hashed_only_the_l
     )
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_no_tensor_has_come_or_gone_in_a_step_of_which_a_side_has_no_hashes_of_tensors(side):
+    rows = [{"0": "11", "2": "11", "16": last} for last in ("22", "33")]
+    facts = [series_facts([[series(weights=row)]]) for row in rows]
+    facts[side] = [one.replace(parameters={"0": one.parameters["0"]}) for one in facts[side]]
+    assert first_other_weights(*facts) == (
+        f"the weights of {NAME} first differ after step 16 on rank 0, and are equal after step 2"
+    )
+
+
 def two_optimizers(bad: str, turns: tuple[list[int], list[int]]) -> LaunchFacts:
     """Return a launch whose first optimizer steps often; the weights and losses after its third step are ``bad``."""
     often = series([1.0, 1.0, 1.0, float(bad)], {"0": "0", "2": "0", "4": bad}, optimizer="SGD", turns=turns[0])
     seldom = series([1.0, float(bad)], {"0": bad if turns[1][0] > turns[0][-1] else "0", "2": bad}, turns=turns[1])
     facts = series_facts([[often, seldom]])
     return make_facts(series=facts, environment=SURE, weight_hashes={4: "a" * 32 if bad == "0" else "b" * 32})
+
+
+@pytest.mark.parametrize(("counts", "word"), [((2, 1), "new"), ((1, 2), "gone")])
+def test_optimizer_that_one_side_lacks_is_named_where_the_others_hold_equal_weights(counts, word):
+    def side(count: int) -> LaunchFacts:
+        facts = series_facts([[series(weights={"0": "11", "2": "22"}) for _ in range(count)]])
+        return make_facts(series=facts, environment=SURE, weight_hashes={0: f"{count}" * 32, 2: f"{count}" * 32})
+
+    here, there = map(side, counts)
+    assert judged(here, there, there, metric="weight_hash").detail == f"{NAME} #2 is {word}"
 
 
 @pytest.mark.parametrize("turns", [([1, 2, 3, 4], [5, 6]), ([1, 2, 4, 5], [3, 6])], ids=["in phases", "in turns"])
