@@ -10,6 +10,7 @@ from pytest_aorta.common.errors import (
     DevicesUnavailable,
     LaunchError,
     LeaseError,
+    NothingCompared,
     ResultError,
     SpecError,
     WorkloadFailed,
@@ -31,7 +32,7 @@ _LATE = {
 
 __all__ = (
     "AortaError", "BaselineError", "Comparison", "ComparisonFailed", "DevicesUnavailable", "LaunchError", "LeaseError",
-    "Outcome", "ResultError", "SpecError", "Verdicts", "WorkloadFailed", "WorkloadRunner",
+    "NothingCompared", "Outcome", "ResultError", "SpecError", "Verdicts", "WorkloadFailed", "WorkloadRunner",
 )  # fmt: skip
 
 # Tests import the errors from here, and pytest's short summary has room for a short name.

@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     parse_tolerances(tolerances, "--tolerance")
     if arguments.metric is not None and arguments.metric not in METRICS:
         raise UsageError(f"--metric: got {arguments.metric!r}, allowed is one of {', '.join(METRICS)}")
+    if arguments.result and (arguments.result.is_dir() or not os.access(arguments.result.absolute().parent, os.W_OK)):
+        raise UsageError(f"--result: got {str(arguments.result)!r}, allowed is a file in a folder that can be written")
     result = str(arguments.result.absolute()) if arguments.result else ""
     request = SearchRequest((good, bad), tuple(arguments.setup), tolerances, arguments.metric, result)
     emit([f"{counted(len(commits), 'commit')} after {good[:12]}, up to {bad[:12]}"])

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,9 @@ if facts["cuda"] or facts["hip"]:
         torch.cuda.init()
     except RuntimeError as error:
         facts["problem"] = str(error)
-print("\\n" + json.dumps(facts))
+print("\\nfacts: " + json.dumps(facts), flush=True)
 """
+_MARK = "facts: "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     except AortaError as error:
         problems.append(Problem(f"devices: {error}", "repair the driver or the variable that is named"))
     facts = probe_torch()
-    room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
-    problems += [*torch_problems(facts, devices), *shm_problems(room.f_bavail * room.f_frsize, len(devices))]
+    free_bytes = 0
+    with suppress(FileNotFoundError):
+        room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
+        free_bytes = room.f_bavail * room.f_frsize
+    problems += [*torch_problems(facts, devices), *shm_problems(free_bytes, len(devices))]
     width = output_width()
     for problem in problems:
         emit(wrapped(f"PROBLEM  {problem.text}", width) + wrapped(f"         -> {problem.remedy}", width))
@@ -102,9 +107,11 @@ def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str
         status, output, complaint = run_program([sys.executable, "-c", _PROBE], environ, PROBE_S)
     except SpecError as error:
         return str(error)
-    if status:
+    # Torch, or what a sitecustomize imports, may print before and after, or end the process.
+    found = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
+    if status or not found:
         return " ".join(complaint.strip().splitlines()[-1:]) or f"its process ended with {status}"
-    facts: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    facts: dict[str, Any] = json.loads(found[-1])
     return facts
 
 

@@ -68,6 +68,10 @@ class ComparisonFailed(AortaError, AssertionError):
         self.metrics = metrics
 
 
+class NothingCompared(BaselineError, AssertionError):
+    """Metrics have nothing to be compared with, which a test that expects a regression must not take for one."""
+
+
 class WorkloadFailed(AortaError):
     """Every rank exited normally, but the workload's own checks found wrong values."""
 

@@ -262,12 +262,14 @@ def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
 
 def _place(point: EntryPoint) -> Place:
     """Return the place that an entry point names, without running the package's code."""
-    module, colon, _ = point.value.partition(":")
+    # The syntax allows spaces, and the name of an extra, which decides nothing.
+    value = re.sub(r"\s|\[.*", "", point.value)
+    module, colon, name = value.partition(":")
     folder = package_folder(module)
-    if colon and folder is None:
-        folder = _module_folder(module)
+    if colon:
+        folder = (folder or _module_folder(module)) if name.isidentifier() else None
     distribution = point.dist.name if point.dist else ""
-    return Place(folder, point.value, "" if distribution == _DISTRIBUTION else f"{distribution}:{point.name}")
+    return Place(folder, value, "" if distribution == _DISTRIBUTION else f"{distribution}:{point.name}")
 
 
 def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:

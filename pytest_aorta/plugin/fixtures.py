@@ -12,7 +12,14 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.common.errors import AortaError, ComparisonFailed, DevicesUnavailable, SpecError, drop_frames
+from pytest_aorta.common.errors import (
+    AortaError,
+    ComparisonFailed,
+    DevicesUnavailable,
+    NothingCompared,
+    SpecError,
+    drop_frames,
+)
 from pytest_aorta.common.files import slug
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -163,7 +170,7 @@ class LaunchingTests:
         if isinstance(error, AortaError) and not item.config.getoption("fulltrace", False):
             drop_frames(error)
         report = yield
-        if isinstance(error, ComparisonFailed):
+        if isinstance(error, ComparisonFailed | NothingCompared):
             _begin_with_verdict(report, error)
         if NODE_ID in item.stash:
             vars(report)["aorta_nodeid"] = item.stash[NODE_ID]
@@ -208,7 +215,7 @@ def _full_id(item: pytest.Item) -> str:
     return "::".join([file, *names])
 
 
-def _begin_with_verdict(report: pytest.TestReport, error: ComparisonFailed) -> None:
+def _begin_with_verdict(report: pytest.TestReport, error: AortaError) -> None:
     """Leave the name of the error's type out of a report: the first line and the short summary show the verdict."""
     name = f"{type(error).__module__}.{type(error).__qualname__}: "
     if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_aorta.common.errors import BaselineError, ComparisonFailed, LaunchError, SpecError
+from pytest_aorta.common.errors import BaselineError, ComparisonFailed, LaunchError, NothingCompared, SpecError
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
@@ -118,6 +118,7 @@ class WorkloadRunner:
 
         Raises:
             ComparisonFailed: A verdict fails the test.
+            NothingCompared: All that fails the test is that metrics are missing.
             BaselineError: The baseline can't be read, or the launches can't be added to it.
             WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
             SpecError: An argument is not allowed, an earlier comparison of this test has the same label, a marker was
@@ -457,6 +458,8 @@ class WorkloadRunner:
         failing = [row.replace(detail=details[row.metric]) for row in failing]
         if failing or is_nothing:
             text = comparison_text(comparison, failing, self._repeated(comparison.baseline))
+            if all(row.outcome is Outcome.MISSING for row in failing):
+                raise NothingCompared(text)
             raise ComparisonFailed(text, tuple(row.metric for row in failing))
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
 

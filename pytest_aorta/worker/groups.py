@@ -12,6 +12,7 @@ This module replaces two functions of torch's private module: the one that lists
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -33,11 +34,15 @@ def keep_groups() -> None:
     register, meet = _c10d._register_process_group, _c10d.rendezvous
     path, endpoint = os.environ.get(variables.STORE), _endpoint()
     kept: list[dist.ProcessGroup] = []
-    num_worlds = 0
+    # How many default groups have met at a URL. Ranks may have made different numbers of groups that met elsewhere.
+    num_worlds = Counter[str]()
+    meeting_at = ""
 
     def register_process_group(name: str, group: dist.ProcessGroup) -> None:
-        nonlocal num_worlds
-        num_worlds += dist.group.WORLD is None
+        nonlocal meeting_at
+        if dist.group.WORLD is None:
+            num_worlds[meeting_at] += 1
+            meeting_at = ""
         kept.append(group)
         destroyed = [one for one in kept if one not in _c10d._world.pg_map]
         for one in destroyed[:-MAX_DESTROYED]:
@@ -45,11 +50,14 @@ def keep_groups() -> None:
         register(name, group)
 
     def rendezvous(url: str, *args: Any, **keywords: Any) -> Iterator[tuple[Any, int, int]]:
+        nonlocal meeting_at
+        meeting_at = url.partition("?")[0]
+        number = num_worlds[meeting_at]
         for store, rank, size in meet(url, *args, **keywords):
             # A script that names another endpoint meets other processes there.
             if path and url == "env://" and _endpoint() == endpoint:
                 store = FileStore(path, size)
-            yield PrefixStore(f"aorta/{num_worlds}", store) if num_worlds else store, rank, size
+            yield PrefixStore(f"aorta/{number}", store) if number else store, rank, size
 
     _c10d._register_process_group, _c10d.rendezvous = register_process_group, rendezvous
 

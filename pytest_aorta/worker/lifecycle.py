@@ -8,18 +8,19 @@ import random
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec import Meta
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as, write_json, write_json_rows
-from pytest_aorta.common.model import convert, to_builtins
+from pytest_aorta.common.model import Count, Milliseconds, Model, Name, convert, to_builtins
 from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
@@ -126,8 +127,16 @@ def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> N
     result = _checked(result, recorder.named_parameters(), "at the end of the run")
     Telemetry().write(folder, result)
     _finish(folder, result, recorder.device, python_tracer())
-    _kept.append(dict(vars(workload)))
+    _kept.append(dict(getattr(workload, "__dict__", {})))
     workload.cleanup()
+
+
+class _ResultOfAorta(Model, frozen=True):
+    passed: bool
+    failure_count: Count
+    step_times_ms: Annotated[list[Milliseconds], Meta(min_length=1)]
+    total_iterations: Count
+    metrics: dict[Name, float]
 
 
 def _with_result_of(given: Any, source: str, recorded: RankResult) -> RankResult:
@@ -142,23 +151,34 @@ def _with_result_of(given: Any, source: str, recorded: RankResult) -> RankResult
             f"{source} returned {given!r} on rank {os.environ['RANK']}, which has no {absent}; it has to return a "
             f"result with {', '.join(names)} on every rank"
         )
-    own = {name: value for name, value in (getattr(given, "metrics", None) or {}).items() if _is_number(value)}
-    num_steps = len(given.step_times_ms)
-    # The iterations may include a warm-up without times.
-    metrics = recorded.metrics | {"total_iterations": given.total_iterations} | own
-    values = to_builtins(recorded) | {
-        "passed": bool(given.passed) and not given.failure_count,
-        "failure_count": given.failure_count or int(not given.passed),
-        "configured_iterations": num_steps,
-        "total_iterations": num_steps,
-        "step_times_ms": list(given.step_times_ms),
-        "metrics": metrics,
-        "loss": [],
-        "grad_norm": [],
-        "collective_ms": recorded.collective_ms[-num_steps:],
-    }
+    fields = {name: _plain_numbers(getattr(given, name)) for name in names}
+    metrics = _plain_numbers(getattr(given, "metrics", None) or {})
+    if isinstance(metrics, dict):
+        metrics = {name: value for name, value in metrics.items() if _is_number(value)}
     with raised_as(TypeError):
-        return convert(values, RankResult, f"the result of {source}")
+        own = convert(fields | {"metrics": metrics}, _ResultOfAorta, f"the result of {source}")
+    num_steps = len(own.step_times_ms)
+    return recorded.replace(
+        passed=own.passed and not own.failure_count,
+        failure_count=own.failure_count or int(not own.passed),
+        configured_iterations=num_steps,
+        total_iterations=num_steps,
+        step_times_ms=own.step_times_ms,
+        # The iterations may include a warm-up without times.
+        metrics=recorded.metrics | {"total_iterations": own.total_iterations} | own.metrics,
+        loss=[],
+        grad_norm=[],
+        collective_ms=recorded.collective_ms[-num_steps:],
+    )
+
+
+def _plain_numbers(value: Any) -> Any:
+    """Return a value with NumPy's and torch's numbers in it as Python's."""
+    if isinstance(value, Mapping):
+        return {key: _plain_numbers(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_numbers(each) for each in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray | torch.Tensor) else value
 
 
 def _is_number(value: object) -> bool:

@@ -16,6 +16,7 @@ ENTRY_POINTS = """[aorta.workloads]
 fsdp = aorta.workloads.fsdp:FsdpWorkload
 trained = aorta.workloads.fsdp:TrainedWorkload
 stuck = aorta.workloads.fsdp:StuckWorkload
+other = aorta.workloads.fsdp:OtherResult
 """
 BASE = """
 from dataclasses import dataclass, field
@@ -33,9 +34,11 @@ class Workload:
         self.config = config
 """
 CLASSES = """
+import dataclasses
 import os
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from aorta.workloads import Workload, WorkloadResult
@@ -89,6 +92,20 @@ class StuckWorkload(FsdpWorkload):
         if self.rank == 1:
             time.sleep(1000)
         return super().step()
+
+
+class OtherResult:
+    __slots__ = ("inner", "setup", "cleanup")
+
+    def __init__(self, config):
+        self.inner = FsdpWorkload(config)
+        self.setup, self.cleanup = self.inner.setup, self.inner.cleanup
+
+    def run(self):
+        result = self.inner.run()
+        numbers = {"throughput": np.float32(2.5), "tokens": torch.tensor(8)}
+        arrays = WorkloadResult(np.bool_(True), np.int64(0), np.array(result.step_times_ms), np.int64(5), numbers)
+        return dataclasses.replace(arrays, **self.inner.config.get("fields", {}))
 """
 TESTS = """
 import json
@@ -115,6 +132,21 @@ def test_trained(workload):
     [series] = result.ranks[0].series
     assert (series.optimizer, series.num_steps) == ("SGD", 42)
     workload.check(result)
+
+
+def test_numbers_of_numpy_and_torch(workload):
+    result = workload.run("other", steps=3)
+    assert len(result.step_times_ms) == 3
+    assert {"throughput": 2.5, "tokens": 8, "total_iterations": 5}.items() <= result.metrics.items()
+
+
+WRONG = [("step_times_ms", None), ("step_times_ms", []), ("metrics", [1]), ("failure_count", None)]
+
+
+@pytest.mark.parametrize("name, value", WRONG)
+def test_wrong_field(workload, name, value):
+    with pytest.raises(LaunchError, match=rf"the result of OtherResult\\.run.*{name}: .*Expected"):
+        workload.run("other", steps=3, fields={name: value})
 
 
 def test_wrong_values(workload):

@@ -44,6 +44,20 @@ groups = [make() for _ in range(30)]
 assert groups[-1]() and not groups[0](), [bool(group()) for group in groups]
 """
 
+# Ranks that made different numbers of groups elsewhere, and then meet twice.
+ELSEWHERE = """
+import os
+import torch.distributed as dist
+
+for number in range(int(os.environ["RANK"])):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+for _ in range(2):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
 
 def write(folder, text):
     path = folder / "train.py"
@@ -51,7 +65,7 @@ def write(folder, text):
     return str(path)
 
 
-@pytest.mark.parametrize("script", [DESTROYED, MANY], ids=["destroyed", "many"])
+@pytest.mark.parametrize("script", [DESTROYED, MANY, ELSEWHERE], ids=["destroyed", "many", "elsewhere"])
 @pytest.mark.parametrize(
     "launcher", [pytest.param("warm", marks=WARM), pytest.param("cold", marks=[COLD, pytest.mark.extended])]
 )

@@ -60,6 +60,12 @@ def test_speed(workload):
 """
 
 
+def test_missing_baseline_is_no_regression_that_a_test_can_catch(project):
+    project.test_file(CAUGHT.replace(', match="Regression: step_time_p50"', ""))
+    result = project.run(failed=1)
+    result.stdout.fnmatch_lines(["FAILED *test_speed - Missing: no baseline*"])
+
+
 def test_regression_that_a_test_catches_passes_and_is_counted_apart(recorded):
     recorded.test_file(CAUGHT)
     recorded.plant(slowdown=3)

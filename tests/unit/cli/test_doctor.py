@@ -1,5 +1,7 @@
 """`aorta doctor`: problems from plain facts, and the command around them."""
 
+import os
+
 import pytest
 
 from pytest_aorta.cli import doctor
@@ -34,6 +36,35 @@ def test_unfit_torch_is_a_problem_with_a_remedy(changes, said):
     [problem] = doctor.torch_problems(TORCH | changes, gpus(2))
     assert said in problem.text
     assert problem.remedy
+
+
+TALKS = """
+import atexit, types
+atexit.register(print, "goodbye")
+__version__, version = "2.13.0", types.SimpleNamespace(cuda=None, hip=None)
+cuda = types.SimpleNamespace(device_count=lambda: 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "said"), [(TALKS, None), ("raise SystemExit(0)", "its process ended with 0")], ids=["talks", "exits"]
+)
+def test_torch_that_prints_or_exits_is_probed_to_its_end(tmp_path, source, said):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(source)
+    (tmp_path / "torch/distributed.py").write_text("is_available = lambda: False")
+    found = doctor.probe_torch(os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert found == said if said else found["torch"] == "2.13.0"
+
+
+def test_host_without_shared_memory_is_judged_as_one_that_has_none(machine, capsys):
+    def absent(path):
+        raise FileNotFoundError(path)
+
+    machine.setattr(os, "statvfs", absent)
+    machine.setattr(doctor, "visible_devices", lambda *_: gpus(2))
+    assert cli.main(["doctor"]) == 1
+    assert "/dev/shm has 0 MiB free" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("hip", "num_problems"), [("7.0", 0), (None, 1)])

@@ -247,7 +247,9 @@ except SpecError as error:
 """
 
 
-@pytest.mark.parametrize("value", ["no_such_module_at_all", "json.decoder", "other:Toy", "..", "namespace_only.inner"])
+@pytest.mark.parametrize(
+    "value", ["no_such_module_at_all", "json.decoder", "other:Toy", "..", "namespace_only.inner", "json:A.B"]
+)
 def test_entry_point_that_is_no_package_is_named(tmp_path, value):
     (tmp_path / "namespace_only" / "inner").mkdir(parents=True)
     distribution(tmp_path, value)
@@ -260,6 +262,7 @@ NAMES = {
     "of another distribution alone": ("train", "named.inner:Toy", {"train", "other:train"}, "train"),
     "like one of this package": ("fsdp", "named.inner:Toy", {"fsdp", "other:fsdp"}, "other:fsdp"),
     "in a module": ("train", "named.module:Toy", {"train", "other:train"}, "other:train"),
+    "with an extra": ("train", "single:Toy [gpu]", {"train", "other:train"}, "train"),
     "in a module without a package": ("train", "single:Toy", {"train", "other:train"}, "train"),
 }
 
@@ -278,7 +281,7 @@ def test_class_of_another_distribution_is_found_by_its_qualified_name(tmp_path, 
         "assert resolve_config(spec, {'steps': 3, 'any': [1]}) == {'steps': 3, 'any': [1], 'environment': {}}\n"
         "print(spec.module, spec.class_name, spec.folder.is_dir())\n"
     )
-    assert python(tmp_path, code) == f"{value} Toy True"
+    assert python(tmp_path, code) == f"{value.removesuffix(' [gpu]')} Toy True"
 
 
 def test_name_that_two_other_distributions_have_is_qualified(tmp_path):
