@@ -375,7 +375,7 @@ def _facts(one: Recorded) -> LaunchFacts:
         block="0" * 12,
         launcher="forkserver",
         num_steps=len(one.steps),
-        step_time_ms={"p50": float(np.median(one.steps))},
+        step_time_ms=dict.fromkeys(("p50", "p99", "tail5", "mean", "max"), float(np.median(one.steps))),
         step_time_sample_ms=[],
         metrics={},
         weight_hashes={},

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch import warm
-from pytest_aorta.launch.sweep import is_stopped
+from pytest_aorta.launch.sweep import is_stopped, unmarked
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -379,14 +379,19 @@ def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limi
     assert servers.pids == []
 
 
-def test_server_that_is_stopped_at_its_start_and_whose_pytest_is_killed_is_ended_by_the_next_run(own_servers, tmp_path):
+@pytest.mark.parametrize(("launch_id", "is_ended"), [(unmarked("a"), True), ("a", False)], ids=["server", "its fork"])
+def test_stopped_server_of_a_killed_pytest_is_ended_by_the_next_run(own_servers, tmp_path, launch_id, is_ended):
     (tmp_path / "sitecustomize.py").write_text(FROZEN_SERVER, encoding="utf-8")
-    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environ = os.environ | {"PYTHONPATH": str(tmp_path), variables.LAUNCH_ID: launch_id}
     killed = subprocess.run([sys.executable, "-c", KILLED_PYTEST], env=environ, stdout=subprocess.PIPE, check=True)
     pid = int(killed.stdout)
     await_true(lambda: is_stopped(pid))
     own_servers({})
-    await_true(lambda: not is_alive(pid))
+    if is_ended:
+        await_true(lambda: not is_alive(pid))
+    else:
+        assert is_stopped(pid)
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("launcher", [LauncherKind.FORKSERVER, LauncherKind.TORCHRUN])
