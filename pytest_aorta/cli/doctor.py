@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """What would break a run, and what to do."""
+    """A fact that would break a run, and its remedy."""
 
     text: str
     remedy: str

@@ -288,7 +288,7 @@ def _measured(options: Options, target: _Target, given_size: int | None) -> _Fin
 
 @dataclass(frozen=True)
 class _Use:
-    """What a launch has read and written in its folder: paths from there, without tracked files and sources."""
+    """The files that a launch has read and written, as paths from its folder, without tracked files and sources."""
 
     read: Collection[str]
     written: Sequence[str]

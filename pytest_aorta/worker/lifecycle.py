@@ -127,7 +127,6 @@ def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> N
     result = _checked(result, recorder.named_parameters(), "at the end of the run")
     Telemetry().write(folder, result)
     _finish(folder, result, recorder.device, python_tracer())
-    _kept.append(dict(getattr(workload, "__dict__", {})))
     workload.cleanup()
 
 

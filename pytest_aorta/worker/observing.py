@@ -26,7 +26,6 @@ from traceback import walk_stack
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
@@ -591,8 +590,6 @@ class Observer:
     def _new(self, optimizer: Optimizer) -> _Optimized:
         if not self._all:
             self.device = own_device()
-            # Keep the group: gloo's destructor can deadlock, and would run when the script drops its last reference.
-            self._group = dist.group.WORLD if dist.is_initialized() else None
         self.optimizers.add(optimizer)
         self._watch_gradients()
         named, gradients = self.optimizers.named, self._gradients.get(optimizer)
