@@ -68,7 +68,7 @@ MATRIX = {
 # These faults end at the time limit.
 HANGS = {
     # Where ranks start fast, the collective's own limit of 80% of the launch's ends first, and rank 0 gave up waiting.
-    "absent": ("hang in collective", 1, " for rank 1\n"),
+    "absent": ("hang in collective", 1, " for rank 1"),
     "spin": ("hang in collective", 1, "spin ("),
     "gil": ("hang in collective", 1, "gil ("),
     "deaf": ("hang in collective", 1, "deaf ("),
