@@ -21,7 +21,6 @@ from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
 from pytest_aorta.launch.nodes import Heartbeat, Hello, read
 from pytest_aorta.report.markdown import Findings, findings, markdown
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
@@ -103,7 +102,7 @@ def _read_result(data: bytes, folder: Path) -> None:
     file = folder / "result.json"
     file.write_bytes(data)
     result = read_result(file)
-    to_builtins(launch_facts(result))
+    to_builtins(result.facts)
     result.to_json()
 
 
@@ -128,7 +127,7 @@ def _read_ranks(data: bytes, folder: Path) -> None:
     plan = make_plan(folder)
     for rank, content in enumerate((data, json.dumps(RANK))):
         write_rank_file(folder, rank, "result.json", content)
-    launch_facts(collect_result(plan, ENDED_WELL))
+    assert collect_result(plan, ENDED_WELL).facts
 
 
 BASELINE = to_builtins(make_baseline(

@@ -8,11 +8,10 @@ import pytest
 
 from pytest_aorta.launch import watch as watching
 from pytest_aorta.launch.watch import LaunchState, LaunchWatch, SpokenState, _launch_state
-from pytest_aorta.plan.accelerators import SensorsUnavailable
+from pytest_aorta.plan.accelerators import Reading, SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.measurements import Reading
 from tests.unit.builders import gpus, make_plan, replace, write_rank_file
 
 # Only a watch that hangs reaches this limit.

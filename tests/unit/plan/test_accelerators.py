@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.plan import accelerators as discovery
-from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of, visible_devices, visible_tokens
+from pytest_aorta.plan.accelerators import (
+    Reading,
+    SensorsUnavailable,
+    open_sensors,
+    source_of,
+    visible_devices,
+    visible_tokens,
+)
 from pytest_aorta.plan.device_kind import AMD, Device
-from pytest_aorta.result.measurements import Reading
 from tests.unit.fake_drivers import HOT_BITS, FakeAmdsmi, FakeNvml
 
 

@@ -12,7 +12,6 @@ from pytest_aorta.report import write
 from pytest_aorta.report.data import Case, Launch, Report, session_report
 from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
 from pytest_aorta.report.write import write_report, write_session_reports
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.record import LaunchNote, TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
@@ -66,7 +65,7 @@ class Reader(HTMLParser):
 
 def as_report(nodeid: str, **changes) -> Report:
     result = make_result([[10.0, 11.0], [10.0, 12.0]], environment={"torch": EVIL}, config={EVIL: EVIL})
-    case = Case(EVIL, (make_verdict(Outcome.REGRESSION, detail=EVIL),), (Launch(1, result, launch_facts(result)),))
+    case = Case(EVIL, (make_verdict(Outcome.REGRESSION, detail=EVIL),), (Launch(1, result, result.facts),))
     launches = (LaunchNote(has_result=True, traces=(EVIL,)),)
     test = make_test(nodeid, "failed", case, **({"failure": EVIL, "launches": launches} | changes))
     return replace(make_report(test, warnings=(EVIL,)), title=EVIL)

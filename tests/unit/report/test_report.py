@@ -27,7 +27,7 @@ from pytest_aorta.report.page.rows import (
 )
 from pytest_aorta.report.timeline import draw_timelines, drawn_lanes
 from pytest_aorta.report.write import SCHEMA, ratio, summary
-from pytest_aorta.result.facts import STEP_TIMES, launch_facts
+from pytest_aorta.result.facts import STEP_TIMES
 from pytest_aorta.result.trace.overlap import Lane, overlap_of, union
 from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
@@ -55,7 +55,7 @@ def a_result(**changes):
 
 def as_launch(number: int = 1, **changes) -> Launch:
     result = a_result(**changes)
-    return Launch(number, result, launch_facts(result))
+    return Launch(number, result, result.facts)
 
 
 def as_report(*cases: Case) -> Report:

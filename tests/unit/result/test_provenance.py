@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pytest_aorta.plan.reference import EnvironmentReference
 from pytest_aorta.result import provenance as module
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.provenance import (
     MAX_WORD,
     MAX_WORDS,
@@ -117,7 +116,7 @@ def test_command_of_the_plan_is_in_the_result_and_in_a_baseline(tmp_path):
     collect_result(make_plan(tmp_path, command=command), ENDED_WELL)
     result = read_result(tmp_path / "result.json")
     assert result.provenance.command == ["pytest", "-k", "caf\\udce9 | rm -rf /"]
-    stored = make_baseline(launches=(StoredLaunch(launch_facts(result)),), config=result.config)
+    stored = make_baseline(launches=(StoredLaunch(result.facts),), config=result.config)
     path = write_baseline(tmp_path / "baselines", stored)
     assert read_baseline_file(path).launches[0].facts.command == result.provenance.command
 

@@ -15,7 +15,7 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import FailureDetail
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
@@ -96,7 +96,7 @@ def test_what_ranks_need_not_measure_is_empty_where_they_did_not(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values())
     assert (result.grad_norm, result.tensor_hashes, result.boundary_hashes) == ([], {}, [])
     assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])
-    assert not {"kernels", "collectives"} & to_builtins(launch_facts(result)).keys()
+    assert not {"kernels", "collectives"} & to_builtins(result.facts).keys()
     assert read_result(tmp_path / "result.json") == result
 
 
@@ -326,7 +326,7 @@ def test_kernels_and_collectives_of_profiled_steps_are_kept_by_rank(tmp_path):
     result = collect(tmp_path, *ranks)
     assert result.kernels == [{"gemm": FamilyTime(6.0, 4.0)}] * 2
     assert read_result(tmp_path / "result.json") == result
-    facts = launch_facts(result)
+    facts = result.facts
     assert facts.kernels == {"gemm": FamilyTime(6.0, 4.0)}
     assert facts.collectives["all_gather"] == CollectiveFacts(1.0, 524288.0, 1.0, [2.0, 0.0], 1)
     assert convert(to_builtins(facts), LaunchFacts, "facts") == facts
@@ -336,7 +336,7 @@ def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):
     ranks = [rank_values(overlap_problem="the trace is too large")] * 2
     result = collect(tmp_path, *ranks)
     assert read_result(tmp_path / "result.json") == result
-    facts = launch_facts(result)
+    facts = result.facts
     assert (facts.overlap_problem, facts.step_time_ms["p50"]) == (
         "the trace is too large",
         result.metrics["step_time_p50"],

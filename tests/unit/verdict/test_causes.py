@@ -3,11 +3,12 @@
 import pytest
 
 from pytest_aorta.common.model import to_builtins
+from pytest_aorta.plan.accelerators import Reading
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import PlatformFacts, Reading, Sample, summarize
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
+from pytest_aorta.result.sensors import PlatformFacts, Sample, summarize
 from pytest_aorta.verdict.causes import Straggler, notes, notes_on, split, straggler
 from pytest_aorta.verdict.learning import left_out
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -265,12 +266,12 @@ def test_result_keeps_what_devices_did_and_reads_it_again(tmp_path):
 
 
 def test_facts_of_a_launch_name_the_throttled_device_and_the_lowest_clock():
-    facts = launch_facts(make_result([[1.0], [1.0]], platform_facts=hot_facts()))
+    facts = make_result([[1.0], [1.0]], platform_facts=hot_facts()).facts
     assert (facts.throttled, facts.sm_clock_mhz) == (HOT, 1200.0)
 
 
 def test_launch_that_nothing_is_known_of_is_stored_as_before():
-    assert to_builtins(launch_facts(make_result([[1.0], [1.0]]))).keys().isdisjoint({"throttled", "sm_clock_mhz"})
+    assert to_builtins(make_result([[1.0], [1.0]]).facts).keys().isdisjoint({"throttled", "sm_clock_mhz"})
 
 
 def test_first_slow_launch_that_was_throttled_says_so_and_asks_for_another_one():

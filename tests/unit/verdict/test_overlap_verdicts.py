@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import (
     ANOTHER_RANK,
     AS_RUN,
@@ -122,10 +122,10 @@ def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank
         [step(all_gather=1.0), step(all_gather=2.0)],
         [step(all_gather=4.0, send_recv=2.0), step(all_gather=5.0)],
     ]
-    facts = launch_facts(make_result([[1.0] * 3] * 2, overlap=overlap))
+    facts = make_result([[1.0] * 3] * 2, overlap=overlap).facts
     assert facts.exposed_ms == {"all_gather": 3.0, "send_recv": 0.5}
     assert facts.most_exposed_rank == 1
-    bare = launch_facts(make_result([[1.0] * 3] * 2))
+    bare = make_result([[1.0] * 3] * 2).facts
     assert (bare.exposed_ms, bare.most_exposed_rank) == ({}, None)
 
 
@@ -361,8 +361,8 @@ def test_metric_of_a_late_host_is_left_out_and_is_left_out_of_a_center_by_force(
 def test_facts_name_the_call_of_a_rank_before_that_of_another_rank():
     def facts(*calls: str | None) -> LaunchFacts:
         leads = [HeadStart(100.0, 2, 1.0, succeeded=call is None, blocked_by=call) for call in calls]
-        return launch_facts(make_result([[1.0] * 3] * 2, head_start=leads))
+        return make_result([[1.0] * 3] * 2, head_start=leads).facts
 
     assert facts(ANOTHER_RANK, CALL).blocked_by == CALL
     assert facts(ANOTHER_RANK, ANOTHER_RANK).blocked_by == ANOTHER_RANK
-    assert facts(None, None).blocked_by == launch_facts(make_result([[1.0] * 3])).blocked_by == ""
+    assert facts(None, None).blocked_by == make_result([[1.0] * 3]).facts.blocked_by == ""
