@@ -118,9 +118,3 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
         "candidate",
         "A/B reference main",
     ]
-
-
-def test_many_commits_of_one_side_are_counted():
-    launches = tuple(measured(commit=f"{number}" * 40) for number in range(5))
-    table = provenance_of_case(Case("c", candidate=launches), "candidate")
-    assert table["candidate"]["commit"].endswith("; and 2 more")
