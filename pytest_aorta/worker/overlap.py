@@ -284,8 +284,8 @@ class ScriptCapture:
 
     The script calls no function of ours in its steps: :meth:`boundary` is called at the end of each. On a device, one
     step is learned with the host's operators, then steps are profiled as they run, then with a head start: each is a
-    window, with a profiler of its own. The caller leaves a step between windows, since an optimizer's step, at whose end
-    its hooks run, is itself a scope that one profiler would see begin and the next one would see end.
+    window, with a profiler of its own. The caller leaves a step between windows, since an optimizer's step, at whose
+    end its hooks run, is itself a scope that one profiler would see begin and the next one would see end.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from pytest_aorta import ComparisonFailed
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -98,7 +97,7 @@ OFTEN = {"gather twice", "item", "few rows"}
 def judged(result, reference, metric):
     """Return the verdict on a cost of one launch, compared with one launch of the unchanged code."""
     pair = PairedComparison("case", {"operators": Tolerance(None)}, default_priors, version="before")
-    return pair.judge([launch_facts(result)], [launch_facts(reference)])[metric]
+    return pair.judge([result.facts], [reference.facts])[metric]
 
 
 def check_faults(workload, folder, faults):

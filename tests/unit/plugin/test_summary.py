@@ -36,12 +36,6 @@ def test_run_without_a_finding_is_one_line_that_counts_what_is_unchanged():
     ]
 
 
-def test_each_reason_of_not_applicable_is_given_once():
-    differing = [not_applicable(NotApplicable.ENVIRONMENT, f"torch is {number}") for number in range(3)]
-    line = totals([record(PASS, not_applicable(NotApplicable.UNMARKED_CPU_TIMES), *differing)])
-    assert ", 4 not compared (step_time_p50: torch is 0, CPU timing), " in line
-
-
 def test_what_was_not_compared_since_versions_differ_is_named_also_where_a_line_is_short():
     left_out = [not_applicable(NotApplicable.ENVIRONMENT, "torch is 2"), not_applicable(NotApplicable.HEAD_START)]
     [line] = summary_lines([record(PASS, *left_out, launches=ran(99)), *[record()] * 99], -1)

@@ -1,6 +1,5 @@
 """The Markdown of a session: its order, its bounds, and text from tests that must stay text."""
 
-import html
 import re
 import shlex
 from html.parser import HTMLParser
@@ -158,16 +157,6 @@ def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     assert page.texts["td"][0].replace("\u200b", "") == printable(" ".join(nodeid.split()))
 
 
-@given(ANY)
-def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
-    line = escaped(text)
-    assert "\n" not in line
-    assert not re.search(r"(?<!\\)(?:\\\\)*\|", line)
-    assert "<" not in line
-    plain = html.unescape(re.sub(r"\\([^a-zA-Z0-9\s])", r"\1", line.replace("&#8203;", "")))
-    assert plain == printable(" ".join(text.split()))
-
-
 def test_escaped_text_is_neither_a_quick_action_nor_the_mark_of_a_success():
     assert escaped("/merge") == "&#47;merge"
     assert "\N{WHITE HEAVY CHECK MARK}" not in escaped("\N{WHITE HEAVY CHECK MARK} all passed")
@@ -229,18 +218,6 @@ def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, li
     assert (page.wrong, page.open) == ([], [])
     shown = text.count("<summary>")
     assert shown == tests or f"\n... and {tests - shown} more failures\n" in text
-
-
-def test_evidence_that_is_cut_says_how_much():
-    text = rendered([replace(FAILED, failure="x" * 10_000)])
-    assert "x" * 8_000 in text
-    assert "\n... and 2,000 more characters</pre>" in text
-
-
-def test_thousands_of_passed_verdicts_take_one_line():
-    records = [replace(GOOD, nodeid=f"a.py::{'x' * 300}{n}") for n in range(5_000)]
-    assert len(rendered(records).splitlines()) == 3
-    assert len(rendered(records).encode()) < 200 < MAX_BYTES
 
 
 def measured(**changes) -> LaunchFacts:

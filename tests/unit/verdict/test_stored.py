@@ -53,13 +53,6 @@ def test_center_is_the_median_of_the_center_launches_alone():
     assert (row.outcome, row.baseline) == (Outcome.PASS, pytest.approx(10, 1e-3))
 
 
-def test_slow_rank_is_noted_beside_the_verdicts():
-    waits = {"rank_lag_ms": [-3.0, 3.0]}
-    slower = check(*[with_p50(make_facts(**waits), 13.0)] * 3, baseline=STABLE)
-    assert (slower.notes[0].partition(" ms")[0], slower.suspect) == ("others wait 3", 1)
-    assert check(make_facts(**waits), baseline=STABLE).notes == ()  # no step is slower
-
-
 def lost_by(*losses: float, build=on_cpu) -> list[LaunchFacts]:
     """Return launches with these final losses, a day apart on different machines."""
     return [

@@ -1,8 +1,6 @@
 """Metrics and verdicts."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -12,7 +10,6 @@ from pytest_aorta.verdict.verdicts import (
     ReferenceKind,
     VerdictReference,
     Verdicts,
-    format_change,
 )
 from tests.unit.builders import make_verdict
 
@@ -22,28 +19,6 @@ from tests.unit.builders import make_verdict
 )
 def test_percentage_is_read_as_fraction(text, relative):
     assert METRICS["step_time_p50"].parse_tolerance(text).value == pytest.approx(relative)
-
-
-@given(st.integers(1, 1000))
-def test_tolerance_prints_as_a_user_writes_it(percent):
-    metric = METRICS["step_time_p50"]
-    assert metric.parse_tolerance(str(metric.parse_tolerance(f"{percent}%"))).value == pytest.approx(percent / 100)
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (None, "ms", "-"),
-        (12.3456, "ms", "12.35 ms"),
-        (0, "ms", "0 ms"),
-        (1e-7, "", "1.000e-07"),
-        (123456.0, "1/s", "1.235e+05 1/s"),
-        (3 << 20, "B", "3 MiB"),
-        ("0123456789abcdef", "", "0123456789ab"),
-    ],
-)
-def test_value_is_short_enough_for_a_table(value, unit, text):
-    assert format_value(value, unit) == text
 
 
 def test_exact_values_are_shown_with_every_digit_that_can_differ():
@@ -74,21 +49,6 @@ def test_exact_numbers_are_shown_whole():
         Outcome.REGRESSION, metric="num_parameters", tolerance=Tolerance(None), value=1234567.0, baseline=1234568.0
     )
     assert row.both == "1,234,568 -> 1,234,567"
-
-
-@pytest.mark.parametrize(
-    ("relative", "text"),
-    [
-        (3.1e-5, "+0.003%"),
-        (0.0012, "+0.12%"),
-        (0.0123, "+1.2%"),
-        (-0.0999, "-10.0%"),
-        (0.9994, "+99.9%"),
-        (5.0, "+500%"),
-    ],
-)
-def test_change_has_the_decimals_that_count(relative, text):
-    assert format_change(relative) == text
 
 
 BY_DEFAULT = Tolerance(0.05, origin=Origin.DEFAULT)
