@@ -371,7 +371,7 @@ def _named(chosen: Sequence[Recorded], unchanged: Sequence[Recorded]) -> int | N
 
 def _facts(one: Recorded) -> LaunchFacts:
     return LaunchFacts(
-        recorded_at="2026-01-01T00:00:00Z",
+        measured_at="2026-01-01T00:00:00Z",
         block="0" * 12,
         launcher="forkserver",
         num_steps=len(one.steps),

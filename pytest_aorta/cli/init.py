@@ -425,9 +425,9 @@ class _Trial:
         markers = [_CPU_LANE if self._world.device == "cpu" else _GPU_LANE, _world_marker(self._world.size)]
         measured = f"measured {counted(facts[0].num_steps, 'step')} on {self._world.platform}"
         known = _known_costs(facts)
-        notes = [measured, facts[0].optimizers, *self._notes, _of_costs(facts, known)]
-        if facts[0].overlap_problem:
-            notes.append(f"overlap is not compared: {facts[0].overlap_problem}")
+        notes = [measured, facts[0].description.optimizers, *self._notes, _of_costs(facts, known)]
+        if facts[0].description.overlap_problem:
+            notes.append(f"overlap is not compared: {facts[0].description.overlap_problem}")
         steps, other_steps = (launch.num_steps for launch in facts)
         if steps != other_steps:
             notes.append(
