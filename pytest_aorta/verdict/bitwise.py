@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import brief, counted
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
 from pytest_aorta.result.trace.rank_files import (
     MAX_CALLS,
@@ -167,7 +166,7 @@ def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: 
             return verdict(Missing(MissingPart.CANDIDATE_VALUE), detail)
     if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
         return verdict(Decided(Outcome.PASS), f"all {steps} steps" if steps > 1 else "the step", steps)
-    facts, others = launch_facts(candidate), launch_facts(reference)
+    facts, others = candidate.facts, reference.facts
     if other := other_machine(facts, others):
         return verdict(NotApplicable(Reason.ENVIRONMENT), other, different[0])
     details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other_settings(facts, others)]
