@@ -234,7 +234,7 @@ def schemas() -> str:
 _SHOWN = {
     "workload_result": ("WorkloadResult",),
     "baseline": ("Baseline", "StoredLaunch", "LaunchFacts"),
-    "history": ("HistoryEntry", "Verdict", "Decided", "Open", "Missing", "NotApplicable"),
+    "history": ("HistoryEntry", "Verdict"),
 }
 
 

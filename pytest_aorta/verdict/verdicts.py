@@ -132,7 +132,11 @@ class Missing(Model, frozen=True, tag="missing"):
 
 
 class NotApplicable(Model, frozen=True, tag="not applicable"):
-    """The state of a metric that can't be compared between these launches."""
+    """The state of a metric that can't be compared between these launches.
+
+    Attributes:
+        reason: The kind of reason.
+    """
 
     outcome: ClassVar[Outcome] = Outcome.NOT_APPLICABLE
     reason: Reason
@@ -147,7 +151,8 @@ class Verdict(Model, frozen=True):
     Attributes:
         case: The test's node id and the comparison's label.
         metric: Name of the metric.
-        state: What is decided, or why nothing is.
+        state: What is decided, or why nothing is; its ``type`` is ``decided``, ``open``, ``missing`` or
+            ``not applicable``.
         value: The median over the candidate's launches.
         baseline: The value of the other side: the baseline center, or the median of the A/B reference.
         delta: The change on the metric's scale, e.g. 0.05 for 5%; positive if the value is larger.

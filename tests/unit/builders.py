@@ -48,7 +48,7 @@ from pytest_aorta.verdict.verdicts import (
 
 T = TypeVar("T")
 H200 = "NVIDIA H200"
-EXPECTED = Decided(Outcome.REGRESSION, is_expected=True)
+CAUGHT = Decided(Outcome.REGRESSION, is_expected=True)
 UNRECORDED = Missing(MissingPart.BASELINE, Unrecorded.CASE)
 ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
 

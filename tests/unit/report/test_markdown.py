@@ -24,7 +24,7 @@ from pytest_aorta.session.record import RETRIED, Side, TestRecord
 from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, MissingPart
-from tests.unit.builders import EXPECTED, UNRECORDED, compared, make_facts, make_record, make_verdict, ran, replace
+from tests.unit.builders import CAUGHT, UNRECORDED, compared, make_facts, make_record, make_verdict, ran, replace
 
 FAILED = make_record(
     "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
@@ -98,7 +98,7 @@ def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only
         ([], WARNING),
         ([replace(FAILED, outcome=RETRIED), GOOD], WARNING),
         ([make_record("a.py::run", launches=ran(1))], WARNING),
-        ([make_record("a.py::caught", [make_verdict(EXPECTED)])], CHECK),
+        ([make_record("a.py::caught", [make_verdict(CAUGHT)])], CHECK),
     ],
 )
 def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, start):
@@ -106,7 +106,7 @@ def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, 
     assert rendered(records).startswith(start)
 
 
-@pytest.mark.parametrize("row", [make_verdict(Outcome.NOT_APPLICABLE), make_verdict(EXPECTED)], ids=str)
+@pytest.mark.parametrize("row", [make_verdict(Outcome.NOT_APPLICABLE), make_verdict(CAUGHT)], ids=str)
 def test_verdict_that_does_not_apply_or_that_the_test_expects_is_not_a_finding(row):
     assert not re.search(r"<details>|\|", rendered([make_record("a.py::good", [row])]))
 

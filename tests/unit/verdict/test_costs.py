@@ -5,7 +5,7 @@ import pytest
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost, Costs, distinct
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Decided, Missing, MissingPart, NotApplicable, Reason
+from pytest_aorta.verdict.verdicts import Missing, MissingPart, NotApplicable, Reason
 from tests.unit.builders import launches_needed, make_baseline, on_cpu, stored
 from tests.unit.verdict.compared import check, outcomes
 
@@ -59,7 +59,7 @@ REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
 ])  # fmt: skip
 def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, outcome, detail):
     row = judged(cost, cost, marked={metric: marker} if marker else {})[metric]
-    assert row.state == Decided(outcome)
+    assert row.outcome is outcome
     assert row.detail.startswith(detail)
 
 
