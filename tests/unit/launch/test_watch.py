@@ -94,10 +94,6 @@ def test_number_of_steps_comes_from_the_config_or_its_default(tmp_path, config, 
     assert _launch_state(plan, 0.0).total_steps == total
 
 
-def test_number_of_a_scripts_steps_is_unknown(tmp_path):
-    assert _launch_state(make_plan(tmp_path, config={"args": []}), 0.0).total_steps is None
-
-
 @pytest.mark.usefixtures("fast")
 def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(tmp_path, monkeypatch):
     plan, sensors = on_gpus(tmp_path), FakeSensors()

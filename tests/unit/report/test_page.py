@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.report import write
 from pytest_aorta.report.data import Case, Launch, Report, session_report
-from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
+from pytest_aorta.report.page.render import render
 from pytest_aorta.report.write import write_report, write_session_reports
 from pytest_aorta.session.record import LaunchNote, TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -91,17 +91,6 @@ def test_page_points_to_nothing_outside_of_itself():
     assert [target for target in Reader(page).targets if not target.startswith(("#", "data:"))] == []
     assert "default-src 'none'" in page
     assert not re.search(r"url\(|@import", page)
-
-
-def test_long_evidence_is_cut_and_says_so():
-    page = render(as_report("a", failure="x" * (MAX_FAILURE_CHARACTERS + 1234)))
-    assert "x" * MAX_FAILURE_CHARACTERS in page
-    assert "x" * (MAX_FAILURE_CHARACTERS + 1) not in page
-    assert "... and 1,234 more characters" in page
-
-
-def test_page_of_nothing_is_a_page():
-    assert "Nothing was compared." in render(make_report())
 
 
 def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(tmp_path):
