@@ -220,8 +220,14 @@ class Launcher:
             on_device = plan.world.device != DeviceKind.CPU
             found = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ""
             traces = [found] if found else []
-            note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=tuple(traces))
-            if failure := launch_failure(plan, outcome):
+            note = LaunchNote(
+                outcome.launcher,
+                launch_times_s(outcome),
+                traces=tuple(traces),
+                folder=str(plan.run_dir),
+                failure=(failure := launch_failure(plan, outcome)),
+            )
+            if failure:
                 raise LaunchError(failure.text, failure.kind, failure.rank, plan.run_dir)
             result = collect_result(plan, outcome, watch.platform_facts)
             if plan.profiler is not None and not traces:
