@@ -15,7 +15,8 @@ SLOW = """
 import os, pathlib, time
 
 def test_slow():
-    pathlib.Path("pid").write_text(str(os.getpid()))
+    pathlib.Path("written").write_text(str(os.getpid()))
+    pathlib.Path("written").rename("pid")
     time.sleep(120)
 """
 
