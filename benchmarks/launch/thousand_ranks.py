@@ -23,7 +23,6 @@ from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
@@ -78,7 +77,7 @@ def measure(run_dir: Path, num_ranks: int) -> dict[str, float]:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     result = collect_result(make_plan(run_dir, num_ranks), LaunchOutcome("exit", 0, (), (), 60.0))
     merged_cpu_s = time.process_time()
-    launch_facts(result)
+    assert result.facts
     facts_cpu_s = time.process_time()
     assert len(result.rank_step_times_ms) == num_ranks
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6

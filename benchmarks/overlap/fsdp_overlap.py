@@ -9,7 +9,6 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.launcher import DistributedWorld
 
 LAUNCHES = 3
@@ -43,7 +42,7 @@ def test_fsdp_overlap_gain(distributed_world: DistributedWorld) -> None:
         for name, switches in VARIANTS.items():
             result = distributed_world.launch("fsdp", **sizes, **switches)
             assert result.passed, result.failure_details
-            times[name].append(launch_facts(result).step_time_ms["p50"])
+            times[name].append(result.facts.step_time_ms["p50"])
     print(f"\n{distributed_world.platform}, {LAUNCHES} rounds, {sizes}")
     for name, values in times.items():
         ratios = sorted(value / off for value, off in zip(values, times["both off"], strict=True))

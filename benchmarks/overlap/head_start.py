@@ -12,7 +12,6 @@ from textwrap import dedent
 import pytest
 
 from benchmarks.overlap.profiled_steps import SIZES
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
 from pytest_aorta.session.launcher import DistributedWorld
@@ -57,7 +56,7 @@ def test_head_start(distributed_world: DistributedWorld, name: str) -> None:
 
 def show(name: str, result: WorkloadResult) -> list[float]:
     """Print one launch and return the overlap ratio of every rank's head-started steps together."""
-    timed_ms = launch_facts(result).step_time_ms["p50"]
+    timed_ms = result.facts.step_time_ms["p50"]
     print(f"\n{name}: timed p50 {timed_ms:.2f} ms")
     for rank, (lead, steps, as_run) in enumerate(
         zip(result.head_start, result.overlap, result.overlap_as_run, strict=True)

@@ -10,7 +10,6 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.session.launcher import DistributedWorld
@@ -38,7 +37,7 @@ def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
         launch = distributed_world.launcher.find(result)
         assert launch is not None
         folder = launch.plan.run_dir
-        timed_ms = launch_facts(result).step_time_ms["p50"]
+        timed_ms = result.facts.step_time_ms["p50"]
         kept = [read_trace(folder / "ranks" / str(rank) / "trace.json.gz") for rank in range(result.world_size)]
         with_host = [overlap_with_host(trace) for trace in kept]
         print(f"\n{name}: timed p50 {timed_ms:.2f} ms")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.session.launcher import DistributedWorld
 from pytest_aorta.verdict.causes import split
@@ -104,7 +104,7 @@ def measure(world: DistributedWorld, scenario: str) -> Round:
 def launch(world: DistributedWorld, planted: dict[str, Any]) -> tuple[LaunchFacts, float]:
     """Launch the step once; return its facts and the time in which a host enqueues it."""
     result = world.launch_script(str(SCRIPT), (json.dumps(planted),))
-    return launch_facts(result), max(result.rank_metrics["enqueue_ms"])
+    return result.facts, max(result.rank_metrics["enqueue_ms"])
 
 
 def kept() -> list[Round]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
 from pytest_aorta.session.runner import WorkloadRunner
 
@@ -113,7 +113,7 @@ def test_repeats(workload: WorkloadRunner, tmp_path: Path, name: str) -> None:
             for _ in range(LAUNCHES // 2):
                 sized = {"steps": 3} if name in WORKLOADS else {}
                 result = workload.run(name, **sized) if sized else workload.run_script(str(script))
-                launches.append(launch_facts(result))
+                launches.append(result.facts)
     found = Counter(cost for launch in launches[1:] for cost in differing(launch, launches[0]))
     totals = {
         cost.value: max(sum(parts.values()) for parts in ranks.values())

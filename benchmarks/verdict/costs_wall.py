@@ -15,7 +15,6 @@ from statistics import median
 import pytest
 
 from benchmarks.verdict.costs_repeat import HEAD, SCRIPTS
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.runner import WorkloadRunner
 
 PAIRS = int(os.environ.get("WALL_PAIRS", "8"))
@@ -44,7 +43,7 @@ def test_wall_share(workload: WorkloadRunner, tmp_path: Path, monkeypatch: pytes
         began = time.perf_counter()
         result = workload.run(name, profile_steps=0) if name in WORKLOADS else workload.run_script(str(script))
         took = time.perf_counter() - began
-        assert all(bool(group.costs.problem) is not counted for group in launch_facts(result).costs)
+        assert all(bool(group.costs.problem) is not counted for group in result.facts.costs)
         return took
 
     shares, plain = [], []

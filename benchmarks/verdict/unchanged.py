@@ -30,7 +30,7 @@ import pytest
 from benchmarks.verdict.costs_repeat import HEAD, SCRIPTS, load
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.model import convert, to_builtins
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.launcher import DistributedWorld
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import in_pairs, settle, with_baseline
@@ -118,7 +118,7 @@ def _launch(world: DistributedWorld, name: str, folder: Path) -> dict[str, objec
         script = folder / "train.py"
         script.write_text(HEAD + _SCRIPTS[name], encoding="utf-8")
         result = world.launch_script(script)
-    return {"platform": world.platform, "facts": to_builtins(launch_facts(result))}
+    return {"platform": world.platform, "facts": to_builtins(result.facts)}
 
 
 def stretches(path: Path) -> dict[tuple[str, int, int], list[LaunchFacts]]:

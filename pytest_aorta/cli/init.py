@@ -27,7 +27,7 @@ from pytest_aorta.plan.options import LauncherKind, Options, integer_from
 from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import pinned_cpu_kernels
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.series import first_other_weights
@@ -421,7 +421,7 @@ class _Trial:
         for launch in (one, other):
             if isinstance(launch, AortaError):
                 raise launch
-            facts.append(launch_facts(launch))
+            facts.append(launch.facts)
         markers = [_CPU_LANE if self._world.device == "cpu" else _GPU_LANE, _world_marker(self._world.size)]
         measured = f"measured {counted(facts[0].num_steps, 'step')} on {self._world.platform}"
         known = _known_costs(facts)
@@ -465,7 +465,7 @@ def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError
     first = first_difference(one, other, last, ["loss", "grad_norm", "weight_hash"])
     if first is None:
         return "" if one.weight_hashes else _NO_WEIGHTS
-    if found := first_other_weights(launch_facts(one).series, launch_facts(other).series):
+    if found := first_other_weights(one.facts.series, other.facts.series):
         return f"in two launches {found}"
     located = locate_first(one, other, first, (), None, lambda _: None)
     return " ".join([f"two launches differ in step {first.step}:", *(line.strip() for line in located)])

@@ -21,8 +21,8 @@ from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.plan.options import OPTIONS, Options, check_profiler, integer_from, make_options
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import WorkloadResult, over_ranks
+from pytest_aorta.result.facts import LaunchFacts, over_ranks
+from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
@@ -176,7 +176,7 @@ _SHOWN = ("step_time_p50", "step_time_p99")
 
 def summary_lines(result: WorkloadResult) -> list[str]:
     """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
-    facts = launch_facts(result)
+    facts = result.facts
     lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
     if note := facts.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
         lines.append(f"overlap: {note}")

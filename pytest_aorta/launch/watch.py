@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
-from pytest_aorta.result.measurements import PlatformFacts, Sample, summarize
+from pytest_aorta.result.sensors import PlatformFacts, Sample, summarize
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike

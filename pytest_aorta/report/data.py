@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from pytest_aorta.common.errors import AortaError, BaselineError, UsageError
 from pytest_aorta.common.files import UnreadableFile, files_below, read_json
 from pytest_aorta.common.text import counted
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import UTC_FORMAT, Provenance, version_text
@@ -160,7 +160,7 @@ def read_launches(files: Sequence[Path], warnings: list[str]) -> tuple[Launch, .
     for number, file in enumerate(files, 1):
         try:
             result = read_result(file)
-            launch = Launch(number, result, launch_facts(result))
+            launch = Launch(number, result, result.facts)
         except (AortaError, ValueError) as error:
             warnings.append(f"result left out of the report: {error}")
             continue
@@ -200,7 +200,7 @@ def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Ca
             baseline = read_baseline_file(Path(comparison.baseline))
         except BaselineError as error:
             warnings.append(f"baseline left out of the report: {error}")
-    versions = {row.reference.name for row in verdicts if row.is_by_ab}
+    versions = {row.reference.name for row in verdicts if row.reference.is_ab}
     name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
     return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name)
 

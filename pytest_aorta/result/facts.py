@@ -1,12 +1,14 @@
 """Condenses a result into the compact facts that a baseline stores and verdicts are computed from."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import combinations, pairwise
-from statistics import NormalDist, median
-from typing import Annotated, Any, TypeAlias
+from statistics import NormalDist, mean, median
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 from msgspec import Meta, field
@@ -29,7 +31,7 @@ from pytest_aorta.common.model import (
     WeightHash,
 )  # fmt: skip
 from pytest_aorta.plan.options import WRAPPERS, LauncherKind
-from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, lowest_sm_clock_mhz, over_ranks, throttled
+from pytest_aorta.result.sensors import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.series import BUFFERS, Parted, SeriesFacts, described, diverged, joined_hashes, series_facts
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.overlap import Breakdown, PartName, break_down
@@ -44,6 +46,9 @@ from pytest_aorta.result.trace.profiled_steps import (
     collective_facts,
     distinct,
 )
+
+if TYPE_CHECKING:
+    from pytest_aorta.result.measurements import WorkloadResult
 
 # Medians of at most 16 groups of values; fewer values or groups show no growth.
 _MAX_GROUPS = 16
@@ -102,6 +107,10 @@ NUMERIC_ENVIRONMENT = (
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
 CHOICES = ("activation_checkpointing",)
+# The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
+PYTHON_TRACER = "python_tracer"
+# Prefix of metrics whose value over ranks is the maximum; for every other metric it is the mean.
+_PEAK = "peak_"
 # A rank's steps of one sign of lag, at least, per step of the other sign. Ranks that are late in turns lag in as many
 # steps as they are ahead; with 1 ms of work on one rank of four H200s, this rank lagged in 92% of the steps or more.
 _MOST_IN_TURN = 2
@@ -350,6 +359,11 @@ def _environment(result: WorkloadResult) -> dict[str, Any]:
     kept = (*NUMERIC_ENVIRONMENT, *CHOICES)
     names = [name for name in kept if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}
+
+
+def over_ranks(name: str, values: Sequence[float]) -> float:
+    """Return a metric over ranks: the largest value if the name starts with ``peak_``, else the mean."""
+    return float(max(values) if name.startswith(_PEAK) else mean(values))
 
 
 def _over_ranks(name: str, values: Sequence[float]) -> float:

@@ -1,15 +1,13 @@
-"""Measurements of a launch: a :class:`RankResult` per rank in one :class:`WorkloadResult`, and facts about the devices.
+"""Measurements of a launch: a :class:`RankResult` per rank in one :class:`WorkloadResult`.
 
 Results contain raw facts only; ``facts.py`` condenses them into statistics.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from statistics import mean, median, quantiles
+from statistics import median, quantiles
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, field
@@ -30,156 +28,18 @@ from pytest_aorta.common.model import (
     WeightHash,
     to_builtins,
 )  # fmt: skip
-from pytest_aorta.plan.accelerators import Reading
 from pytest_aorta.plan.device_kind import Backend, DeviceKind
 from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.result.facts import PYTHON_TRACER, LaunchFacts, launch_facts, over_ranks
 from pytest_aorta.result.provenance import Provenance
+from pytest_aorta.result.sensors import PlatformFacts
 from pytest_aorta.result.series import Series, joined_hashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
-
-# Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
-PROTECTIVE = (
-    "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown",
-    "prochot", "socket_thermal", "vr_thermal", "hbm_thermal",
-)  # fmt: skip
-# Power caps. A healthy GPU reports them too in every launch that computes dense matrix products at full power.
-POWER_CAPS = ("sw_power_cap", "package_power")
-# Fraction of the highest SM clock. The default power limit never holds a healthy GPU below this fraction.
-LOW_CLOCK_FRACTION = 0.6
-# Fraction of the samples that must report a reason before the launch counts as throttled.
-MIN_FRACTION = 0.05
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The readings of all devices at one moment; ``in_steps`` shows if all ranks were in their measured steps."""
-
-    readings: tuple[Reading, ...]
-    in_steps: bool
-
-
-# ``min``, ``median`` and ``max`` of the samples; empty if nothing is known.
-Span: TypeAlias = dict[Annotated[str, Meta(pattern="^(min|median|max)$")], float]
-
-
-class DeviceFacts(Model, frozen=True):
-    """The facts of one device during one launch.
-
-    Attributes:
-        device: the device's name in pytest's process, e.g. its number.
-        num_samples: number of samples that the facts summarize.
-        in_steps: whether the samples are those of the measured steps; if no sample fell into the steps, the samples
-            are those of the whole launch.
-        sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: ``min``, ``median`` and ``max``; empty if not known.
-        throttle_reasons: reason -> fraction of the samples that report the reason.
-        max_sm_clock_mhz: the highest SM clock of the device; None if unknown.
-        before: the first reading of the launch.
-        after: the last reading of the launch.
-    """
-
-    device: Text
-    num_samples: Positive
-    in_steps: bool
-    sm_clock_mhz: Span
-    memory_clock_mhz: Span
-    power_w: Span
-    temperature_c: Span
-    throttle_reasons: dict[Name, Annotated[float, Meta(ge=0, le=1)]]
-    max_sm_clock_mhz: NotNegative | None
-    before: Reading
-    after: Reading
-
-
-_SENSORS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
-
-
-class PlatformFacts(Model, frozen=True):
-    """The sensor readings of a launch's devices.
-
-    Attributes:
-        source: ``NVML`` or ``amdsmi``.
-        problem: the reason why readings are missing or ended early; None if there is none.
-        devices: clocks, power, temperature and throttling of each device, one entry per rank of this host.
-    """
-
-    source: Annotated[str, Meta(pattern="^(NVML|amdsmi)$")]
-    problem: str | None = None
-    devices: tuple[DeviceFacts, ...] = ()
-
-
-def summarize(
-    names: Sequence[str], max_sm_clocks_mhz: Sequence[float | None], samples: Sequence[Sample]
-) -> tuple[DeviceFacts, ...]:
-    """Return the facts of each device, from samples in order of time; empty without samples."""
-    if not samples:
-        return ()
-    counted = [sample for sample in samples if sample.in_steps] or samples
-    return tuple(
-        DeviceFacts(
-            device=name,
-            num_samples=len(counted),
-            in_steps=any(sample.in_steps for sample in samples),
-            **{name: _span([getattr(sample.readings[number], name) for sample in counted]) for name in _SENSORS},
-            throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
-            max_sm_clock_mhz=max_sm_clock_mhz,
-            before=samples[0].readings[number],
-            after=samples[-1].readings[number],
-        )
-        for number, (name, max_sm_clock_mhz) in enumerate(zip(names, max_sm_clocks_mhz, strict=True))
-    )
-
-
-def throttled(facts: PlatformFacts | None) -> list[str]:
-    """Return one line per throttled device, with the reasons and the device's clock."""
-    found = []
-    for device in facts.devices if facts else ():
-        reasons = [
-            f"{name} in {fraction:.0%} of samples"
-            for name, fraction in sorted(device.throttle_reasons.items())
-            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name in POWER_CAPS and _is_held_down(device)))
-        ]
-        if reasons:
-            found.append(f"GPU {device.device} throttled ({', '.join(reasons)}{_clock(device)})")
-    return found
-
-
-def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
-    """Return the lowest of the devices' median SM clocks in the measured steps; None if no clock is known."""
-    devices = [device for device in facts.devices if device.in_steps and device.sm_clock_mhz] if facts else []
-    return min((device.sm_clock_mhz["median"] for device in devices), default=None)
-
-
-def _is_held_down(device: DeviceFacts) -> bool:
-    """Return whether a power cap is unusual: the clock is very low in the measured steps."""
-    clock, highest = device.sm_clock_mhz.get("median"), device.max_sm_clock_mhz
-    # Outside the steps the device may be idle, which lowers its clock too.
-    return bool(device.in_steps and clock and highest and clock < LOW_CLOCK_FRACTION * highest)
-
-
-def _clock(device: DeviceFacts) -> str:
-    if not device.sm_clock_mhz or device.max_sm_clock_mhz is None:
-        return ""
-    return f", SM clock {device.sm_clock_mhz['median']:,.0f} of {device.max_sm_clock_mhz:,.0f} MHz"
-
-
-def _span(values: Sequence[float | None]) -> dict[str, float]:
-    known = [value for value in values if value is not None]
-    return {"min": min(known), "median": median(known), "max": max(known)} if known else {}
-
-
-def _fractions(reasons: Sequence[tuple[str, ...]]) -> dict[str, float]:
-    counts = Counter(name for names in reasons for name in names)
-    return {name: count / len(reasons) for name, count in sorted(counts.items())}
-
 
 SCHEMA_VERSION: Final = 4
 MAX_FAILURE_DETAILS = 100
 # With fewer steps the 99th percentile is the largest or second-largest value.
 MIN_STEPS_P99 = 100
-# Prefix of metrics whose value over ranks is the maximum; for every other metric it is the mean.
-_PEAK = "peak_"
-# The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
-PYTHON_TRACER = "python_tracer"
 # The fact about a simulated rank whose parameters are padded: the names of those with fewer rows than ranks.
 PADDED = "padded_parameters"
 T = TypeVar("T")
@@ -464,6 +324,11 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         """Return the time of each step in milliseconds, its maximum over ranks."""
         return list(map(max, zip(*self.rank_step_times_ms, strict=True)))
 
+    @cached_property
+    def facts(self) -> LaunchFacts:
+        """Return the facts that comparisons use, condensed once."""
+        return launch_facts(self)
+
     @property
     def metrics(self) -> dict[str, float]:
         """Return each metric of the ranks over all ranks, and metrics that have AORTA's names.
@@ -506,8 +371,3 @@ def _first_failures(ranks: Sequence[RankResult]) -> list[FailureDetail]:
     found = [detail for rank in ranks for detail in rank.failures]
     found.sort(key=lambda detail: (detail.iteration, -1 if detail.layer is None else detail.layer, detail.rank))
     return found[:MAX_FAILURE_DETAILS]
-
-
-def over_ranks(name: str, values: Sequence[float]) -> float:
-    """Return a metric over ranks: the largest value if the name starts with ``peak_``, else the mean."""
-    return float(max(values) if name.startswith(_PEAK) else mean(values))

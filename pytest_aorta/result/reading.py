@@ -12,9 +12,10 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
-from pytest_aorta.result.measurements import SCHEMA_VERSION, PlatformFacts, RankResult, WorkloadResult
+from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.provenance import provenance
+from pytest_aorta.result.sensors import PlatformFacts
 from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.result.trace.rank_files import read_arrivals, waits_of_ranks_ms
 

@@ -13,7 +13,7 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options import FailOn
 from pytest_aorta.plan.reference import git
 from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suffix, find_workload, resolve_config
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.baselines import learn
@@ -144,7 +144,7 @@ class WorkloadRunner:
         verdicts, comparison = self._settled(comparison, comparing, again)
 
         def again_with_places() -> Verdicts:
-            return stored.judge([launch_facts(self._world.again(result, locates_costs=True))])
+            return stored.judge([self._world.again(result, locates_costs=True).facts])
 
         def located(comparison: Comparison, failing: Sequence[Verdict]) -> Comparison:
             comparison = self._located_in_script(result, stored.baseline, comparison, failing)
@@ -214,7 +214,7 @@ class WorkloadRunner:
         verdicts, comparison = self._settled(comparison, comparing, again)
 
         def again_with_places() -> Verdicts:
-            placed = [launch_facts(self._world.again(result, locates_costs=True)) for result in (here, there)]
+            placed = [self._world.again(result, locates_costs=True).facts for result in (here, there)]
             return pairs.judge(placed[:1], placed[1:])
 
         return self._concluded(comparison, verdicts, partial(self._costs_located, again_with_places, is_asked))
@@ -332,7 +332,7 @@ class WorkloadRunner:
         return Comparison(case, kind, first.platform, first.workload, launches, baseline=str(baseline or ""))
 
     def _compared(self, side: Side, result: WorkloadResult) -> ComparedLaunch:
-        return ComparedLaunch(side, launch_facts(result), str(self._folder(result) or ""))
+        return ComparedLaunch(side, result.facts, str(self._folder(result) or ""))
 
     def _stored(self, comparison: Comparison, result: WorkloadResult, baseline: Baseline | None) -> StoredComparison:
         if baseline:
@@ -360,7 +360,7 @@ class WorkloadRunner:
             again = Repeated(self._options.argument_of(test), self._options.repeated, is_recording=True)
             raise ComparisonFailed(comparison_text(compared, [], again))
         hashed = self._refuse_varying(comparison.case, result, is_alone=len(learned.new.baseline.launches) == 1)
-        new = learned.new if hashed is None else _with_every_step(learned.new, launch_facts(hashed))
+        new = learned.new if hashed is None else _with_every_step(learned.new, hashed.facts)
         self._test.compared(comparison.replace(new=new, detection=learned.detection))
         return learned.verdicts
 
@@ -387,7 +387,7 @@ class WorkloadRunner:
             lines = locate_first(varying[0], result, varying[1], (), None, self._folder)
         elif hashed is not None:
             # A hash of all optimizers would not do: it covers those that were hashed in a step.
-            lines = [first_other_weights(launch_facts(passed(hashed)).series, launch_facts(result).series)]
+            lines = [first_other_weights(passed(hashed).facts.series, result.facts.series)]
         if any(lines):
             raise BaselineError(
                 f"{case}: not recorded, because two launches of the same code compute different weights:"
@@ -407,7 +407,7 @@ class WorkloadRunner:
         pairs = PairedComparison(comparison.case, self._marked, priors, only and [only], MAX_PAIRS, good)
 
         def launched(number: int) -> LaunchFacts:
-            return launch_facts(passed(self._launcher.launch(request, bisection.commit(number)).result))
+            return passed(self._launcher.launch(request, bisection.commit(number)).result).facts
 
         return CommitSearch(bisection, pairs, comparison.launches[0].facts, launched, self._session.say).run()
 
@@ -508,7 +508,7 @@ class WorkloadRunner:
             note = f"{LOCATE} launches once more to find the step, the parameters and the rank"
             return comparison.replace(notes=(*comparison.notes, note))
         row, kind = found[0]
-        is_by_ab = row.is_by_ab
+        is_by_ab = row.reference.is_ab
         try:
             here = self._world.hashing_every_step(result)
             other = self._world.hashing_every_step(result, reference=True) if is_by_ab else None
@@ -518,8 +518,8 @@ class WorkloadRunner:
             return comparison
         # The launch of the baseline that has the hashes of every step.
         recorded = baseline.center_launches if baseline else []
-        there = launch_facts(other) if other else max(recorded, key=_num_hashes)
-        where = first_other_weights(launch_facts(here).series, there.series, kind)
+        there = other.facts if other else max(recorded, key=_num_hashes)
+        where = first_other_weights(here.facts.series, there.series, kind)
         note = where or f"no {kind} differ, so launches of the same code differ"
         return comparison.replace(notes=(*comparison.notes, f"launched once more with hashes of every step: {note}"))
 

@@ -25,8 +25,9 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workloads import WorkloadSpec
+from pytest_aorta.result.facts import PYTHON_TRACER
 from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
-from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
+from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import python_tracer

@@ -6,7 +6,6 @@ from pytest_aorta.cli.selftest import SIGNS
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.plants import Plant, Planted
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.metrics import METRICS, measured_values
@@ -36,7 +35,7 @@ OF_SCRIPT = {"loss", "grad_norm", "other_steps_ms", "buffer_hash", "memory_growt
 
 def measured(result):
     """Return the metrics of a result, also those that are measured as run, since steps this short wait for the host."""
-    return {name.removesuffix(AS_RUN) for name in (*measured_values([launch_facts(result)]), *result.rank_metrics)}
+    return {name.removesuffix(AS_RUN) for name in (*measured_values([result.facts]), *result.rank_metrics)}
 
 
 @on_all

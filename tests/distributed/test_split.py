@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.overlap import Part
 from pytest_aorta.verdict.causes import split
 
@@ -20,9 +19,7 @@ NOISE_MS = 90
 @pytest.mark.alone
 @pytest.mark.world(size=2, device="cpu", warm=True)
 def test_slower_kernel_slow_rank_and_late_host_of_one_launch_are_told_apart(workload):
-    usual, changed = (
-        launch_facts(workload.run_script(SCRIPT, [json.dumps(SIZE | planted)])) for planted in ({}, PLANTED)
-    )
+    usual, changed = (workload.run_script(SCRIPT, [json.dumps(SIZE | planted)]).facts for planted in ({}, PLANTED))
     total_ms = changed.step_time_ms["p50"] - usual.step_time_ms["p50"]
     found = split(total_ms, [changed], [usual])
     assert found.rank == 1

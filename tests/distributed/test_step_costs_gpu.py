@@ -2,7 +2,6 @@
 
 import pytest
 
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.distributed import small_llama
@@ -33,7 +32,7 @@ for step in range(8):
 def judged(result, reference):
     """Return the verdicts on one launch, compared with one launch of the unchanged code."""
     pair = PairedComparison("case", {}, default_priors, version="before")
-    return pair.judge([launch_facts(result)], [launch_facts(reference)])
+    return pair.judge([result.facts], [reference.facts])
 
 
 def test_a_script_s_further_kernel_and_wait_are_caught_in_one_launch(workload, tmp_path):
@@ -53,6 +52,6 @@ def test_a_script_s_further_kernel_and_wait_are_caught_in_one_launch(workload, t
 
 @pytest.mark.parametrize("name", ["llama_fsdp2", "llama_simple_fsdp"])
 def test_costs_of_a_workload_repeat(workload, name):
-    launches = [launch_facts(workload.run(name, **small_llama.TRAINING)) for _ in range(2)]
+    launches = [workload.run(name, **small_llama.TRAINING).facts for _ in range(2)]
     assert launches[0].costs == launches[1].costs
     assert launches[0].costs[0].costs.kernels

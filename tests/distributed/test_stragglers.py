@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.result.facts import launch_facts, rank_lags_ms
+from pytest_aorta.result.facts import rank_lags_ms
 
 SCRIPT = Path(__file__).parent / "scripts" / "sleeping_rank.py"
 SLEEP_MS = 400
@@ -21,7 +21,7 @@ def test_rank_that_sleeps_waits_for_nobody_and_its_peer_waits_for_it(workload, w
     assert sleeper_ms < SLEEP_MS / 2 < 0.9 * SLEEP_MS < peer_ms
     lags_ms = rank_lags_ms(result.collective_ms)
     assert max(range(2), key=lambda rank: lags_ms[rank]) == 1
-    facts = launch_facts(result)
+    facts = result.facts
     # The peer waits in the first collective of a step, so its time there is no slower transfer.
     waiting = max(facts.collectives.values(), key=lambda found: found.peers_wait_ms)
     assert (waiting.straggler, waiting.wait_ms[1] < SLEEP_MS / 2 < waiting.wait_ms[0]) == (1, True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pytest_aorta.common.files import slug, write_json
-from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.overlap import overlap_of, union
 from pytest_aorta.result.trace.profiled_steps import Profile
@@ -131,7 +131,7 @@ class _Test:
         place = self.folder / slug(self.nodeid) / side / f"{len(self.launches) + 1:02d}-{plan.workload}"
         place.mkdir(parents=True)
         write_json(place / "result.json", result.to_json())
-        self.launches.append(ComparedLaunch(side, launch_facts(result), str(place)))
+        self.launches.append(ComparedLaunch(side, result.facts, str(place)))
         return self.launches[-1].facts
 
     @property
@@ -150,7 +150,7 @@ class _Test:
         platform, baseline = plan.platform(self.ranks), None
         if plan.has_baseline:
             before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
-            facts = (launch_facts(one_launch(before, self.rng, self.ranks, self.steps)) for _ in range(10))
+            facts = (one_launch(before, self.rng, self.ranks, self.steps).facts for _ in range(10))
             dated = tuple(StoredLaunch(replace(one, recorded_at=stamp(86400))) for one in facts)
             baseline = Baseline(case, self.nodeid, platform, plan.workload, {"steps": self.steps}, dated)
             write_baseline(self.folder / "baselines", baseline)

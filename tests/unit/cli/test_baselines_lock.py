@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.verdict.baseline import (
-    LOCK_FILE,
     Baseline,
     StoredLaunch,
     locked_baselines,
@@ -14,7 +13,7 @@ from pytest_aorta.verdict.baseline import (
     read_baseline_file,
     write_baseline,
 )
-from tests.unit.builders import launches_near, make_baseline, replace, stored
+from tests.unit.builders import launches_near, make_baseline, stored
 
 # A command that does not wait for the lock has ended by then.
 GRACE_S = 0.5
@@ -63,12 +62,3 @@ def test_folder_that_does_not_exist_is_not_made(tmp_path, capsys):
     assert cli.main(["baselines", *MOVE, f"--folder={folder}"]) == 2
     assert capsys.readouterr().err.startswith(f"aorta: {folder}: there is no such folder of baselines")
     assert not folder.exists()
-
-
-def test_lock_leaves_no_file_after_an_error(tmp_path, capsys):
-    baseline = stored_baseline(3)
-    for name in ("a", "b"):
-        write_baseline(tmp_path, replace(baseline, case=f"tests/test_{name}.py::test_x::fsdp"))
-    assert cli.main(["baselines", *MOVE, f"--folder={tmp_path}"]) == 1
-    assert "exists already" in capsys.readouterr().err
-    assert not (tmp_path / LOCK_FILE).exists()

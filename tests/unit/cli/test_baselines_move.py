@@ -56,16 +56,6 @@ def test_file_is_renamed_on_all_platforms_with_all_its_tests(capsys):
     assert out.splitlines()[-1] == "6 of 8 baselines moved"
 
 
-def test_renamed_baseline_differs_in_case_and_test_alone(capsys):
-    before = read_baseline(FOLDER, PLATFORMS[0], CASES[0])
-    move(capsys, "tests/a.py::test_x", "tests/b.py::TestY::test_z")
-    after = read_baseline(FOLDER, PLATFORMS[0], "tests/b.py::TestY::test_z::fsdp")
-    assert after.test == "tests/b.py::TestY::test_z"
-    changed = {"case": after.case, "test": after.test}
-    assert after == before.replace(**changed)
-    assert not baseline_path(FOLDER, PLATFORMS[0], CASES[0]).exists()
-
-
 def test_test_is_renamed_with_its_parameters_but_not_another_test_that_begins_like_it(capsys):
     move(capsys, "tests/a.py::test_x", "tests/a.py::test_new")
     assert cases(PLATFORMS[0]) == {"tests/a.py::test_new::fsdp", "tests/a.py::test_new[1]::fsdp", *CASES[2:]}

@@ -60,12 +60,6 @@ def hashes(*texts):
 # versions
 
 
-def test_launches_of_one_commit_are_one_version_and_the_median_counts():
-    history = one([make_entry(0, 10.0), make_entry(1, 12.0), make_entry(0, 11.0, 15.0)])
-    assert [version.commit for version in history.versions] == [commit_of(0), commit_of(1)]
-    assert history.points("step_time_p50") == [(0, 11.0), (1, 12.0)]
-
-
 def test_uncommitted_changes_of_two_runs_are_two_versions():
     dirty = [with_values(0, {"step_time_p50": 10.0}, dirty=True) for _ in range(2)]
     history = one([dirty[0], dirty[1].replace(run="20260105T030000.000000Z-ffffffff"), make_entry(0)])
@@ -110,11 +104,6 @@ def test_since_reports_changes_of_all_versions_after_a_commit(otava):
     history = one(entries_of(STEADY + SLOWER))
     assert [change.index for change in new_changes([history], commit_of(15)[:8])] == [20]
     assert new_changes([history], commit_of(27)) == []
-
-
-def test_constant_metric_needs_no_change_point_analysis(monkeypatch):
-    monkeypatch.setitem(sys.modules, "otava.analysis", None)
-    assert find_changes(one(entries_of([10.0] * 20))) == []
 
 
 def test_other_weights_are_a_change_at_once_and_need_no_otava(monkeypatch):
@@ -163,12 +152,6 @@ def test_page_has_each_case_with_changes_and_revisions(here, otava, capsys):
     assert first["charts"]["peak_memory_bytes"]["unit"] == "MiB"
     assert first["charts"][HASH]["changes"] == [[20, "changed"]]
     assert second["charts"].keys() == first["charts"].keys()
-
-
-def test_text_of_the_history_is_escaped_in_pages(here, otava):
-    write_history(here / "history", [make_entry(case="<script>alert(1)</script>", platform="cpu-x2-gloo")])
-    assert main(["history", "page", "history", "-o", "page.html"]) == 0
-    assert "<script>alert" not in (here / "page.html").read_text()
 
 
 def test_changes_exits_with_1_for_a_new_change_and_names_what_else_differs(here, otava, capsys):

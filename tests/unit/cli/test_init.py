@@ -304,28 +304,11 @@ def test_checkpoint_that_hides_that_the_script_has_no_seed_is_kept_out(folder, l
     assert "note: these launches left snapshot.pt in this folder" in capsys.readouterr().out
 
 
-def test_file_that_no_launch_reads_needs_no_copy(folder, launches):
-    launches.ranks = lambda plan, number: (plan.folder / "train.log").write_text(f"{number}") and {}
-    assert main(["init", "train.py"]) == 0
-    assert "fresh" not in call_in(files(folder)["test_train.py"])[1]
-
-
 def test_script_that_fails_is_reported_and_nothing_is_written(folder, launches, capsys):
     launches.ranks = lambda *_: {"fails": "no such dataset"}
     assert main(["init", "train.py"]) == 1
     assert "ValueError: no such dataset" in capsys.readouterr().err
     assert files(folder).keys() == {"train.py"}
-
-
-@pytest.mark.parametrize("name", ['a"""b', "a\\b", "a\nb", 'ends"', "it's"])
-def test_any_name_of_a_script_gives_tests_that_parse(folder, name):
-    (folder / f"{name}.py").write_text(PLAIN)
-    assert main(["init", f"{name}.py"]) == 0
-    for path, text in files(folder).items():
-        if path.endswith(".py"):
-            ast.parse(text)
-    (test,) = folder.glob("test_*.py")
-    assert f"{name}.py" in str(ast.get_docstring(ast.parse(test.read_text()), clean=False))
 
 
 def test_gitignore_that_is_a_fifo_or_leads_out_of_the_project_is_refused(folder, capsys, tmp_path_factory):

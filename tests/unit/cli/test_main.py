@@ -87,14 +87,6 @@ def test_list_reports_unreadable_files_beside_readable_ones_and_fails(here, caps
     assert f"{bad.relative_to(here)}: not valid JSON" in err
 
 
-def test_list_of_another_folder_takes_only_the_platform_asked_for(here, capsys):
-    write_baseline(here / "elsewhere", make_baseline(platform="cpu-x2-gloo"))
-    write_baseline(here / "elsewhere", make_baseline())
-    out = said(capsys, "baselines", "list", "--folder", "elsewhere", "--platform", "cpu-x2-gloo")
-    assert PLATFORM not in out
-    assert "1 case on 1 platform, 1 launch" in out
-
-
 def test_list_of_an_empty_folder_is_its_totals_and_of_none_is_wrong_usage(here, capsys):
     (here / "empty").mkdir()
     assert said(capsys, "baselines", "list", "--folder", "empty") == "0 cases on 0 platforms, 0 launches\n"
@@ -125,11 +117,6 @@ def test_nothing_is_wider_than_the_terminal(here, capsys, monkeypatch):
     assert [line for line in lines if len(line) > 90 and " " in line.strip()] == []
 
 
-def test_control_characters_of_a_case_are_escaped(here, capsys):
-    store(case="tests/test_a.py::test_x[\x1b[2J]", launches=launches(10.0))
-    assert "test_x[\\x1b[2J]" in said(capsys, "baselines", "list")
-
-
 # devices
 
 
@@ -158,16 +145,6 @@ def test_unknown_word_is_wrong_usage(capsys, arguments):
     assert "--help` names what is allowed" in capsys.readouterr().err
 
 
-def test_help_lists_every_command_once_by_group(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.endswith(":")][-6:] == [
-        f"{name}:" for name in ("start", "test", "baselines", "reports", "CI", "cluster")
-    ]
-    assert sum(line.startswith(f"  {command.name} ") for line in lines for command in cli.COMMANDS) == len(cli.COMMANDS)
-
-
 def test_unknown_option_is_reported_by_the_word_it_was_typed_after(capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", "--workload", "fsdp", "--seps", "3"])
@@ -192,9 +169,3 @@ def test_reader_that_leaves_early_is_no_traceback(here):
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
-
-
-def test_output_that_knows_only_ascii_gets_escapes(here, monkeypatch):
-    store(case="tests/test_a.py::test_ü", launches=launches(10.0))
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    assert "test_\\xfc" in run_python("-m", "pytest_aorta.cli", "baselines", "list", check=True).stdout

@@ -4,28 +4,8 @@ import pytest
 
 import pytest_aorta
 from pytest_aorta.common.errors import (
-    AortaError,
-    ColdLaunchWarning,
-    ComparisonFailed,
     LaunchError,
-    ResultError,
-    WorkloadFailed,
 )
-
-
-class OwnError(AortaError):
-    """An error class as another module than errors.py declares it."""
-
-
-@pytest.mark.parametrize(
-    "kind", [LaunchError, WorkloadFailed, ComparisonFailed, ResultError, OwnError, ColdLaunchWarning]
-)
-def test_control_characters_in_a_message_are_shown_as_escapes(kind):
-    error = kind("rank 0: \x1b[31mred\x1b[0m\n\tat\x9b2J train.py")
-    shown = r"rank 0: \x1b[31mred\x1b[0m" + "\n\tat" + r"\x9b2J train.py"
-    assert str(error) == shown
-    assert error.args == (shown,)
-
 
 EXCEPTIONS = [
     kind

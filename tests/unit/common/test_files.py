@@ -20,7 +20,6 @@ from pytest_aorta.common.files import (
     slug,
     write_bytes,
     write_json,
-    write_link,
 )
 from pytest_aorta.common.processes import terminable
 
@@ -43,12 +42,6 @@ def test_failed_replacement_leaves_no_scratch_file(tmp_path):
     with pytest.raises(OSError, match="directory"):
         write_json(folder, {})
     assert [entry.name for entry in tmp_path.iterdir()] == ["document.json"]
-
-
-def test_written_file_is_as_readable_as_any_other(tmp_path):
-    write_json(tmp_path / "written", {})
-    (tmp_path / "other").write_text("{}")
-    assert (tmp_path / "written").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 JSON = st.recursive(
@@ -77,17 +70,6 @@ def test_slug_of_any_text_stays_one_plain_path_component(text):
     assert not name.startswith("-")
 
 
-@example(["test_A", "test_a"])
-@given(st.lists(ANY_TEXT, unique=True, max_size=20))
-def test_distinct_texts_have_slugs_distinct_where_case_is_ignored(texts):
-    assert len({slug(text).casefold() for text in texts}) == len(texts)
-
-
-@given(ANY_TEXT, st.integers(1, 80))
-def test_slug_keeps_the_given_maximum_length(text, max_length):
-    assert len(slug(text, max_length=max_length)) <= max_length + len("-12345678")
-
-
 @pytest.mark.parametrize("durable", [True, False])
 def test_bytes_replace_the_old_file_and_leave_no_scratch_file(tmp_path, durable):
     path = tmp_path / "progress"
@@ -95,13 +77,6 @@ def test_bytes_replace_the_old_file_and_leave_no_scratch_file(tmp_path, durable)
         write_bytes(path, data, durable=durable)
     assert path.read_bytes() == b"second"
     assert [entry.name for entry in tmp_path.iterdir()] == ["progress"]
-
-
-def test_link_that_cannot_be_replaced_leaves_no_scratch_file(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write_link(tmp_path / "folder", tmp_path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
 def test_unfinished_files_of_killed_writers_are_deleted_at_the_next_write(tmp_path):

@@ -16,11 +16,8 @@ from pytest_aorta.cli import run as run_command
 from pytest_aorta.cli.main import COMMANDS, main
 from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workloads import find_workload, workload_places
-from pytest_aorta.result import measurements
-from pytest_aorta.session import history
-from pytest_aorta.verdict import baseline
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import NotApplicable
+from pytest_aorta.verdict.verdicts import Reason
 from tests.unit.builders import schema
 from tests.unit.docs.transcripts import difference
 
@@ -44,7 +41,7 @@ def test_every_public_name_of_the_rank_side_is_on_the_page_of_the_api():
     ("name", "text"),
     [
         *(("reference", f"| {outcome.value} |") for outcome in Outcome),
-        *(("read-a-failure", f"| {reason} |") for reason in NotApplicable),
+        *(("read-a-failure", f"| {reason} |") for reason in Reason),
         *(("command", f"`aorta {command.name}") for command in COMMANDS),
     ],
 )
@@ -66,13 +63,6 @@ def test_lists_of_workloads_are_those_that_the_command_prints(capsys, monkeypatc
         command, _, transcript = part.partition("\n")
         assert main(command.split()) == 0
         assert difference(transcript, capsys.readouterr().out) is None
-
-
-def test_page_of_the_files_has_their_versions():
-    rows = [line.split(" | ") for line in page_text("schemas").splitlines()]
-    versions = {row[0].removeprefix("| "): row[2].strip(" |") for row in rows if len(row) == 3}
-    files = {"`result.json`": measurements, "a baseline": baseline, "a line of the history": history}
-    assert {name: versions[name] for name in files} == {name: str(of.SCHEMA_VERSION) for name, of in files.items()}
 
 
 def test_numbers_that_pages_and_messages_suggest_for_options_are_allowed():
@@ -105,37 +95,10 @@ def test_links_between_pages_lead_somewhere(page):
     assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
 
 
-def test_every_module_that_the_architecture_names_exists():
-    named = re.findall(r"`([a-z_0-9]+/[a-z_0-9/]+\.(?:py|json))`", page_text("architecture"))
-    folders = (ROOT / "pytest_aorta", ROOT)
-    assert len(named) > 20
-    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
-
-
-def tuning_rows():
-    """Return the code in each cell of the table of knobs, by row."""
-    table = page_text("tuning").split("## Knobs")[1].split("Options of FSDP1")[0]
-    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
-    return [[re.findall("`([^`]+)`", cell) for cell in row] for row in rows]
-
-
 @functools.cache
 def config_keys() -> dict[str, set[str]]:
     """Map each workload to its config keys."""
     return {name: set(find_workload(name, []).properties) for name in workload_places([])}
-
-
-@pytest.mark.parametrize("row", tuning_rows(), ids=lambda row: row[0][0])
-def test_knob_of_the_tuning_table_is_a_config_key_in_a_test_that_its_row_names(row):
-    knobs, _, shown = row
-    keys = set().union(*config_keys().values())
-    assert set(knobs) <= {*config_keys(), *keys}
-    files = {name for name in shown if name.endswith(".py")}
-    paths = [path for name in files for path in (ROOT / "tests").rglob(name)]
-    assert {path.name for path in paths} == files
-    texts = [path.read_text(encoding="utf-8") for path in paths]
-    assert not files or [knob for knob in knobs if knob in keys and not any(knob in text for text in texts)] == []
-    assert files or knobs == ["steps", "warmup", "profile_steps"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,41 +1,6 @@
 import pytest
 
-from tests.unit.docs.transcripts import difference, normal
-
-PRINTED = """
-===== test session starts =====
-collected 1 item
-
-test  metric         value
-one   num_parameters 131,392 131,392  -  exact  1  pass
-aorta: 1 test OK, 2 metrics unchanged
-===== 1 passed in 29.13s =====
-"""
-
-
-@pytest.mark.parametrize("shown", [
-    PRINTED, "...", "...\naorta: 1 test OK, 2 metrics unchanged\n...",
-    "===== test session starts =====\n...\none num_parameters 131,392 131,392 - exact 1 pass\n...",
-    "...\ncollected 1 item\n...\n===== 1 passed in 3.20s =====",
-    "...\none num_...meters 131,392 131,392 - exact 1 pass\naorta: 1 test OK, 2 metrics unchanged\n...",
-])  # fmt: skip
-def test_transcript_of_what_was_printed_has_no_difference(shown):
-    assert difference(shown, PRINTED) is None
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        ("aorta: 1 test OK, 2 metrics unchanged", "not printed there: aorta: 1 test OK, 2 metrics unchanged"),
-        ("...\naorta: 1 test OK, 3 metrics unchanged\n...", "not printed there: aorta: 1 test OK, 3 metrics unchanged"),
-        # In another order, and with a gap that the transcript does not show.
-        ("...\naorta: 1 test OK, 2 metrics unchanged\n...\ncollected 1 item\n...", "not printed there: collected"),
-        ("...\ncollected 1 item\none num_parameters ...\n...", "not printed there: collected 1 item | one num_param"),
-        ("", "printed, but not in the transcript: ===== test session starts ====="),
-    ],
-)
-def test_line_that_was_not_printed_there_is_named(shown, expected):
-    assert str(difference(shown, PRINTED)).startswith(expected)
+from tests.unit.docs.transcripts import normal
 
 
 @pytest.mark.parametrize(

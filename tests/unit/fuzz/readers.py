@@ -12,31 +12,23 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.history import case_histories
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import convert, read_model, to_builtins, to_json
-from pytest_aorta.launch import nodes
+from pytest_aorta.common.model import read_model, to_builtins
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import _ClaimFolder, _takes_lock, holders
-from pytest_aorta.launch.nodes import Heartbeat, Hello, read
 from pytest_aorta.report.markdown import Findings, findings, markdown
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
-from pytest_aorta.result.reading import collect_result, read_result
+from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.merged import merge_run
 from pytest_aorta.result.trace.profiled_steps import (
-    CollectiveCalls,
     CollectiveFacts,
     CollectiveTime,
     FamilyTime,
     StepOverlap,
 )
-from pytest_aorta.result.trace.rank_files import OperatorCall, StepOperators, read_iterations, read_operators
-from pytest_aorta.session.history import parse_entry, read_history
 from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.bitwise import locate_operator
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
@@ -45,9 +37,7 @@ from tests.unit.builders import (
     make_baseline,
     make_facts,
     make_plan,
-    make_provenance,
     make_record,
-    make_result,
     make_verdict,
     rank_values,
     stored,
@@ -56,8 +46,6 @@ from tests.unit.builders import (
 )
 from tests.unit.fuzz.mutations import damaged, damaged_bytes, damaged_json
 from tests.unit.kineto_traces import rank_trace
-from tests.unit.sample_history import entries_of, make_entry
-from tests.unit.sample_history import make_verdict as history_verdict
 
 
 @dataclass(frozen=True)
@@ -88,25 +76,6 @@ RANK = rank_values(
     memory_bytes=[5], canary_before={"gemm_ms": 1.0}, canary_after={"gemm_ms": 1.0}, grad_norm=[1.0, 1.0, 1.0],
     timeline={"compute": [[0.0, 1.0]]}, **PROFILED,
 )  # fmt: skip
-RESULT = make_result(
-    [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]],
-    overlap=[[convert(STEP, StepOverlap, "step")]] * 2, kernels=[{"gemm": FamilyTime(6.0, 2.0)}] * 2,
-    collectives=[[CollectiveCalls(**CALLS)]] * 2, collective_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
-    memory_bytes=[[5] * 12] * 2,
-    rank_metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
-    canary_after={"gemm_ms": [1.0, 1.0]}, provenance=make_provenance(command=["pytest"]),
-    tensor_hashes={"weights": TensorHashes(**HASHES)},
-).to_json()  # fmt: skip
-
-
-def _read_result(data: bytes, folder: Path) -> None:
-    file = folder / "result.json"
-    file.write_bytes(data)
-    result = read_result(file)
-    to_builtins(launch_facts(result))
-    result.to_json()
-
-
 FINDINGS = to_builtins(
     findings(
         [make_record("a", [make_verdict(Outcome.REGRESSION)], outcome="failed", failure="why\n/close")],
@@ -128,7 +97,7 @@ def _read_ranks(data: bytes, folder: Path) -> None:
     plan = make_plan(folder)
     for rank, content in enumerate((data, json.dumps(RANK))):
         write_rank_file(folder, rank, "result.json", content)
-    launch_facts(collect_result(plan, ENDED_WELL))
+    assert collect_result(plan, ENDED_WELL).facts
 
 
 BASELINE = to_builtins(make_baseline(
@@ -153,24 +122,6 @@ def _read_baseline(data: bytes, folder: Path) -> None:
     comparison = StoredComparison("case", BASELINE["config"], baseline, {}, default_priors, 3)
     for row in comparison.judge([make_facts()] * 3).rows:
         to_builtins(row)
-
-
-HISTORY = json.loads(to_json(make_entry(0, 10.0, 11.0).replace(verdicts=(history_verdict(),))))
-HISTORY_FILE = b"".join(f"{to_json(entry)}\n".encode() for entry in entries_of([10.0, 10.1, 12.0]))
-
-
-def _read_history_line(data: bytes, folder: Path) -> None:
-    entry = parse_entry(data, "history.jsonl:1")
-    json.dumps(to_builtins(entry), allow_nan=False)
-    assert all(history.versions for history in case_histories([entry]))
-
-
-def _read_history_file(data: bytes, folder: Path) -> None:
-    file = folder / "history.jsonl"
-    file.write_bytes(data)
-    entries, problems = read_history(folder)
-    assert all(problem.startswith(str(file)) for problem in problems)
-    case_histories(entries)
 
 
 # --- what a launch leaves ---------------------------------------------------------------------------------------------
@@ -229,29 +180,6 @@ def _read_trace(data: bytes, folder: Path) -> None:
     merge_run(folder)
 
 
-CALL = OperatorCall("aten.mm.default", "backward", "a", "m.py:7", False, "[1]", ("a" * 32,), ("b" * 32,), ((0, "w"),))
-OPERATORS = to_builtins(StepOperators(1, [CALL]))
-
-
-def _read_operators(data: bytes, folder: Path) -> None:
-    write_rank_file(folder, 0, "operators.json", data)
-    if (calls := read_operators(folder, 0, 1)) is not None:
-        locate_operator({0: calls}, {0: [CALL]})
-
-
-TELEMETRY = {
-    "step": 3, "step_time_ms": 10.5, "loss": 2.0, "stream_ms": {"compute": 6.0, "all_gather": 4.0}, "utilisation": 0.6,
-    "hidden_comm_ms": 3.0, "exposed_comm_ms": 1.0, "hidden_ms": {"all_gather": 3.0},
-    "segments": {"compute": [[0.0, 6.0]]},
-}  # fmt: skip
-
-
-def _read_telemetry(data: bytes, folder: Path) -> None:
-    for rank, content in enumerate((json.dumps(TELEMETRY).encode(), data)):
-        write_rank_file(folder, rank, "telemetry.jsonl", content + b"\n")
-    read_iterations(folder, 2)
-
-
 TRACE = json.dumps(rank_trace()).encode()
 TRACES = (
     damaged(rank_trace()).map(lambda document: gzip.compress(json.dumps(document).encode(), 1))
@@ -260,21 +188,7 @@ TRACES = (
 )
 
 
-# --- nodes, leases, dumps ---------------------------------------------------------------------------------------------
-
-OUTCOME = to_builtins(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopped": [5], "survivors": []}
-NODE_FILES = [
-    (Hello, {"host": "b", "versions": {"torch": "2.11.0"}}),
-    (Heartbeat, {"count": 3, "orders": "run"}),
-    (LaunchOutcome, OUTCOME),
-]
-
-
-def _read_node_file(case: Any, folder: Path) -> None:
-    kind, data = case
-    (folder / nodes._FILES[kind]).write_bytes(data)
-    assert isinstance(read(folder, kind), kind | None)
-
+# --- leases -----------------------------------------------------------------------------------------------------------
 
 CLAIM = {
     "owner": "test", "pid": 5, "pool": ["gpu0"], "count": 1, "exclusive": False, "overtaken": 0, "resources": ["gpu0"],
@@ -311,19 +225,9 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
 READERS = [
     Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
     Reader("findings", damaged_json(FINDINGS), _read_findings),
-    Reader("stored result", damaged_json(RESULT), _read_result),
-    Reader("line of the history", damaged_json(HISTORY), _read_history_line),
-    Reader("file of the history", damaged_bytes(HISTORY_FILE), _read_history_file),
     Reader("rank file", damaged_json(RANK), _read_ranks),
     Reader("files of a failed launch", LEFT, _read_left, ()),
     Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),
-    Reader("telemetry of ranks", damaged_json(TELEMETRY), _read_telemetry),
     Reader("trace", TRACES, _read_trace),
-    Reader("operators of a step", damaged_json(OPERATORS), _read_operators),
-    Reader(
-        "files of nodes",
-        st.one_of(*(st.tuples(st.just(kind), damaged_json(document)) for kind, document in NODE_FILES)),
-        _read_node_file,
-    ),
     Reader("claims of leases", st.tuples(CLAIM_NAMES, CLAIM_FILES), _read_claim),
 ]

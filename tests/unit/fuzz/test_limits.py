@@ -52,15 +52,6 @@ def baseline_error(tmp_path: Path, *path: Any, value: Any) -> str:
     return str(caught.value).removeprefix(f"{file}: $.launches[0].facts.")
 
 
-def test_integers_in_a_stored_baseline_are_read_as_floats(tmp_path):
-    file = tmp_path / "baseline.json"
-    integers = edited(BASELINE, ("launches", 0, "facts", "step_time_ms", "p50"), 3)
-    file.write_text(json.dumps(edited(integers, ("launches", 0, "facts", "step_time_sample_ms"), [3, 4])))
-    [facts] = read_baseline_file(file).center_launches
-    assert (repr(facts.step_time_ms["p50"]), repr(facts.step_time_sample_ms)) == ("3.0", "[3.0, 4.0]")
-    assert repr(facts.num_steps) == "20"
-
-
 def test_median_of_zero_and_unknown_device_of_a_baseline_are_refused(tmp_path):
     assert baseline_error(tmp_path, "step_time_ms", "p50", value=0.0) == "step_time_ms.p50: got 0.0, allowed is above 0"
     found = baseline_error(tmp_path, "environment", "device", value="tpu")

@@ -20,7 +20,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.launch import leases
 from pytest_aorta.launch import leases as leasing
-from pytest_aorta.launch.leases import MAX_OVERTAKES, Lease, _default_folder, holders, lease, record_launch
+from pytest_aorta.launch.leases import MAX_OVERTAKES, Lease, holders, lease, record_launch
 from pytest_aorta.launch.sweep import launch_id, pid_namespace, start_ticks
 from tests.distributed.processes import await_true
 
@@ -199,16 +199,6 @@ def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask, folder):
         os.kill(child, signal.SIGKILL)
 
 
-def test_second_release_closes_no_other_descriptor(ask):
-    got = ask(1)
-    got.release()
-    reader, writer = os.pipe()
-    got.release()
-    assert got.fds == ()
-    os.close(reader)
-    os.close(writer)
-
-
 def test_refused_request_leaves_no_open_descriptor(ask):
     with ask(8):
         before = len(list(Path("/proc/self/fd").iterdir()))
@@ -227,14 +217,6 @@ def test_no_other_request_is_served_beside_an_exclusive_lease(clients, ask):
     clients.holding(1, pool=["cpu-0"], exclusive=True)
     with pytest.raises(LeaseError, match="with the host alone"):
         ask(1)
-
-
-def test_other_pools_do_not_wait_for_each_other(ask, waiting):
-    with ask(1):
-        big = waiting(8)
-        for number in range(2 * MAX_OVERTAKES):
-            ask(1, pool=(f"cpu-{number}",)).release()
-    big.result().release()
 
 
 def test_waiting_requests_are_served_in_order_of_arrival(ask, waiting):
@@ -290,16 +272,6 @@ def ends_of_waits_s(client: subprocess.Popen[str]) -> list[float]:
 
 
 HOSTILE = ("../../x", "a\0b", "n" * 4096, "/etc/passwd", "", "\n", "\udcff", "GPU\U0001f4a3", "bad.json", "gate")
-
-
-def test_any_text_can_name_a_resource_without_naming_a_file(ask, folder, tmp_path):
-    with ask(len(HOSTILE), pool=HOSTILE, owner="\0../\n\udcff" * 1000) as got:
-        assert got.resources == HOSTILE
-        with pytest.raises(LeaseError) as caught:
-            ask(1, pool=HOSTILE[2:3])
-        assert len(str(caught.value)) < 2000
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["leases"]
-    assert {path.suffix for path in folder.iterdir()} <= {".claim", ".json", ""}
 
 
 @pytest.mark.parametrize(
@@ -367,26 +339,12 @@ def test_gate_of_a_process_that_was_stalled_for_seconds_is_waited_for(folder, as
             assert taken.resources == POOL[:1]
 
 
-def test_waiting_does_not_keep_a_core_busy(clients, ask):
-    clients.holding(8)
-    began_s = time.process_time()
-    with pytest.raises(LeaseError):
-        ask(1, wait_s=1)
-    assert time.process_time() - began_s < 0.5
-
-
 def test_symlink_in_the_place_of_the_gate_is_not_followed(folder, tmp_path, ask):
     folder.mkdir(mode=0o700)
     (folder / "gate").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LeaseError, match="symbolic link"):
         ask(1)
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_default_folder_is_the_users_own_whatever_the_session():
-    own = Path(f"/tmp/aorta-{os.geteuid()}")
-    assert _default_folder({}) == _default_folder({"XDG_RUNTIME_DIR": "/run/user/1", "TMPDIR": "/x"}) == own
-    assert _default_folder({variables.LEASE_DIR: "/leases"}) == Path("/leases")
 
 
 @pytest.mark.parametrize(

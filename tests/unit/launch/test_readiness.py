@@ -2,14 +2,12 @@
 
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import pytest
 
@@ -98,33 +96,6 @@ def test_forked_child_is_asked_in_a_process_with_many_open_files():
 
 def test_program_of_torchrun_ends_with_its_guard_when_it_has_many_open_files():
     assert subprocess.run([sys.executable, "-c", GUARD_OF_TORCHRUN], check=False, timeout=50).returncode == 1
-
-
-def test_socket_with_bytes_is_readable_as_an_object_and_by_its_number():
-    near, far = socket.socketpair()
-    with near, far:
-        assert not is_readable(near, 0)
-        far.send(b".")
-        assert is_readable(near, 0)
-        assert is_readable(near.fileno(), None)
-
-
-def test_end_of_a_pipe_is_readable_as_with_select():
-    reader, writer = os.pipe()
-    with closing(os.fdopen(reader, "rb")) as file:
-        assert not is_readable(file, 0.01)
-        os.close(writer)
-        assert is_readable(file, None)
-        assert select.select([file], [], [], 0)[0] == [file]
-
-
-@pytest.mark.parametrize("limit_s", [-1.0, 0.0, 0.0001, 0.05])
-def test_wait_ends_at_its_limit_and_not_before(limit_s):
-    silent, other = socket.socketpair()
-    with silent, other:
-        began_s = time.monotonic()
-        assert not is_readable(silent, limit_s)
-        assert limit_s <= time.monotonic() - began_s < 10
 
 
 def test_signal_does_not_end_a_wait():

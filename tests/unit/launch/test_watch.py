@@ -8,11 +8,10 @@ import pytest
 
 from pytest_aorta.launch import watch as watching
 from pytest_aorta.launch.watch import LaunchState, LaunchWatch, SpokenState, _launch_state
-from pytest_aorta.plan.accelerators import SensorsUnavailable
+from pytest_aorta.plan.accelerators import Reading, SensorsUnavailable
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.workloads import WorkloadSpec
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.measurements import Reading
 from tests.unit.builders import gpus, make_plan, replace, write_rank_file
 
 # Only a watch that hangs reaches this limit.
@@ -93,10 +92,6 @@ def test_ranks_are_in_their_steps_from_the_last_ranks_first_step_to_the_first_re
 def test_number_of_steps_comes_from_the_config_or_its_default(tmp_path, config, total):
     plan = make_plan(tmp_path, spec=SPEC, script=None, config=config)
     assert _launch_state(plan, 0.0).total_steps == total
-
-
-def test_number_of_a_scripts_steps_is_unknown(tmp_path):
-    assert _launch_state(make_plan(tmp_path, config={"args": []}), 0.0).total_steps is None
 
 
 @pytest.mark.usefixtures("fast")

@@ -6,14 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.plan import accelerators as discovery
-from pytest_aorta.plan.accelerators import SensorsUnavailable, open_sensors, source_of, visible_devices, visible_tokens
+from pytest_aorta.plan.accelerators import (
+    Reading,
+    SensorsUnavailable,
+    open_sensors,
+    visible_devices,
+    visible_tokens,
+)
 from pytest_aorta.plan.device_kind import AMD, Device
-from pytest_aorta.result.measurements import Reading
 from tests.unit.fake_drivers import HOT_BITS, FakeAmdsmi, FakeNvml
 
 
@@ -42,13 +45,6 @@ from tests.unit.fake_drivers import HOT_BITS, FakeAmdsmi, FakeNvml
 )
 def test_visible_devices_variable_is_read_as_cuda_does(variable, tokens):
     assert visible_tokens(variable, 4) == tokens
-
-
-@given(st.text() | st.lists(st.sampled_from(["0", "1", "7", "-1", "GPU-a", "x", " "])).map(",".join), st.integers(0, 8))
-def test_any_variable_names_distinct_devices_that_there_are(variable, count):
-    tokens = visible_tokens(variable, count)
-    assert len(set(tokens)) == len(tokens)
-    assert all(token.startswith(("GPU-", "MIG-")) or int(token) < count for token in tokens)
 
 
 @pytest.fixture
@@ -251,8 +247,3 @@ def test_sensors_that_can_not_be_read_are_reported(nvml, amdsmi, monkeypatch, de
     with pytest.raises(SensorsUnavailable, match=problem):
         open_sensors([device]).read()
     assert nvml.num_open == (1 if nvml.lost else 0)
-
-
-@pytest.mark.parametrize(("device", "source"), [(NVIDIA_GPU, "NVML"), (AMD_GPU, "amdsmi")])
-def test_source_is_the_vendors(device, source):
-    assert source_of([device]) == source

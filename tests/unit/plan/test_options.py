@@ -40,10 +40,6 @@ def test_word_of_a_switch_is_its_flag_and_of_no_verdict_is_none():
     assert BY_NAME["fail_on"].word(frozenset()) == f"--aorta-fail-on={FAIL_ON_NOTHING}"
 
 
-def test_there_are_at_most_twenty_options_beside_those_of_nodes():
-    assert len(BY_NAME) <= 20
-
-
 INTEGER, SECONDS = "an integer of 0 or more", "a number of seconds above 0 and up to 604800 (a week)"
 FAIL_ON = "a comma-separated list of inconclusive, marked-inconclusive, not-applicable, improved, missing, or none"
 VERSION = "a branch, tag or commit, or python:PATH of another environment's interpreter"

@@ -110,11 +110,6 @@ def test_a_wrong_file_to_extend_is_named(tmp_path, name, shared, message):
         read_workload("toy", folder, None)
 
 
-@pytest.mark.parametrize(("text", "kind"), [("- a\n", "array"), ("words", "str"), ("5", "int"), ("~", "null")])
-def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
-    assert f"Expected `object`, got `{kind}`" in yaml_error(tmp_path, text)
-
-
 def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_path):
     spec = read_workload("toy", write(tmp_path / "toy", "description: a toy\nclass: Toy\n"), None)
     assert resolve_config(spec, {}) == {"environment": {}}
@@ -167,11 +162,6 @@ def test_wrong_yaml_value_is_named_with_what_is_allowed(tmp_path, old, new, mess
 def test_wrong_value_in_the_schema_of_a_config_key_is_named_with_what_is_allowed(tmp_path, fragment, problem):
     message = yaml_error(tmp_path, GOOD.replace("type: integer, minimum: 1", fragment))
     assert message.endswith(f"config.steps is not a JSON Schema: {problem}")
-
-
-@pytest.mark.parametrize("name", sorted(workload_places([])))
-def test_texts_of_installed_workloads_are_complete(name):
-    find_workload(name, [])
 
 
 @pytest.mark.parametrize(

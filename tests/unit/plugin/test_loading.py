@@ -46,17 +46,3 @@ def test_test_with_a_launch_is_collected_without_importing_what_launches_it(tmp_
     modules = modules_after(tmp_path, test, "--collect-only")
     assert HEAVY & modules == set()
     assert of_launches(modules) == []
-
-
-HOOKS = """
-def test_other(request):
-    plugins = request.config.pluginmanager
-    names = {name for name, plugin in plugins.list_name_plugin() if "aorta" in name}
-    assert names == {"aorta"} | ({"aorta-disabled"} & names)
-    for hook in ("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_makereport"):
-        assert not [call for call in getattr(plugins.hook, hook).get_hookimpls() if "aorta" in call.plugin_name]
-"""
-
-
-def test_suite_without_launches_has_no_hook_around_its_tests(tmp_path):
-    modules_after(tmp_path, HOOKS)

@@ -70,28 +70,6 @@ def test_nothing_is_written_where_there_is_no_room_and_nothing_is_cleared_then(t
     assert written() == ""
 
 
-def test_clearing_erases_what_was_shown_once(terminal):
-    written, fd = terminal
-    line = ProgressLine(fd)
-    line.show(STATE)
-    written()
-    line.clear()
-    line.clear()
-    assert written() == "\x1b[K"
-
-
-def test_terminal_that_is_gone_disturbs_nothing():
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    os.close(master)
-    line = ProgressLine(slave)
-    line.show(STATE)
-    line.clear()
-    line.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(slave)
-
-
 def test_closed_line_writes_into_no_file_that_got_its_number(terminal, tmp_path):
     """The thread that shows the line outlives the session if the driver of a device hangs."""
     number = os.dup(terminal[1])
@@ -103,12 +81,6 @@ def test_closed_line_writes_into_no_file_that_got_its_number(terminal, tmp_path)
         line.clear()
         line.show(STATE)
         os.close(number)
-    assert (tmp_path / "file").read_bytes() == b""
-
-
-def test_descriptor_that_is_no_terminal_gets_nothing(tmp_path):
-    with (tmp_path / "file").open("wb") as file:
-        ProgressLine(file.fileno()).show(STATE)
     assert (tmp_path / "file").read_bytes() == b""
 
 

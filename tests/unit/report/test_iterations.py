@@ -83,15 +83,6 @@ def test_each_collective_is_tabulated_and_compared(tmp_path):
     assert compared["reference"]["collectives"] == {"all_gather": {"mean_hidden_ms": 3.0, "mean_exposed_ms": 1.0}}
 
 
-def test_side_without_timed_streams_has_no_means(tmp_path):
-    report = report_of(keep(tmp_path / "new", 1.0), keep(tmp_path / "old", 3.0, spans=False))
-    document = summary(report)
-    assert schema_violation(document, SCHEMA) is None
-    compared = document["cases"][0]["iterations"]
-    assert (compared["reference"], compared["overlap_ratio_delta"]) == (None, None)
-    assert [path.name for path in write_iterations(report, tmp_path)] == ["overlap.csv", "new_overlap.png"]
-
-
 def test_without_timed_streams_nothing_is_written(tmp_path):
     report = report_of(keep(tmp_path / "new", 1.0, spans=False), keep(tmp_path / "old", 3.0, spans=False))
     assert summary(report)["cases"][0]["iterations"] is None

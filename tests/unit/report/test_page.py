@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from pytest_aorta.report import write
 from pytest_aorta.report.data import Case, Launch, Report, session_report
-from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
+from pytest_aorta.report.page.render import render
 from pytest_aorta.report.write import write_report, write_session_reports
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.record import LaunchNote, TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
@@ -66,7 +65,7 @@ class Reader(HTMLParser):
 
 def as_report(nodeid: str, **changes) -> Report:
     result = make_result([[10.0, 11.0], [10.0, 12.0]], environment={"torch": EVIL}, config={EVIL: EVIL})
-    case = Case(EVIL, (make_verdict(Outcome.REGRESSION, detail=EVIL),), (Launch(1, result, launch_facts(result)),))
+    case = Case(EVIL, (make_verdict(Outcome.REGRESSION, detail=EVIL),), (Launch(1, result, result.facts),))
     launches = (LaunchNote(has_result=True, traces=(EVIL,)),)
     test = make_test(nodeid, "failed", case, **({"failure": EVIL, "launches": launches} | changes))
     return replace(make_report(test, warnings=(EVIL,)), title=EVIL)
@@ -92,17 +91,6 @@ def test_page_points_to_nothing_outside_of_itself():
     assert [target for target in Reader(page).targets if not target.startswith(("#", "data:"))] == []
     assert "default-src 'none'" in page
     assert not re.search(r"url\(|@import", page)
-
-
-def test_long_evidence_is_cut_and_says_so():
-    page = render(as_report("a", failure="x" * (MAX_FAILURE_CHARACTERS + 1234)))
-    assert "x" * MAX_FAILURE_CHARACTERS in page
-    assert "x" * (MAX_FAILURE_CHARACTERS + 1) not in page
-    assert "... and 1,234 more characters" in page
-
-
-def test_page_of_nothing_is_a_page():
-    assert "Nothing was compared." in render(make_report())
 
 
 def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(tmp_path):

@@ -13,11 +13,11 @@ from pytest_aorta.report.page.rows import (
     provenance_of_report,
     unremarkable,
 )
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.record import Comparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
 from tests.unit.builders import (
+    CAUGHT,
     make_baseline,
     make_facts,
     make_provenance,
@@ -50,7 +50,7 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
     verdicts = (
         make_verdict(Outcome.NOT_APPLICABLE, metric="overlap_ratio"),
         make_verdict(Outcome.PASS, metric="num_parameters"),
-        make_verdict(Outcome.REGRESSION, metric="weight_hash", is_expected=True),
+        make_verdict(CAUGHT, metric="weight_hash"),
         make_verdict(Outcome.MISSING, metric="peak_memory_bytes"),
         FAILED,
         make_verdict(Outcome.REGRESSION, metric="step_time_p99", delta=-0.5),
@@ -96,7 +96,7 @@ def test_page_begins_with_what_explains_each_finding_before_a_hint():
 
 def measured(**changes) -> Launch:
     result = make_result([[10.0, 11.0]], provenance=make_provenance(**changes))
-    return Launch(1, result, launch_facts(result))
+    return Launch(1, result, result.facts)
 
 
 def test_provenance_lists_each_value_once_and_the_first_and_last_time():
@@ -119,9 +119,3 @@ def test_provenance_lists_each_value_once_and_the_first_and_last_time():
         "candidate",
         "A/B reference main",
     ]
-
-
-def test_many_commits_of_one_side_are_counted():
-    launches = tuple(measured(commit=f"{number}" * 40) for number in range(5))
-    table = provenance_of_case(Case("c", candidate=launches), "candidate")
-    assert table["candidate"]["commit"].endswith("; and 2 more")

@@ -3,7 +3,6 @@ import inspect
 import re
 import textwrap
 
-from pytest_aorta.common import variables
 from pytest_aorta.launch.process import guard
 from pytest_aorta.result import folder
 from pytest_aorta.result.outcome import EndReason
@@ -37,10 +36,3 @@ def test_guard_gives_reasons_that_outcomes_have():
         }
         assert returned
         assert returned <= set(EndReason)
-
-
-def test_guard_uses_the_same_names_although_it_runs_without_the_package():
-    assert guard.GUARD_PID_VARIABLE == variables.GUARD_PID
-    assert guard.AGENT_FILE == folder.AGENT_FILE
-    assert guard.SUSPENDED_FILE == folder.SUSPENDED_FILE
-    assert guard.STOPPING_FILE == folder.STOPPING_FILE

@@ -1,24 +1,16 @@
 import calendar
-import json
 import os
 import socket
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_aorta.plan.reference import EnvironmentReference
 from pytest_aorta.result import provenance as module
-from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.provenance import (
-    MAX_WORD,
-    MAX_WORDS,
     block_id,
     code_version,
-    parse_status,
     provenance,
-    stored_command,
 )
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import StoredLaunch, read_baseline_file, write_baseline
@@ -27,10 +19,7 @@ from tests.unit.builders import (
     git,
     make_baseline,
     make_plan,
-    make_provenance,
-    make_result,
     rank_values,
-    schema_violation,
     write_ranks,
 )
 
@@ -61,15 +50,6 @@ def test_version_has_the_commit_and_the_branch_and_is_dirty_if_a_tracked_file_di
 def test_sandbox_without_proc_sys_has_a_session_block(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_BOOT_ID", tmp_path / "hidden")
     assert len(module.block_id()) == 12
-
-
-def test_detached_head_has_no_branch(repository):
-    git(repository, "checkout", "-q", "--detach")
-    assert code_version(repository) == (git(repository, "rev-parse", "HEAD"), None, False)
-
-
-def test_repository_without_a_commit_has_a_branch_only():
-    assert parse_status("# branch.oid (initial)\n# branch.head main\n") == (None, "main", False)
 
 
 def test_version_is_unknown_without_a_repository_or_git(repository, tmp_path, monkeypatch):
@@ -117,19 +97,6 @@ def test_command_of_the_plan_is_in_the_result_and_in_a_baseline(tmp_path):
     collect_result(make_plan(tmp_path, command=command), ENDED_WELL)
     result = read_result(tmp_path / "result.json")
     assert result.provenance.command == ["pytest", "-k", "caf\\udce9 | rm -rf /"]
-    stored = make_baseline(launches=(StoredLaunch(launch_facts(result)),), config=result.config)
+    stored = make_baseline(launches=(StoredLaunch(result.facts),), config=result.config)
     path = write_baseline(tmp_path / "baselines", stored)
     assert read_baseline_file(path).launches[0].facts.command == result.provenance.command
-
-
-def test_long_command_is_shortened_before_it_is_stored(tmp_path):
-    words = stored_command(["pytest", "x" * 1000, *(f"test_{number}.py" for number in range(1000))])
-    assert len(words) == MAX_WORDS
-    assert max(map(len, words)) == MAX_WORD
-    assert words[-2:] == ["test_28.py", "..."]
-
-
-@given(st.lists(st.text(st.characters(codec=None), max_size=300), max_size=40))
-def test_every_command_can_be_stored(words):
-    document = make_result([[1.0]], provenance=make_provenance(command=stored_command(words))).to_json()
-    assert schema_violation(json.loads(json.dumps(document)), "workload_result.schema.json") is None

@@ -78,17 +78,6 @@ def test_values_without_a_log_do_not_count_for_the_variance():
     assert transformed_by_revision(loss, make_baseline(launches=stored(*launches))) == [[[0.0]]]
 
 
-def test_hash_has_no_log():
-    assert transformed_values(METRICS["weight_hash"], [make_facts()], [make_facts()]) == [None]
-
-
-@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_every_metric_has_a_default_variance(metric, device):
-    variance = default_variance(metric, device)
-    assert 0 < variance.within.value <= variance.between.value
-
-
 def test_too_few_cases_leave_the_default():
     cases = [StoredCase(noisy_case(str(number), 0.1)) for number in range(MIN_CASES - 1)]
     assert prior_variance(P50, "cuda", cases) == default_variance(P50, "cuda")
@@ -106,11 +95,6 @@ def test_cases_of_several_blocks_give_the_prior_of_blocks():
     late = 2 * BLOCK_GAP_S["cuda"]
     cases = [StoredCase(noisy_case(str(number), 0.001, (0, late))) for number in range(MIN_CASES)]
     assert prior_variance(P50, "cuda", cases).between.value < default_variance(P50, "cuda").between.value / 10
-
-
-def test_cases_of_single_launches_tell_nothing():
-    cases = [StoredCase(make_baseline(case=str(number))) for number in range(5)]
-    assert prior_variance(P50, "cuda", cases) == default_variance(P50, "cuda")
 
 
 def test_stable_case_beside_noisy_ones_keeps_its_tolerance_and_detects_what_it_does_alone():
