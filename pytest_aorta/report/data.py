@@ -200,7 +200,7 @@ def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Ca
             baseline = read_baseline_file(Path(comparison.baseline))
         except BaselineError as error:
             warnings.append(f"baseline left out of the report: {error}")
-    versions = {row.reference.name for row in verdicts if row.is_by_ab}
+    versions = {row.reference.name for row in verdicts if row.reference.is_ab}
     name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
     return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name)
 

@@ -464,7 +464,7 @@ class WorkloadRunner(DistributedWorld):
             note = f"{LOCATE} launches once more to find the step, the parameters and the rank"
             return comparison.replace(notes=(*comparison.notes, note))
         row, kind = found[0]
-        is_by_ab = row.is_by_ab
+        is_by_ab = row.reference.is_ab
         try:
             here = self._hashing_every_step(result)
             other = self._hashing_every_step(result, reference=True) if is_by_ab else None

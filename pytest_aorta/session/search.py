@@ -252,4 +252,4 @@ def _is_exact(row: Verdict) -> bool:
 
 def _shows(aim: Verdict, row: Verdict | None) -> bool:
     """Return whether a comparison shows the change of the ends."""
-    return row is not None and (row.outcome, row.missing) == (aim.outcome, aim.missing)
+    return row is not None and (row.outcome, row.is_lost) == (aim.outcome, aim.is_lost)

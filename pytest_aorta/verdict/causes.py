@@ -466,7 +466,7 @@ def _split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others
         return [f"{row.metric}: {found}"]
     if not _with_breakdown(launches):
         return [f"{row.metric}: the change can't be split, since the launches under test profiled no step"]
-    again = "" if row.is_by_ab else "; record it again with --update-baselines --aorta-record=replace"
+    again = "" if row.reference.is_ab else "; record it again with --update-baselines --aorta-record=replace"
     return [f"{row.metric}: the change can't be split, since the {row.reference} has no breakdown of a step{again}"]
 
 

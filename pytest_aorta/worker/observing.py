@@ -173,7 +173,7 @@ class _Optimized:
     @property
     def is_counted(self) -> bool:
         """Return whether the step that has begun is profiled."""
-        return self._counted is not None or (self.capture is not None and self.capture.is_open)
+        return self._counted is not None or (self.capture is not None and self.capture.is_running)
 
     def note_step(self, other: _Optimized) -> None:
         """Note a step of any optimizer, which is a part of this one's step; end a profile that would not end."""
@@ -201,7 +201,7 @@ class _Optimized:
         """End the profile of steps, or the count of one, for a profiler of the script."""
         if self._counted is not None and self.counter is not None:
             self.counter.give_way()
-        elif self.capture is not None and self.capture.is_open:
+        elif self.capture is not None and self.capture.is_running:
             self.capture.give_way()
         self.end_capture()
 
@@ -226,7 +226,7 @@ class _Optimized:
             self.timed.append(self.num_steps)
         if self._counted is not None:
             self.end_capture()
-        elif self.capture is not None and self.capture.is_open:
+        elif self.capture is not None and self.capture.is_running:
             self.capture.boundary()
         for quantity, value in values:
             self._places.append((self.num_steps, quantity))
@@ -235,22 +235,23 @@ class _Optimized:
     def begin_step(self, *, may_profile: bool, is_covered: bool) -> bool:
         """Begin the next step, and return whether it is profiled; the warm-up comes after the first step.
 
-        ``may_profile`` is whether no other optimizer's step is profiled, ``is_covered`` whether such a step was counted
+        ``may_profile`` is whether a profiler may begin here, ``is_covered`` whether such a step was counted
         with a step of this optimizer in it.
         """
         left = self._warmup - self.num_steps + 1
         self._is_count_due = self._is_count_due or left == STEPS_TO_COUNT
-        if self.capture is not None and self.capture.is_open:
+        if self.is_counted:
             self._profiled_until = self.num_steps + 1
             return True
         # A step that is not timed follows, so that the timed steps begin without the profiler's end.
         if self.num_steps == self._profiled_until:
             return False
-        if self.timer.num_steps >= TIMED_STEPS and self.capture is None and may_profile:
-            self.capture = ScriptCapture(self.timer.device)
-            self.capture.begin()
-            self._profiled_until = self.num_steps + 1
-            return self.capture.is_open
+        if self.timer.num_steps >= TIMED_STEPS and may_profile:
+            self.capture = self.capture or ScriptCapture(self.timer.device)
+            if self.capture.is_open:
+                self.capture.begin()
+                self._profiled_until = self.num_steps + 1
+                return self.capture.is_running
         if self._is_count_due and may_profile and not is_covered:
             self._is_count_due = False
             self.counter = StepCounter(self.timer.device)

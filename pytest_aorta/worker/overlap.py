@@ -283,7 +283,9 @@ class ScriptCapture:
     """Capture of some steps of a script, whose loop belongs to the script; nothing is collective.
 
     The script calls no function of ours in its steps: :meth:`boundary` is called at the end of each. On a device, one
-    step is learned with the host's operators, then steps are profiled as they run, then with a head start.
+    step is learned with the host's operators, then steps are profiled as they run, then with a head start: each is a
+    window, with a profiler of its own. The caller leaves a step between windows, since an optimizer's step, at whose
+    end its hooks run, is itself a scope that one profiler would see begin and the next one would see end.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -303,12 +305,18 @@ class ScriptCapture:
         return not self.problem and self._number < len(self._windows)
 
     @property
+    def is_running(self) -> bool:
+        """Return whether the step that has begun is profiled."""
+        return self._running is not None
+
+    @property
     def num_steps_left(self) -> int:
-        """The number of steps that the capture needs until its end."""
-        return sum(1 + window.num_steps - window.num_ended for window in self._windows[self._number :])
+        """The largest number of steps that the capture needs until its end, with one before each further window."""
+        left = self._windows[self._number :]
+        return sum(1 + window.num_steps - window.num_ended for window in left) + len(left) - (not self._number)
 
     def begin(self) -> None:
-        """Begin the capture in front of a step."""
+        """Begin the next window in front of a step."""
         if script_profiles():
             self.problem = "the script runs torch.profiler itself, and torch has one profiler per thread"
         if not self.is_open:
@@ -329,7 +337,7 @@ class ScriptCapture:
             spin(window.lead_ms, self._device)
 
     def boundary(self) -> None:
-        """Mark the end of a step; end the capture, or begin its next part, where its steps are complete."""
+        """Mark the end of a step, and end the window where its steps are complete."""
         window = self._windows[self._number]
         if self._mark is not None:
             _leave_boundary(self._mark)
@@ -342,8 +350,6 @@ class ScriptCapture:
             window.passed = _Pass(window.passed.first_boundary_ms, now_ms)
             self.end()
             self._number += 1
-            if self.is_open:
-                self.begin()
 
     def end(self) -> None:
         """End the profiler, if one runs; also where the script has ended within the capture."""

@@ -562,7 +562,7 @@ def test_failed_assertion_on_verdicts_shows_their_headlines(recorded):
     recorded.test_file("def test_speed(workload):\n    assert not workload.check(workload.run('toy'))\n")
     text = recorded.run(failed=1).stdout.str()
     assert "assert not <test_toy.py::test_speed::toy: Pass: step_time_p50 " in text
-    assert "not_applicable=" not in text
+    assert "state=" not in text
 
 
 def test_names_for_annotations_are_those_of_the_package(recorded):

@@ -35,10 +35,21 @@ from pytest_aorta.verdict.metrics import Metric, Tolerance
 from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import (
+    Decided,
+    Missing,
+    MissingPart,
+    NotApplicable,
+    Reason,
+    State,
+    Unrecorded,
+    Verdict,
+)
 
 T = TypeVar("T")
 H200 = "NVIDIA H200"
+CAUGHT = Decided(Outcome.REGRESSION, is_expected=True)
+UNRECORDED = Missing(MissingPart.BASELINE, Unrecorded.CASE)
 ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
 
 
@@ -136,9 +147,14 @@ def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple
     return tuple(StoredLaunch(launch, revision, center) for launch in facts)
 
 
-def make_verdict(outcome: Outcome, **changes: Any) -> Verdict:
-    verdict = Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, Tolerance(0.05))
-    return replace(verdict, **changes)
+def make_verdict(outcome: Outcome | State, **changes: Any) -> Verdict:
+    """Return a verdict in a state, or in one that has an outcome."""
+    states = {
+        Outcome.MISSING: Missing(MissingPart.BASELINE),
+        Outcome.NOT_APPLICABLE: NotApplicable(Reason.LAUNCHER),
+    }
+    state = states.get(outcome, Decided(outcome)) if isinstance(outcome, Outcome) else outcome
+    return replace(Verdict("case", "step_time_p50", state, 1.0, 1.0, None, Tolerance(0.05)), **changes)
 
 
 def ran(count: int, *, failed: int = 0, traces: Sequence[str] = ()) -> tuple[LaunchNote, ...]:

@@ -12,7 +12,7 @@ from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
 from pytest_aorta.verdict.rows import TEST_HOOK_KEY, changed_settings, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import NotApplicable
+from pytest_aorta.verdict.verdicts import Reason
 from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stamp, stored, with_p50
 from tests.unit.verdict.compared import (
     CONFIG,
@@ -285,12 +285,12 @@ TOO_LARGE, HIDDEN = make_facts(overlap_problem="the trace is too large"), make_f
 @pytest.mark.parametrize(
     ("reason", "metric", "launches", "remedied"),
     [
-        (NotApplicable.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (make_facts(), make_facts())),
-        (NotApplicable.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (ON_FORKSERVER, ON_FORKSERVER)),
-        (NotApplicable.OLD_CPU_TIMES, "step_time_mean", (OLD, on_cpu()), (on_cpu(), on_cpu())),
-        (NotApplicable.VERSIONS, "operators", (make_facts(costs=COUNTED), NEW_TORCH), (NEW_TORCH, NEW_TORCH)),
-        (NotApplicable.HEAD_START, "overlap_ratio", (WAITS, WAITS), (HIDDEN, HIDDEN)),
-        (NotApplicable.TRACE, "overlap_ratio", (TOO_LARGE, TOO_LARGE), (HIDDEN, HIDDEN)),
+        (Reason.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (make_facts(), make_facts())),
+        (Reason.LAUNCHER, "step_time_p50", (make_facts(), ON_FORKSERVER), (ON_FORKSERVER, ON_FORKSERVER)),
+        (Reason.OLD_CPU_TIMES, "step_time_mean", (OLD, on_cpu()), (on_cpu(), on_cpu())),
+        (Reason.VERSIONS, "operators", (make_facts(costs=COUNTED), NEW_TORCH), (NEW_TORCH, NEW_TORCH)),
+        (Reason.HEAD_START, "overlap_ratio", (WAITS, WAITS), (HIDDEN, HIDDEN)),
+        (Reason.TRACE, "overlap_ratio", (TOO_LARGE, TOO_LARGE), (HIDDEN, HIDDEN)),
     ],
 )
 def test_metric_that_a_marker_names_is_compared_after_the_remedy_of_the_reason(reason, metric, launches, remedied):
@@ -299,7 +299,7 @@ def test_metric_that_a_marker_names_is_compared_after_the_remedy_of_the_reason(r
         row = check(launch, baseline=make_baseline(launches=stored(*[recorded] * 10)), marked=marked)[metric]
         assert row.outcome is outcome
         assert row.not_applicable is (reason if outcome is Outcome.NOT_APPLICABLE else None)
-        assert row.is_refused is (outcome is Outcome.NOT_APPLICABLE)
+        assert row.fails() is (outcome is Outcome.NOT_APPLICABLE)
 
 
 def test_old_times_of_cpu_ranks_are_compared_side_by_side():

@@ -23,7 +23,7 @@ from pytest_aorta.verdict.learning import detection_lines, left_out
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
     default_priors,
     launches_needed,
@@ -160,7 +160,7 @@ def test_noisier_baseline_decides_only_what_is_obvious_and_says_why():
         row = check([launch(ratio)] * 5, recorded)["overlap_ratio"]
         assert row.outcome is Outcome.INCONCLUSIVE
         assert re.search(r"resolves? 3 points", row.detail)
-    assert check([launch(0.1)], recorded, max_launches=5)["overlap_ratio"].is_open
+    assert check([launch(0.1)], recorded, max_launches=5)["overlap_ratio"].state == Open()
     assert check([launch(0.1)] * 3, recorded)["overlap_ratio"].outcome is Outcome.REGRESSION
 
 
@@ -286,13 +286,13 @@ def test_host_that_is_always_late_is_inconclusive_after_the_last_launch(max_laun
     row, made = settled(*[LATE] * 5, max_launches=max_launches)
     last_look = {1: 1, 2: 1, 3: 3, 5: 5}[max_launches]
     number = f"{last_look} of {last_look} launches" if last_look > 1 else "the launch"
-    assert (row.outcome, row.is_open, made) == (Outcome.INCONCLUSIVE, False, last_look)
+    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), last_look)
     assert (row.value, row.detail) == (None, f"no value of {number}: {LATE_HOST}")
 
 
 def test_launches_that_are_too_few_without_the_late_ones_name_the_late_host():
     row, made = settled(ahead(0.3), ahead(0.3), LATE, LATE, LATE)
-    assert (row.outcome, row.is_open, made) == (Outcome.INCONCLUSIVE, False, 5)
+    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), 5)
     assert row.detail == f"no value of 3 of 5 launches: {LATE_HOST}"
 
 
@@ -308,7 +308,7 @@ def test_pair_with_a_late_host_is_left_out():
     row, made = paired([LATE, *same], [*same[:1], LATE, *same])
     assert (row.outcome, row.launches, made) == (Outcome.PASS, 2, 4)
     row, made = paired([LATE] * 6, [ahead(0.86)] * 6)
-    assert (row.outcome, row.is_open, made) == (Outcome.INCONCLUSIVE, False, 6)
+    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), 6)
     assert row.detail == f"no value of 6 of 12 launches: {LATE_HOST}"
 
 

@@ -17,7 +17,6 @@ from pytest_aorta.result.series import (
 )
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Missing
 from tests.unit.builders import make_baseline, make_facts, stored
 from tests.unit.verdict.compared import SURE, check
 
@@ -198,7 +197,7 @@ def test_bits_of_another_torch_that_differ_are_no_pass_of_a_test_of_numbers(loss
     here = launch(series(losses)).replace(environment=NEWER)
     row = judged(here, there, there, loss=Tolerance(0.05, origin=origin))
     assert (row.outcome, said in row.detail) == (outcome, True)
-    assert row.is_refused is (outcome is Outcome.NOT_APPLICABLE)
+    assert row.fails() is (outcome is not Outcome.PASS)
 
 
 def hashed(*ranks: dict[str, Sequence[str]]) -> LaunchFacts:
@@ -259,7 +258,7 @@ def test_buffers_have_a_row_of_their_own_that_names_them():
     )
     assert judged(here, there, metric="weight_hash").outcome is Outcome.PASS
     lost = judged(hashed({"1": "ab"}, {"1": "ab"}), there, metric="buffer_hash")
-    assert lost.missing is Missing.CANDIDATE_VALUE
+    assert lost.is_lost
 
 
 def test_baseline_without_buffers_stays_valid_and_says_so():
