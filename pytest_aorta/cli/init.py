@@ -31,8 +31,9 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.series import first_other_weights
-from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
+from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
 from pytest_aorta.verdict.by_rank import uncompared_notes
 from pytest_aorta.verdict.metrics import METRICS, Value
@@ -147,8 +148,8 @@ class _Target:
     def launch(self, world: DistributedWorld, settings: Mapping[str, Any]) -> WorkloadResult:
         """Launch it once."""
         if not self.script:
-            return world.launch_command(self.args, **settings)
-        return world.launch_script(self.script, self.args, **settings)
+            return world.run_command(self.args, **settings)
+        return world.run_script(self.script, self.args, **settings)
 
 
 @dataclass(frozen=True)
