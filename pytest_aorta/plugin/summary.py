@@ -8,8 +8,9 @@ from pytest_aorta.common.text import aligned, brief, counted
 from pytest_aorta.plan.world import SIMULATED
 from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord, finding_groups, finding_text, totals
-from pytest_aorta.verdict.metrics import METRICS, MetricKind, format_value, metric_of
+from pytest_aorta.verdict.metrics import METRICS, MetricKind, Origin, format_value, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Open
 
 # Characters of the last line.
 MAX_LINE = 112
@@ -95,12 +96,12 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     """Return a warning about the verdicts that passed without a decision."""
     rows = [row for record in records if not record.is_retried for row in record.verdicts]
     # A verdict that is still open is left out: another verdict of its test ended the launches.
-    undecided = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE and not row.is_open]
+    undecided = [row for row in rows if row.outcome is Outcome.INCONCLUSIVE and not isinstance(row.state, Open)]
     if not undecided:
         return []
     what = "speed" if any(metric_of(row.metric).kind is MetricKind.TIMING for row in undecided) else "a metric"
     strict = "; --aorta-fail-on=marked-inconclusive,missing fails such a test"
-    more = strict if any(row.is_marked for row in undecided) else ""
+    more = strict if any(row.tolerance.origin is Origin.MARKER for row in undecided) else ""
     return [f"WARNING: {what} was not decided; --aorta-ab=REF or --aorta-max-launches=12 can decide{more}"]
 
 

@@ -24,7 +24,7 @@ from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middl
 from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.rows import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import NotApplicable, ReferenceKind, Verdicts
+from pytest_aorta.verdict.verdicts import Reason, ReferenceKind, Verdicts
 
 # pytest's word for the outcome of a test that neither passed nor failed -> the outcome in words.
 _ENDS = {
@@ -87,7 +87,7 @@ def learn(
     # Comparing the baseline with itself shows metrics that are missing or differ between launches.
     verdicts = StoredComparison(case, first.config, baseline, marked, priors, len(launches)).judge(launches)
     failing = verdicts.failing({Outcome.MISSING})
-    if failing := [row for row in failing if row.not_applicable is not NotApplicable.NOISY]:
+    if failing := [row for row in failing if row.not_applicable is not Reason.NOISY]:
         compared = tuple(ComparedLaunch(Side.CANDIDATE, launch) for launch in launches)
         recorded_now = Comparison(case, platform=first.platform, workload=first.workload, launches=compared)
         raise ComparisonFailed(comparison_text(recorded_now, failing))

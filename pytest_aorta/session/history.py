@@ -18,7 +18,7 @@ from pytest_aorta.session.record import ComparedLaunch, Comparison, TestRecord
 from pytest_aorta.verdict.baseline import read_baseline
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SUFFIX = ".jsonl"
 MAX_FILE_BYTES = 64 << 20
 # A launch takes about 2 kB, so this is some 100,000 launches.
@@ -42,7 +42,7 @@ class HistoryEntry(Model, frozen=True, kw_only=True):
         verdicts: One verdict per metric; empty if a baseline was recorded.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     run: Annotated[str, Meta(pattern="^[0-9]{8}T[0-9]{6}\\.[0-9]{6}Z-[0-9a-f]{8}$")]
     command: str
     test: Text

@@ -20,11 +20,12 @@ from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief, counted, duration
 from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.result.diagnosis import LaunchFailure
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import FINDINGS, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import DIFFERS, FINDINGS, Decided, Reason, ReferenceKind, Verdict
 
 # pytest-rerunfailures' word for the outcome of an attempt that is followed by another attempt.
 RETRIED = "rerun"
@@ -93,7 +94,7 @@ class Comparison(Model, frozen=True):
     @property
     def compared_nothing(self) -> bool:
         """Return True if no metric was compared, and not because of a profiler, which the user asked for."""
-        return all(row.is_left_out for row in self.rows)
+        return all(row.not_applicable not in (None, Reason.PROFILER) for row in self.rows)
 
     @property
     def measured(self) -> dict[str, float | str]:
@@ -110,12 +111,16 @@ class LaunchNote(Model, frozen=True):
         times_s: Duration in seconds as ``wall``, and the phases that are known; empty if the launch did not end.
         has_result: Whether the launch left a valid result.
         traces: Notes on the files that a profiler left.
+        folder: The run folder; empty if the launch did not end.
+        failure: The diagnosis of a launch that failed.
     """
 
     launcher: str = ""
     times_s: dict[str, float] = msgspec.field(default_factory=dict)
     has_result: bool = False
     traces: tuple[str, ...] = ()
+    folder: str = ""
+    failure: LaunchFailure | None = None
 
 
 class TestRecord(Model, frozen=True):
@@ -268,7 +273,8 @@ def _caught(comparison: Comparison) -> Comparison:
     """Return a comparison of a test that passed; if it raised an error, the test has caught that regression."""
     if not comparison.has_failed:
         return comparison
-    rows = (row.replace(is_expected=row.outcome is Outcome.REGRESSION) for row in comparison.rows)
+    caught = Decided(Outcome.REGRESSION, is_expected=True)
+    rows = (row.replace(state=caught) if row.outcome is Outcome.REGRESSION else row for row in comparison.rows)
     return comparison.replace(rows=tuple(rows))
 
 
@@ -333,10 +339,10 @@ def totals(records: Sequence[TestRecord], *, is_short: bool = False) -> str:
     if rows:
         parts.append(f"{counted(sum(row.outcome is Outcome.PASS for row in rows), 'metric')} unchanged")
     if absent := [row for row in rows if row.outcome is Outcome.NOT_APPLICABLE]:
-        elsewhere = [row for row in absent if row.is_elsewhere]
+        elsewhere = [row for row in absent if row.not_applicable in DIFFERS]
         names = brief(", ".join(dict.fromkeys(row.metric for row in elsewhere)), 40)
         reasons = [f"{names}: {brief(elsewhere[0].detail, 80)}"] if elsewhere else []
-        reasons += [] if is_short else dict.fromkeys(str(row.not_applicable) for row in absent if not row.is_elsewhere)
+        reasons += [] if is_short else dict.fromkeys(str(row.not_applicable) for row in absent if row not in elsewhere)
         parts.append(f"{len(absent)} not compared" + (f" ({', '.join(reasons)})" if reasons else ""))
     parts += _others(final, records)
     if not launches:

@@ -17,7 +17,16 @@ from pytest_aorta.verdict.by_rank import UNCOMPARED
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import FINDINGS, NotApplicable, Verdict, Verdicts, format_change
+from pytest_aorta.verdict.verdicts import (
+    DIFFERS,
+    FINDINGS,
+    Missing,
+    Reason,
+    Unrecorded,
+    Verdict,
+    Verdicts,
+    format_change,
+)
 
 N = TypeVar("N")
 R = TypeVar("R")
@@ -98,8 +107,7 @@ def _is_for_pairs(row: Verdict, comparison: StoredComparison) -> bool:
     if row.outcome is Outcome.INCONCLUSIVE and comparison.max_launches > 1:
         return True
     # The baseline comes from another machine, hour or launcher, or was too noisy.
-    is_elsewhere = row.metric in comparison.marked or row.not_applicable is NotApplicable.NOISY
-    return row.outcome is Outcome.NOT_APPLICABLE and is_elsewhere
+    return row.not_applicable is Reason.NOISY or (row.not_applicable is not None and row.metric in comparison.marked)
 
 
 def joined(stored: Verdicts, paired: Verdicts) -> Verdicts:
@@ -161,19 +169,17 @@ class Repeated:
 # command, and the words of the command.
 _RECORD_AGAIN = ("--update-baselines", "--aorta-record=replace")
 _IN_PAIRS = ("--aorta-ab=HEAD",)
-_REMEDIES: dict[NotApplicable, tuple[str, str, tuple[str, ...]]] = {
-    **dict.fromkeys(
-        (NotApplicable.ENVIRONMENT, NotApplicable.VERSIONS, NotApplicable.LAUNCHER), ("accept", "", _RECORD_AGAIN)
-    ),
-    **dict.fromkeys((NotApplicable.NOISY, NotApplicable.OLD_CPU_TIMES), ("confirm", "", _IN_PAIRS)),
-    NotApplicable.NOT_REPRODUCIBLE: (
+_REMEDIES: dict[Reason, tuple[str, str, tuple[str, ...]]] = {
+    **dict.fromkeys((Reason.ENVIRONMENT, Reason.VERSIONS, Reason.LAUNCHER), ("accept", "", _RECORD_AGAIN)),
+    **dict.fromkeys((Reason.NOISY, Reason.OLD_CPU_TIMES), ("confirm", "", _IN_PAIRS)),
+    Reason.NOT_REPRODUCIBLE: (
         "next",
         "call torch.manual_seed(0) and torch.use_deterministic_algorithms(True) before the model is built, then ",
         _RECORD_AGAIN,
     ),
-    NotApplicable.UNMARKED_CPU_TIMES: ("next", "add @pytest.mark.tolerance(step_time_p50='10%'), then ", _IN_PAIRS),
-    NotApplicable.HEAD_START: ("next", "add @pytest.mark.tolerance(step_time_mean='5%')", ()),
-    NotApplicable.TRACE: ("next", "profile fewer steps", ()),
+    Reason.UNMARKED_CPU_TIMES: ("next", "add @pytest.mark.tolerance(step_time_p50='10%'), then ", _IN_PAIRS),
+    Reason.HEAD_START: ("next", "add @pytest.mark.tolerance(step_time_mean='5%')", ()),
+    Reason.TRACE: ("next", "profile fewer steps", ()),
 }
 
 
@@ -198,7 +204,7 @@ def comparison_text(comparison: Comparison, failing: Sequence[Verdict], again: R
         lines.append(f"Missing: {unrecorded[0].detail}")
     facts = [("measured", _measured(comparison, rows)), *_causes(others, is_any=bool(failing))]
     facts += [*_fewer(comparison, failing), *_labelled(comparison)]
-    if version := next((row.reference.name for row in rows if row.is_by_ab and row.reference.name), ""):
+    if version := next((row.reference.name for row in rows if row.reference.is_ab and row.reference.name), ""):
         facts.append(("baseline", f"{version}, launched in turn with this code"))
     elif comparison.baseline and not (again and again.is_recording):
         facts.append(("baseline", ", ".join([*(again.commit if again else ()), comparison.baseline])))
@@ -228,7 +234,7 @@ def _measured(comparison: Comparison, rows: Sequence[Verdict]) -> str:
 def _causes(rows: Sequence[Verdict], *, is_any: bool) -> Iterator[tuple[str, str]]:
     """Yield the explanations that the verdicts' own lines do not contain; of several metrics, each names its metric."""
     for row in rows:
-        if row.detail and not (is_any and row.headline.endswith(row.reason)):
+        if row.detail and (row.is_compared or not is_any):
             yield "cause", row.detail if len(rows) == 1 else f"{row.metric}: {row.detail}"
 
 
@@ -242,7 +248,7 @@ def _fewer(comparison: Comparison, failing: Sequence[Verdict]) -> Iterator[tuple
 
 def _labelled(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield the notes: those on what was measured explain no verdict, and one is about a further launch."""
-    measured = {facts.optimizers for facts in comparison.facts(Side.CANDIDATE)}
+    measured = {facts.description.optimizers for facts in comparison.facts(Side.CANDIDATE)}
     for note in comparison.notes:
         is_cause = note not in measured and not note.startswith(UNCOMPARED)
         yield "locate" if note.startswith(LOCATE) else "cause" if is_cause else "note", note
@@ -252,13 +258,13 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     """Yield the commands that confirm a change, find its commit, and accept it."""
     present = [row for row in rows if not row.is_lost]
     outcomes, reasons = {row.outcome for row in present}, {row.not_applicable for row in present}
-    version = next((row.reference.name for row in present if row.is_by_ab), None)
+    version = next((row.reference.name for row in present if row.reference.is_ab), None)
     is_noisy, is_stored = any(row.low is not None for row in present), bool(comparison.baseline)
     if is_noisy and is_stored and version is None:
         yield "confirm", again.command(f"--aorta-ab={again.commit[0] if again.commit else 'HEAD'}")
     elif Outcome.INCONCLUSIVE in outcomes:
         yield "confirm", again.command("--aorta-max-launches=12")
-    if is_stored and version is None and any(row.is_elsewhere for row in present):
+    if is_stored and version is None and not reasons.isdisjoint(DIFFERS):
         yield "compare", again.command("--aorta-ab=python:PATH")
     good = version or (again.commit[0] if again.commit else "")
     is_bisectable = again.has_later if version is None else version != "HEAD" and not version.startswith(PYTHON_PREFIX)
@@ -267,7 +273,7 @@ def _commands(comparison: Comparison, rows: Sequence[Verdict], again: Repeated) 
     if is_stored and (outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}):
         yield "accept", again.command(*_RECORD_AGAIN)
     elif any(row.remedy for row in rows):
-        if replaces := any(row.has_other_steps for row in rows):
+        if replaces := any(isinstance(row.state, Missing) and row.state.unrecorded is Unrecorded.STEPS for row in rows):
             yield "note", "if the other number of steps is intended, replace what was recorded:"
         yield "accept", again.command(*(_RECORD_AGAIN if replaces else _RECORD_AGAIN[:1]))
     elif is_stored and (remedy := next((how for reason, how in _REMEDIES.items() if reason in reasons), None)):

@@ -31,16 +31,12 @@ class SearchRequest(Model, frozen=True):
     Attributes:
         commits: Full hashes of the good commit and the bad one.
         setup: Words of each command that prepares the worktree of a commit.
-        tolerances: Metric -> tolerance, as text of a marker.
         metric: The only metric to search; None for all metrics that the test compares.
-        result: Path of a file for what was found, as a :class:`Finding`; empty: no file.
     """
 
     commits: tuple[Commit, Commit]
     setup: tuple[tuple[str, ...], ...]
-    tolerances: dict[str, str]
     metric: str | None
-    result: str = ""
 
 
 class Finding(Model, frozen=True):
@@ -252,4 +248,4 @@ def _is_exact(row: Verdict) -> bool:
 
 def _shows(aim: Verdict, row: Verdict | None) -> bool:
     """Return whether a comparison shows the change of the ends."""
-    return row is not None and (row.outcome, row.missing) == (aim.outcome, aim.missing)
+    return row is not None and (row.outcome, row.is_lost) == (aim.outcome, aim.is_lost)

@@ -25,7 +25,17 @@ from pytest_aorta.result.trace.rank_files import (
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
 from pytest_aorta.verdict.rows import other_machine, other_settings
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
+from pytest_aorta.verdict.verdicts import (
+    Decided,
+    Missing,
+    MissingPart,
+    NotApplicable,
+    Reason,
+    ReferenceKind,
+    State,
+    Verdict,
+    VerdictReference,
+)
 
 Bits: TypeAlias = Mapping[int, str | float]
 _EXACT, _REFERENCE = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
@@ -145,37 +155,26 @@ def first_difference(
 def _compare(case: str, row: _StepMetric, candidate: WorkloadResult, reference: WorkloadResult, steps: int) -> Verdict:
     here, there = row.bits(candidate), row.bits(reference)
 
-    def verdict(outcome: Outcome, detail: str, shown: int | None = None, **reason: Any) -> Verdict:
+    def verdict(state: State, detail: str, shown: int | None = None) -> Verdict:
         """Return a verdict that shows the values of step ``shown``."""
         value, other = (None, None) if shown is None else (here[shown], there[shown])
-        return Verdict(
-            case=case,
-            metric=row.name,
-            outcome=outcome,
-            value=value,
-            baseline=other,
-            delta=None,
-            tolerance=_EXACT,
-            reference=_REFERENCE,
-            detail=detail,
-            **reason,
-        )
+        return Verdict(case, row.name, state, value, other, None, _EXACT, _REFERENCE, detail)
 
     for side, result, held in (("candidate", candidate, here), ("reference", reference, there)):
         if absent := [step for step in range(1, steps + 1) if step not in held]:
             detail = _absence(side, result, row, absent, steps)
-            return verdict(Outcome.MISSING, detail, missing=Missing.CANDIDATE_VALUE)
+            return verdict(Missing(MissingPart.CANDIDATE_VALUE), detail)
     if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
-        return verdict(Outcome.PASS, f"all {steps} steps" if steps > 1 else "the step", steps)
+        return verdict(Decided(Outcome.PASS), f"all {steps} steps" if steps > 1 else "the step", steps)
     facts, others = candidate.facts, reference.facts
     if other := other_machine(facts, others):
-        return verdict(Outcome.NOT_APPLICABLE, other, different[0], not_applicable=NotApplicable.ENVIRONMENT)
+        return verdict(NotApplicable(Reason.ENVIRONMENT), other, different[0])
     details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other_settings(facts, others)]
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
         details.append(
             "not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"
         )
-    return verdict(Outcome.REGRESSION, "; ".join(filter(None, details)), different[0])
+    return verdict(Decided(Outcome.REGRESSION), "; ".join(filter(None, details)), different[0])
 
 
 def _absence(side: str, result: WorkloadResult, row: _StepMetric, absent: list[int], steps: int) -> str:

@@ -12,18 +12,17 @@ most fifty, as in Megatron-LM's functional tests.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
-from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance
+from pytest_aorta.verdict.metrics import Curve, Origin, Tolerance, Value
 from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.rows import STALE, Row, has_costs, is_reproducible, other_machine, other_versions
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import MissingPart, Reason, ReferenceKind, Verdict
 
 _MOST_NAMED, _MOST_PLACES = 6, 4
 # A cost whose parts have the places of those of another one.
@@ -76,7 +75,7 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
             [rank for group in side[-1].costs for rank in group.ranks] for side in (row.launches, row.others)
         )
         detail = f"the launch has the costs of ranks {here}, the {row.reference} of ranks {there}"
-        return row.missing(Missing.BASELINE_VALUE, f"{detail}; record it again with {RESET}")
+        return row.missing(MissingPart.BASELINE_VALUE, f"{detail}; record it again with {RESET}", row.value)
     outcome = min((change.outcome(row.tolerance) for change in changes), key=_ORDER.index)
     deciding = [change for change in changes if change.outcome(row.tolerance) is outcome]
     worst = max(deciding, key=lambda change: _excess(change, outcome))
@@ -93,7 +92,7 @@ def judge_costs(row: Row, cost: Cost) -> Verdict:
     if outcome is Outcome.IMPROVED:
         details.append(STALE)
     delta = after / before - 1 if before else None
-    return row.verdict(outcome, value=float(after), baseline=float(before), delta=delta, detail="; ".join(details))
+    return row.decided(outcome, float(after), float(before), "; ".join(details), delta=delta)
 
 
 def _excess(change: _Change, outcome: Outcome) -> float:
@@ -203,9 +202,9 @@ def judge_growth(row: Row) -> Verdict:
     least = [min(ranks) for ranks in zip(*(launch.memory_growth for launch in row.launches), strict=False)]
     rank = max(range(min(len(least), len(limits))), key=lambda rank: least[rank] - limits[rank])
     value, baseline = round(least[rank], 3), round(recorded[rank], 3)
-    known = {"value": value, "baseline": baseline, "delta": value - baseline}
+    delta = value - baseline
     if least[rank] <= limits[rank]:
-        return row.verdict(Outcome.PASS, **known)
+        return row.decided(Outcome.PASS, value, baseline, delta=delta)
     here, there = (_growth_a_step(side[-1], rank) for side in (row.launches, row.others))
     num_others = sum(grows > limit for grows, limit in zip(least, limits, strict=False)) - 1
     others = f" (and {counted(num_others, 'other')})" if num_others else ""
@@ -213,7 +212,7 @@ def judge_growth(row: Row) -> Verdict:
         f"memory of rank {rank}{others} grows by {here} a step, that of the {row.reference} by {there}; look for what "
         f"each step keeps, such as a loss with its graph"
     )
-    return row.verdict(Outcome.REGRESSION, detail=detail, **known)
+    return row.decided(Outcome.REGRESSION, value, baseline, detail, delta=delta)
 
 
 def _growth_a_step(facts: LaunchFacts, rank: int) -> str:
@@ -268,32 +267,32 @@ def judge_curves(row: Row, curve: Curve) -> Verdict:
         return verdict
     if verdict.outcome is Outcome.REGRESSION:
         return verdict.replace(detail=f"{verdict.detail}; {_optimizers(row)}")
-    side, part = ("launch", Missing.CANDIDATE_VALUE) if lost else (row.reference, Missing.BASELINE_VALUE)
+    side, part = ("launch", MissingPart.CANDIDATE_VALUE) if lost else (row.reference, MissingPart.BASELINE_VALUE)
     detail = f"the {side} has no {row.metric.name} of {_first(lost or added, row)}; {_optimizers(row)}"
-    return row.missing(part, detail, baseline=verdict.baseline)
+    return row.missing(part, detail, row.value, verdict.baseline)
 
 
 def _judge_points(row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]]) -> Verdict:
     """Return the verdict on the values that all launches have."""
     num_steps = len({(point.series, point.step) for point in there[-1]})
-    known: dict[str, Any] = {"value": row.value, "baseline": row.metric.measure(row.others[-1])}
+    baseline = row.metric.measure(row.others[-1])
     do_repeat = row.tolerance.origin is not Origin.MARKER and _do_bits_repeat(row, there)
     other = next(filter(None, (other_machine(launch, row.others[-1]) for launch in row.launches)), "")
     is_exact = row.tolerance.is_exact or (do_repeat and not other)
     if is_exact:
-        known["tolerance"] = row.tolerance.replace(value=None)
+        row = replace(row, tolerance=row.tolerance.replace(value=None))
     if all(points == there[-1] for points in (*here, *there)):
-        return row.verdict(Outcome.PASS, detail=f"{counted(num_steps, 'step')}, bit for bit", **known)
+        return row.decided(Outcome.PASS, row.value, baseline, f"{counted(num_steps, 'step')}, bit for bit")
     if is_exact:
         if (first := _first_other(here, there, row)) is None:
-            return row.verdict(Outcome.PASS, **known)
+            return row.decided(Outcome.PASS, row.value, baseline)
         detail, value, recorded = first
-        return row.verdict(Outcome.REGRESSION, detail=detail, **known | {"value": value, "baseline": recorded})
-    verdict = _judge_steps(row, here, there, known)
+        return row.decided(Outcome.REGRESSION, value, recorded, detail)
+    verdict = _judge_steps(row, here, there, baseline)
     if not do_repeat or verdict.outcome is not Outcome.PASS:
         return verdict
     if row.tolerance.origin is Origin.NUMERICS:
-        return row.not_applicable(NotApplicable.ENVIRONMENT, other, baseline=known["baseline"])
+        return row.not_applicable(Reason.ENVIRONMENT, other, row.value, baseline)
     return verdict.replace(detail=f"{verdict.detail}; not compared bit for bit, {other}")
 
 
@@ -350,7 +349,7 @@ def _ranks(ranks: Sequence[int], points: Mapping[_Point, float]) -> str:
 
 
 def _judge_steps(
-    row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]], known: dict[str, Any]
+    row: Row, here: Sequence[Mapping[_Point, float]], there: Sequence[Mapping[_Point, float]], baseline: Value
 ) -> Verdict:
     """Return the verdict on curves whose bits do not repeat: each step within the tolerance, but for a few."""
     tolerance = row.tolerance.value or 0.0
@@ -368,19 +367,19 @@ def _judge_steps(
                 worst, allowed = outside, may_be
     beside = f"the recorded launches differ by up to {max(spreads, default=0.0):.2g} of the value"
     if not worst:
-        return row.verdict(Outcome.PASS, detail=beside, **known)
+        return row.decided(Outcome.PASS, row.value, baseline, beside)
     first = _first(set(worst), row)
     value = next(each[first] for each in here if abs(each[first] - center[first]) > tolerance * abs(center[first]))
     detail = (
         f"{counted(len(worst), 'step')} outside of the tolerance, allowed {'is' if allowed == 1 else 'are'} {allowed}; "
         f"first {first}: {value:.6g}, recorded {center[first]:.6g}; {beside}"
     )
-    return row.verdict(Outcome.REGRESSION, detail=detail, **known | {"value": value, "baseline": center[first]})
+    return row.decided(Outcome.REGRESSION, value, center[first], detail)
 
 
 def series_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
     """Return what was measured, and which replicas differ that did not on the other side."""
-    usual = [parted for one in others for parted in one.replicas]
-    measured = [one.optimizers for one in launches if one.optimizers]
-    new = [next((str(parted) for parted in one.replicas if parted not in usual), "") for one in launches]
+    usual = [parted for one in others for parted in one.description.replicas]
+    measured = [one.description.optimizers for one in launches if one.description.optimizers]
+    new = [next((str(parted) for parted in one.description.replicas if parted not in usual), "") for one in launches]
     return list(dict.fromkeys(filter(None, (*measured, *new))))

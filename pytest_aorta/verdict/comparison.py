@@ -33,7 +33,15 @@ from pytest_aorta.verdict.noise import (
 from pytest_aorta.verdict.rows import Row, choose_tolerances, known_to, other_setup, other_steps, profiled
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome, decide_pairs, decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
+from pytest_aorta.verdict.verdicts import (
+    MissingPart,
+    Reason,
+    ReferenceKind,
+    Unrecorded,
+    Verdict,
+    VerdictReference,
+    Verdicts,
+)
 
 
 class _Comparison(ABC):
@@ -63,7 +71,7 @@ class _Comparison(ABC):
     ) -> Verdict:
         """Return the verdict on those ``launches`` and ``others`` that have a value unless the code lost it."""
         if not launches:
-            return row.verdict(None, baseline=middle(row.metric, others) if others else None)
+            return row.decided(None, row.value, middle(row.metric, others) if others else None)
         row = replace(row, launches=launches, others=others)
         if problem := row.incomparable():
             return problem
@@ -93,8 +101,12 @@ class _Comparison(ABC):
             found = self._judge_measured(row, row.launches, row.others, max_launches)
             if found.outcome is Outcome.REGRESSION:
                 return found
-        is_stored = row.reference.kind is not ReferenceKind.AB
-        return row.missing(Missing.BASELINE, detail, is_unrecorded=is_stored, has_other_steps=is_stored)
+        return self._unrecorded(row, detail, Unrecorded.STEPS)
+
+    def _unrecorded(self, row: Row, detail: str, what: Unrecorded = Unrecorded.CASE) -> Verdict:
+        """Return the verdict without a baseline of these launches, which can be recorded unless both were launched."""
+        is_stored = row.reference.kind is ReferenceKind.BASELINE
+        return row.missing(MissingPart.BASELINE, detail, row.value, unrecorded=what if is_stored else None)
 
     @abstractmethod
     def _judge(self, row: Row) -> Verdict:
@@ -186,15 +198,15 @@ class StoredComparison(_Comparison):
             if found := row.unprofiled(launches, ()):
                 return found
             if row.value is None:
-                return row.missing(Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
-            return row.missing(Missing.BASELINE, "no baseline", is_unrecorded=True)
+                return row.missing(MissingPart.CANDIDATE_VALUE, f"the launch has no {metric.name}", None)
+            return self._unrecorded(row, "no baseline")
         if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
-            return row.missing(Missing.BASELINE, detail, is_unrecorded=True)
+            return self._unrecorded(row, detail)
         if detail := other_steps(launches, center[-1]):
             return self._judge_equal_steps(row, self.max_launches, detail)
         is_asked = row.tolerance.is_exact and row.tolerance.origin is not Origin.DEFAULT
         if (noise := self.baseline.left_out.get(metric.name)) and not is_asked:
-            return row.not_applicable(NotApplicable.NOISY, f"left out when recorded: {noise}")
+            return row.not_applicable(Reason.NOISY, f"left out when recorded: {noise}", row.value)
         if found := row.unprofiled(launches, center):
             return found
         if len(launches) >= last_look(self.max_launches):

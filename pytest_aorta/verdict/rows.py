@@ -29,7 +29,19 @@ from pytest_aorta.verdict.metrics import (
 )
 from pytest_aorta.verdict.noise import BLOCK_GAP_S, RESET
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL, Decision, Outcome
-from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
+from pytest_aorta.verdict.verdicts import (
+    Decided,
+    Missing,
+    MissingPart,
+    NotApplicable,
+    Open,
+    Reason,
+    ReferenceKind,
+    State,
+    Unrecorded,
+    Verdict,
+    VerdictReference,
+)
 
 # Metrics that a launch lacks if the trace of its profiled steps is too large.
 _OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
@@ -133,50 +145,52 @@ def not_profiled(metric: Metric, facts: LaunchFacts) -> str | None:
     Either the trace of the steps was not read, or the launch has only the as-run value, measured without a head start,
     with which the text then ends.
     """
-    if facts.overlap_problem and metric.name in _OF_PROFILED_STEPS:
-        return facts.overlap_problem
+    known = facts.description
+    if known.overlap_problem and metric.name in _OF_PROFILED_STEPS:
+        return known.overlap_problem
     as_run = facts.metrics.get(metric.name + AS_RUN)
     if as_run is None:
         return None
     reason = "the host was late in the profiled steps in spite of every head start"
-    if facts.blocked_by:
-        reason = f"a step waits for the device in {facts.blocked_by}, so the host cannot run ahead"
+    if known.blocked_by:
+        reason = f"a step waits for the device in {known.blocked_by}, so the host cannot run ahead"
     return f"{reason}; as run {format_value(as_run, metric.unit)}"
 
 
 def is_not_profiled_again(facts: LaunchFacts) -> bool:
     """Return whether further launches of this code lack overlap too: its steps wait, or their trace is too large."""
-    return bool(facts.blocked_by or facts.overlap_problem)
+    return bool(facts.description.blocked_by or facts.description.overlap_problem)
 
 
 def not_applicable(
     metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline"
-) -> tuple[NotApplicable, str] | None:
+) -> tuple[Reason, str] | None:
     """Return the general reason and the details if a metric can't be compared between two launches, or None.
 
     The details call ``recorded`` by the word ``side``.
     """
     if tolerance.origin is Origin.UNDECLARED:
-        return NotApplicable.UNDECLARED, f"e.g. tolerance({metric.name}='+5%') if lower is better"
+        return Reason.UNDECLARED, f"e.g. tolerance({metric.name}='+5%') if lower is better"
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
         detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
-        return NotApplicable.LAUNCHER, detail
+        return Reason.LAUNCHER, detail
     if metric.kind is MetricKind.TIMING and facts.device == "cpu":
         # A test without a tolerance marker for times does not lease the host exclusively.
         if tolerance.origin is Origin.DEFAULT:
             detail = "times of CPU ranks are compared only if a tolerance marker names the metric"
-            return NotApplicable.UNMARKED_CPU_TIMES, detail
-        if recorded.block != facts.block or abs(facts.moment_s - recorded.moment_s) > BLOCK_GAP_S["cpu"]:
-            return NotApplicable.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
+            return Reason.UNMARKED_CPU_TIMES, detail
+        here, there = facts.provenance, recorded.provenance
+        if here.block != there.block or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
+            return Reason.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
     if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):
-        return NotApplicable.VERSIONS, other
+        return Reason.VERSIONS, other
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
         return None
     if not (is_reproducible(facts) and is_reproducible(recorded)):
         detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
-        return NotApplicable.NOT_REPRODUCIBLE, detail
+        return Reason.NOT_REPRODUCIBLE, detail
     different = other_machine(facts, recorded)
-    return (NotApplicable.ENVIRONMENT, different) if different else None
+    return (Reason.ENVIRONMENT, different) if different else None
 
 
 def other_versions(facts: LaunchFacts, recorded: LaunchFacts, side: str) -> str | None:
@@ -227,7 +241,7 @@ def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
     Launches of one session block ran on the same CPUs, so their ``cpu_vendor`` is not compared: only one of them may
     report the vendor.
     """
-    left_out = {*CHOICES, "cpu_vendor"} if facts.block == recorded.block else {*CHOICES}
+    left_out = {*CHOICES, "cpu_vendor"} if facts.provenance.block == recorded.provenance.block else {*CHOICES}
     here, there = facts.environment, recorded.environment
     if None in (here.get("cublas"), there.get("cublas")):  # baselines of earlier versions lack this fact
         left_out.add("cublas")
@@ -266,7 +280,9 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
         return None
     for facts in launches:
         for key, there in sorted(recorded.environment.items()):
-            if key == "cpu_vendor" and facts.block == recorded.block:  # one host, so the vendor is known
+            if (
+                key == "cpu_vendor" and facts.provenance.block == recorded.provenance.block
+            ):  # one host, so the vendor is known
                 continue
             if there is not None and facts.environment.get(key) is None and key not in (*_FROM_HOST, *CHOICES):
                 return f"the launch does not report {key}, which is {there!r} in the {side}"
@@ -375,48 +391,59 @@ class Row:
         """Return the value of the launches under test."""
         return middle(self.metric, self.launches)
 
-    def verdict(self, outcome: Outcome | None, **known: Any) -> Verdict:
-        """Return a verdict with the fields ``known``; it is open if ``outcome`` is None."""
-        unknown = {"baseline": None, "delta": None, "tolerance": self.tolerance, "launches": self.count}
-        fields = {"value": self.value} | unknown | known
-        if outcome is None:
-            fields |= {"detail": self.late} if self.late else {"is_open": True}
-        outcome = outcome or Outcome.INCONCLUSIVE
-        return Verdict(self.case, self.metric.name, outcome, reference=self.reference, **fields)
+    def decided(
+        self,
+        outcome: Outcome | None,
+        value: Value,
+        baseline: Value,
+        detail: str = "",
+        *,
+        delta: float | None = None,
+        tolerance: Tolerance | None = None,
+    ) -> Verdict:
+        """Return the verdict of a comparison; it is open if ``outcome`` is None and further launches are allowed."""
+        if outcome is None and self.late:
+            outcome, detail = Outcome.INCONCLUSIVE, self.late
+        state = Open() if outcome is None else Decided(outcome)
+        return self._verdict(state, value, baseline, detail).replace(delta=delta, tolerance=tolerance or self.tolerance)
 
-    def missing(self, part: Missing, detail: str, **known: Any) -> Verdict:
+    def missing(
+        self, part: MissingPart, detail: str, value: Value, baseline: Value = None, unrecorded: Unrecorded | None = None
+    ) -> Verdict:
         """Return the verdict *missing*. Without a value of the candidate, the state of the baseline does not matter."""
-        value = known.get("value", self.value)
-        return self.verdict(
-            Outcome.MISSING, missing=Missing.CANDIDATE_VALUE if value is None else part, detail=detail, **known
-        )
+        lacking = Missing(MissingPart.CANDIDATE_VALUE if value is None else part, unrecorded)
+        return self._verdict(lacking, value, baseline, detail)
 
-    def not_applicable(self, reason: NotApplicable, detail: str, **known: Any) -> Verdict:
+    def not_applicable(self, reason: Reason, detail: str, value: Value, baseline: Value = None) -> Verdict:
         """Return the verdict *not applicable*."""
-        return self.verdict(Outcome.NOT_APPLICABLE, not_applicable=reason, detail=detail, **known)
+        return self._verdict(NotApplicable(reason), value, baseline, detail)
 
-    def decided(self, outcome: Outcome | None, detail: str, **known: Any) -> Verdict:
-        """Return a statistical verdict; for a time that did not pass, the detail names throttled devices."""
-        num_hot = sum(bool(launch.throttled) for launch in self.launches)
+    def _verdict(self, state: State, value: Value, baseline: Value, detail: str) -> Verdict:
+        name, reference, count = self.metric.name, self.reference, self.count
+        return Verdict(self.case, name, state, value, baseline, None, self.tolerance, reference, detail, launches=count)
+
+    def by_decision(self, decision: Decision, center: Value, detail: str) -> Verdict:
+        """Return the verdict of a decision; ``center`` is the value of the other side.
+
+        For a time that did not pass, the detail names throttled devices.
+        """
+        change, worse, outcome = self.metric.scale.change, self.metric.worse, decision.outcome
+        num_hot = sum(bool(launch.description.throttled) for launch in self.launches)
+        if outcome is Outcome.IMPROVED:
+            detail = STALE
         if num_hot and self.metric.kind is MetricKind.TIMING and outcome is not Outcome.PASS:
             of = f"{num_hot} of {len(self.launches)} launches" if len(self.launches) > 1 else "the launch"
             detail = ", ".join(filter(None, [f"GPUs throttled in {of}", detail]))
-        return self.verdict(outcome, **{"detail": detail} | known)
-
-    def by_decision(self, decision: Decision, center: Value, detail: str) -> Verdict:
-        """Return the verdict of a decision; ``center`` is the value of the other side."""
-        change, worse, outcome = self.metric.scale.change, self.metric.worse, decision.outcome
-        delta = change(worse * decision.effect)
         low, high = sorted(change(worse * end) for end in (decision.low, decision.high))
-        known = {"baseline": center, "delta": delta, "low": low, "high": high, "launches": decision.launches}
-        return self.decided(outcome, STALE if outcome is Outcome.IMPROVED else detail, **known)
+        found = self.decided(outcome, self.value, center, detail, delta=change(worse * decision.effect))
+        return found.replace(low=low, high=high, launches=decision.launches)
 
     def under_profiler(self, launches: Sequence[LaunchFacts]) -> Verdict | None:
         """Return the verdict for a time if a profiler slowed the ranks of one of the launches, or None."""
         found = next((launch.profiler for launch in launches if launch.profiler), None)
         if found is None or self.metric.kind is not MetricKind.TIMING:
             return None
-        return self.not_applicable(NotApplicable.PROFILER, f"ranks ran under {found}, which slows them")
+        return self.not_applicable(Reason.PROFILER, f"ranks ran under {found}, which slows them", self.value)
 
     def late_hosts(self, launches: Sequence[LaunchFacts]) -> str:
         """Return text on the launches that have no value because their host was late; empty without any."""
@@ -438,47 +465,45 @@ class Row:
         known = profiled(metric, [other for other in others if metric.measure(other) is not None])
         if not known:
             launch, detail = found[0]
-            reason = NotApplicable.TRACE if launch.overlap_problem else NotApplicable.HEAD_START
-            return self.not_applicable(reason, detail, value=None)
+            reason = Reason.TRACE if launch.description.overlap_problem else Reason.HEAD_START
+            return self.not_applicable(reason, detail, None)
         lasting = [detail for launch, detail in found if is_not_profiled_again(launch)]
         if not lasting:
             return None
-        return self.missing(Missing.CANDIDATE_VALUE, lasting[0], value=None, baseline=middle(metric, known))
+        return self.missing(MissingPart.CANDIDATE_VALUE, lasting[0], None, middle(metric, known))
 
     def incomparable(self) -> Verdict | None:
         """Return the verdict for a metric that one side lacks or that does not apply, or None if it can be compared."""
         metric, launches, others, side = self.metric, self.launches, self.others, str(self.reference)
         known, last = [metric.measure(other) for other in others], others[-1]
         if any(metric.measure(launch) is None for launch in launches):
-            return self.missing(
-                Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}", value=None, baseline=known[-1]
-            )
-        is_ab, is_variant = self.reference.kind is ReferenceKind.AB, self.reference.is_variant
+            return self.missing(MissingPart.CANDIDATE_VALUE, f"the launch has no {metric.name}", None, known[-1])
+        value, is_ab, is_variant = self.value, self.reference.is_ab, self.reference.is_variant
         is_elsewhere = is_variant or self.reference.kind is ReferenceKind.RESULTS
         # A test may compare a reproducible variant with a variant that is not.
         is_bitwise = metric.kind is MetricKind.NUMERIC and self.tolerance.is_exact and not is_variant
         device = None if is_elsewhere else _other_device(launches, last, side)
         if lost := device or (lost_reproducibility(launches, last, side) if is_bitwise else None):
             remedy = "" if is_ab else f"; if this is intended, record the baseline again with {RESET}"
-            return self.missing(Missing.CANDIDATE_VALUE, lost + remedy, baseline=known[-1])
+            return self.missing(MissingPart.CANDIDATE_VALUE, lost + remedy, value, known[-1])
         # Equal bits need no equal environment, but nothing asks for the others.
         is_asked = is_ab and self.tolerance.is_exact and self.tolerance.origin is not Origin.DEFAULT
         is_equal = is_asked and {*map(metric.measure, (*launches, *others))} == {known[-1]}
         if not is_equal and (found := not_applicable(metric, self.tolerance, launches[0], last, side)):
-            return self.not_applicable(
-                *found, baseline=None if metric.direction is Direction.EXACT else middle(metric, others)
-            )
+            baseline = None if metric.direction is Direction.EXACT else middle(metric, others)
+            return self.not_applicable(*found, value, baseline)
         if any(value is None for value in known):
             reason = not_profiled(metric, last)
             absent = f"the {side} has no {metric.name}" + (f": {reason}" if reason else "")
-            return self.missing(Missing.BASELINE_VALUE, absent if is_ab else f"{absent}; record it again with {RESET}")
+            again = "" if is_ab else f"; record it again with {RESET}"
+            return self.missing(MissingPart.BASELINE_VALUE, absent + again, value)
         if metric.by_step is not None:
             here, there = metric.by_step(launches[-1]), metric.by_step(last)
             if max(here) != max(there):
                 detail = f"the last hash is that of step {max(here)}, the {side}'s that of step {max(there)}"
                 if different := _different_steps(here, there):
                     return self._other_hash(different[0], launches[-1], last, detail)
-                return self.missing(Missing.CANDIDATE_VALUE, detail, baseline=known[-1])
+                return self.missing(MissingPart.CANDIDATE_VALUE, detail, value, known[-1])
         return None
 
     def judge_exact(self) -> Verdict:
@@ -491,7 +516,7 @@ class Row:
                 where = _first_difference(metric, launch, other)
                 return self._other_bits(value, metric.measure(other), launch, self.others[-1], where)
         if metric.by_step is None:
-            return self.verdict(Outcome.PASS, baseline=self.value)
+            return self.decided(Outcome.PASS, self.value, self.value)
         for launch, other in itertools.product(self.launches, self.others):
             here, there = metric.by_step(launch), metric.by_step(other)
             if different := _different_steps(here, there):
@@ -502,8 +527,8 @@ class Row:
             if lost := sorted(metric.by_step(self.others[-1]).keys() - metric.by_step(launch).keys()):
                 steps = f"{counted(len(lost), 'step')} for which the {self.reference} has one"
                 detail = f"the launch has no hash of {steps}: {brief(', '.join(map(str, lost)))}"
-                return self.missing(Missing.CANDIDATE_VALUE, detail, baseline=self.value)
-        return self.verdict(Outcome.PASS, baseline=self.value)
+                return self.missing(MissingPart.CANDIDATE_VALUE, detail, self.value, self.value)
+        return self.decided(Outcome.PASS, self.value, self.value)
 
     def _other_hash(self, step: int, launch: LaunchFacts, other: LaunchFacts, further: str) -> Verdict:
         """Return the regression of the first hash that differs, that of a step which both sides have."""
@@ -518,7 +543,7 @@ class Row:
         """Return the regression of other bits, with the numeric settings that the code changed."""
         settings = other_settings(launch, other) if self.metric.kind is MetricKind.NUMERIC else ""
         detail = "; ".join(filter(None, [where, settings]))
-        return self.verdict(Outcome.REGRESSION, value=value, baseline=expected, detail=detail)
+        return self.decided(Outcome.REGRESSION, value, expected, detail)
 
     def judge_ranges(self, max_launches: int) -> Verdict:
         """Return the verdict on the ranges of values, because values of zero or below have no logarithm.
@@ -543,7 +568,7 @@ class Row:
         else:
             outcome = None if len(here) < max_launches else Outcome.INCONCLUSIVE
         detail = "values are not positive, so their ranges are compared"
-        return self.verdict(outcome, baseline=middle(self.metric, self.others), detail=detail)
+        return self.decided(outcome, self.value, middle(self.metric, self.others), detail)
 
 
 def _other_device(launches: Sequence[LaunchFacts], other: LaunchFacts, side: str) -> str | None:

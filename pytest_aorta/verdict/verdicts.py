@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from enum import StrEnum
+from typing import ClassVar, TypeAlias
 
 from pytest_aorta.common.model import Model
 from pytest_aorta.verdict.metrics import Origin, Tolerance, Value, format_value, metric_of
@@ -37,16 +38,21 @@ class VerdictReference(Model, frozen=True):
     @property
     def is_variant(self) -> bool:
         """Return True if both sides are variants that the test itself chose."""
-        return self.kind is ReferenceKind.AB and not self.name
+        return self.is_ab and not self.name
+
+    @property
+    def is_ab(self) -> bool:
+        """Return True if the other side was launched in turn with the candidate."""
+        return self.kind is ReferenceKind.AB
 
     def __str__(self) -> str:
         """Return the word for this side in a sentence."""
         if self.kind is ReferenceKind.RESULTS:
             return self.name
-        return "reference" if self.kind is ReferenceKind.AB else "baseline"
+        return "reference" if self.is_ab else "baseline"
 
 
-class Missing(StrEnum):
+class MissingPart(StrEnum):
     """The part that is missing from a comparison."""
 
     CANDIDATE_VALUE = "candidate value"
@@ -57,7 +63,16 @@ class Missing(StrEnum):
     """The baseline lacks the metric."""
 
 
-class NotApplicable(StrEnum):
+class Unrecorded(StrEnum):
+    """The launches of which no baseline is stored."""
+
+    CASE = "case"
+    """Those of the case with this config."""
+    STEPS = "steps"
+    """Those with this number of measured steps alone."""
+
+
+class Reason(StrEnum):
     """The general reason why a metric can't be compared; the verdict's detail contains the values of a launch."""
 
     PROFILER = "profiler"
@@ -75,13 +90,59 @@ class NotApplicable(StrEnum):
 
 # Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
 _UNASKED = (Origin.DEFAULT, Origin.UNDECLARED)
-_ON_REQUEST = (NotApplicable.UNMARKED_CPU_TIMES, NotApplicable.NOT_REPRODUCIBLE, NotApplicable.UNDECLARED)
+_ON_REQUEST = (Reason.UNMARKED_CPU_TIMES, Reason.NOT_REPRODUCIBLE, Reason.UNDECLARED)
 # Reasons that a fact differs from the other side, so that nobody chose to leave the metric out.
-_DIFFERS = (NotApplicable.ENVIRONMENT, NotApplicable.VERSIONS)
+DIFFERS = (Reason.ENVIRONMENT, Reason.VERSIONS)
 # The outcomes that a reader must know about, the most urgent first.
 FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
 # The label of a regression that its test has caught.
 EXPECTED_REGRESSION = f"expected {Outcome.REGRESSION}"
+
+
+class Decided(Model, frozen=True, tag="decided"):
+    """The state of a metric that was compared, and that further launches do not change.
+
+    Attributes:
+        outcome: Pass, regression, improved or inconclusive.
+        is_expected: True for a regression whose error the test has caught, e.g. of a planted fault.
+    """
+
+    outcome: Outcome
+    is_expected: bool = False
+
+
+class Open(Model, frozen=True, tag="open"):
+    """The state of a metric that was compared, and that more launches could decide."""
+
+    outcome: ClassVar[Outcome] = Outcome.INCONCLUSIVE
+
+
+class Missing(Model, frozen=True, tag="missing"):
+    """The state of a metric that one side lacks.
+
+    Attributes:
+        part: The part that is missing.
+        unrecorded: What has to be recorded before the metric can be compared; None if the stored baseline is that of
+            the launches, or if the other side is no baseline.
+    """
+
+    outcome: ClassVar[Outcome] = Outcome.MISSING
+    part: MissingPart
+    unrecorded: Unrecorded | None = None
+
+
+class NotApplicable(Model, frozen=True, tag="not applicable"):
+    """The state of a metric that can't be compared between these launches.
+
+    Attributes:
+        reason: The kind of reason.
+    """
+
+    outcome: ClassVar[Outcome] = Outcome.NOT_APPLICABLE
+    reason: Reason
+
+
+State: TypeAlias = Decided | Open | Missing | NotApplicable
 
 
 class Verdict(Model, frozen=True):
@@ -90,41 +151,40 @@ class Verdict(Model, frozen=True):
     Attributes:
         case: The test's node id and the comparison's label.
         metric: Name of the metric.
-        outcome: The outcome.
+        state: What is decided, or why nothing is; its ``type`` is ``decided``, ``open``, ``missing`` or
+            ``not applicable``.
         value: The median over the candidate's launches.
         baseline: The value of the other side: the baseline center, or the median of the A/B reference.
         delta: The change on the metric's scale, e.g. 0.05 for 5%; positive if the value is larger.
         tolerance: The tolerance that was applied.
         reference: The other side of the comparison.
-        missing: The part that is missing; None unless the outcome is ``missing``.
-        not_applicable: The kind of reason; None unless the outcome is ``not applicable``.
         detail: An explanation of the outcome.
         low, high: The 95% interval of ``delta``.
         launches: Number of the candidate's launches that were used.
-        is_open: True if more launches could decide the outcome.
-        is_unrecorded: True if no baseline is stored for the case with this config and number of steps.
-        has_other_steps: True if the baseline lacks this number of measured steps alone.
-        is_expected: True for a regression whose error the test has caught, e.g. of a planted fault.
     """
 
     case: str
     metric: str
-    outcome: Outcome
+    state: State
     value: Value
     baseline: Value
     delta: float | None
     tolerance: Tolerance
     reference: VerdictReference = VerdictReference(ReferenceKind.BASELINE)
-    missing: Missing | None = None
-    not_applicable: NotApplicable | None = None
     detail: str = ""
     low: float | None = None
     high: float | None = None
     launches: int = 1
-    is_open: bool = False
-    is_unrecorded: bool = False
-    has_other_steps: bool = False
-    is_expected: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return the outcome; that of an open comparison is inconclusive."""
+        return self.state.outcome
+
+    @property
+    def is_expected(self) -> bool:
+        """Return True for a regression whose error the test has caught."""
+        return isinstance(self.state, Decided) and self.state.is_expected
 
     @property
     def is_finding(self) -> bool:
@@ -132,67 +192,54 @@ class Verdict(Model, frozen=True):
         return self.outcome in FINDINGS and not self.is_expected
 
     @property
-    def label(self) -> str:
-        """Return the outcome as text, such as ``pass`` or ``expected regression``."""
-        return EXPECTED_REGRESSION if self.is_expected else self.outcome.value
+    def is_compared(self) -> bool:
+        """Return True if the metric was compared, whether its outcome is decided or open."""
+        return isinstance(self.state, Decided | Open)
 
     @property
     def is_lost(self) -> bool:
         """Return True if the launch lacks the metric or a fact needed to compare it. This always fails the test."""
-        return self.missing is Missing.CANDIDATE_VALUE
+        return isinstance(self.state, Missing) and self.state.part is MissingPart.CANDIDATE_VALUE
 
     @property
-    def is_marked(self) -> bool:
-        """Return True if a marker names the metric, so that the test is about this metric."""
-        return self.tolerance.origin is Origin.MARKER
+    def not_applicable(self) -> Reason | None:
+        """Return the reason why the metric can't be compared, or None."""
+        return self.state.reason if isinstance(self.state, NotApplicable) else None
 
     @property
-    def is_left_out(self) -> bool:
-        """Return True if the metric was not compared, and not because of a profiler, which the user asked for."""
-        return self.not_applicable not in (None, NotApplicable.PROFILER)
+    def label(self) -> str:
+        """Return the outcome as text, such as ``pass`` or ``expected regression``."""
+        return EXPECTED_REGRESSION if self.is_expected else self.outcome.value
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Return True if the metric was not compared because the versions or the device differ."""
-        return self.not_applicable in _DIFFERS
-
-    @property
-    def is_refused(self) -> bool:
-        """Return True if a marker asks for the metric and it can't be compared. This always fails the test."""
-        return self.is_left_out if self.is_marked else self.tolerance.origin is Origin.NUMERICS and self.is_elsewhere
-
-    def is_one_of(self, outcomes: Collection[Outcome]) -> bool:
-        """Return True if the outcome is in ``outcomes``, such as those of ``--aorta-fail-on``, and was requested."""
-        # Neither a marker nor the workload's config asks for the comparison.
-        is_unrequested = self.not_applicable in _ON_REQUEST and self.tolerance.origin in _UNASKED
-        return self.outcome in outcomes and not is_unrequested
-
-    @property
-    def is_beyond(self) -> bool:
-        """Return True if the metric got worse by more than the tolerance, decided or not."""
-        worse = metric_of(self.metric, self.tolerance.direction).worse
-        return self.delta is not None and worse * self.delta > (self.tolerance.value or 0.0)
-
-    @property
-    def is_by_ab(self) -> bool:
-        """Return True if launches of an A/B reference decided the outcome, not the stored baseline."""
-        return self.reference.kind is ReferenceKind.AB
+    def fails(self, fail_on: Collection[Outcome] = (), of_marked: Collection[Outcome] = ()) -> bool:
+        """Return True if the verdict fails its test, as in :meth:`Verdicts.failing`."""
+        origin = self.tolerance.origin
+        is_listed = self.outcome in fail_on or (origin is Origin.MARKER and self.outcome in of_marked)
+        match self.state:
+            case Missing(part=MissingPart.CANDIDATE_VALUE):
+                return True
+            case NotApplicable(reason=reason) if reason is not Reason.PROFILER:
+                # What a marker names has to be compared; nothing asks for some of the others.
+                is_refused = origin is Origin.MARKER or (origin is Origin.NUMERICS and reason in DIFFERS)
+                return is_refused or (is_listed and not (reason in _ON_REQUEST and origin in _UNASKED))
+        return is_listed or self.outcome is Outcome.REGRESSION
 
     @property
     def reason(self) -> str:
         """Return text with the version of an A/B reference, the explanation, and how to record a missing baseline."""
-        version = f"A/B with {self.reference.name}" if self.is_by_ab and self.reference.name else ""
+        version = f"A/B with {self.reference.name}" if self.reference.is_ab and self.reference.name else ""
         remedy = f"; {self.remedy}" if self.remedy else ""
         return ", ".join(filter(None, [version, self.detail])) + remedy
 
     @property
     def remedy(self) -> str:
         """Return how to get a baseline if none applies; empty for any other verdict or kind of reference."""
-        if not self.is_unrecorded or self.reference.kind is not ReferenceKind.BASELINE:
-            return ""
-        if self.has_other_steps:
-            return f"if this is intended, replace it with {RESET}"
-        return f"record {'one' if self.reference.revision is None else 'it again'} with --update-baselines"
+        match self.state:
+            case Missing(unrecorded=Unrecorded.STEPS):
+                return f"if this is intended, replace it with {RESET}"
+            case Missing(unrecorded=Unrecorded.CASE):
+                return f"record {'one' if self.reference.revision is None else 'it again'} with --update-baselines"
+        return ""
 
     def cells(self) -> tuple[str, ...]:
         """Return a row of a table: verdict, metric, both values, change, limit."""
@@ -225,7 +272,7 @@ class Verdict(Model, frozen=True):
     def headline(self) -> str:
         """Return the verdict, the metric and its change in one line, or why there is no change to show."""
         start = f"{self.label.capitalize()}: {self.metric}"
-        if self.outcome in (Outcome.MISSING, Outcome.NOT_APPLICABLE):
+        if not self.is_compared:
             return f"{start}, {self.reason}" if self.reason else start
         change = "" if self.delta is None else f" {format_change(self.delta, metric_of(self.metric).scale)}"
         return f"{start}{change} ({self.both}, limit {self.tolerance})"
@@ -236,8 +283,7 @@ class Verdict(Model, frozen=True):
 
     def __str__(self) -> str:
         """Return the headline and the reason in one line."""
-        line = self.headline
-        return line if not self.reason or line.endswith(self.reason) else f"{line}; {self.reason}"
+        return f"{self.headline}; {self.reason}" if self.is_compared and self.reason else self.headline
 
 
 class Verdicts(Model, frozen=True):
@@ -274,12 +320,17 @@ class Verdicts(Model, frozen=True):
     def need_launches(self) -> bool:
         """Return True if another launch could change the outcome of the test, or show that another metric got worse."""
         has_failed = any(row.outcome is Outcome.REGRESSION or row.is_lost for row in self.rows)
-        return any(row.is_open and (row.is_beyond or not has_failed) for row in self.rows)
+
+        def is_beyond(row: Verdict) -> bool:
+            worse = metric_of(row.metric, row.tolerance.direction).worse
+            return row.delta is not None and worse * row.delta > (row.tolerance.value or 0.0)
+
+        return any(isinstance(row.state, Open) and (not has_failed or is_beyond(row)) for row in self.rows)
 
     @property
     def decided(self) -> dict[str, Verdict]:
         """Return the verdicts that further launches do not change."""
-        return {row.metric: row for row in self.rows if not row.is_open}
+        return {row.metric: row for row in self.rows if not isinstance(row.state, Open)}
 
     def failing(self, fail_on: Collection[Outcome] = (), of_marked: Collection[Outcome] = ()) -> list[Verdict]:
         """Return the verdicts that fail the test: regressions, lost or refused metrics, and outcomes in ``fail_on``.
@@ -287,13 +338,7 @@ class Verdicts(Model, frozen=True):
         The outcomes in ``of_marked`` fail the test for metrics that a marker names. A metric that is not applicable
         because nothing asks for its comparison does not fail the test.
         """
-
-        def fails(row: Verdict) -> bool:
-            # A metric that the launch itself lost fails the test even if missing baselines do not.
-            outcomes = {Outcome.REGRESSION, *fail_on, *(of_marked if row.is_marked else ())}
-            return row.is_one_of(outcomes) or row.is_lost or row.is_refused
-
-        return list(filter(fails, self.rows))
+        return [row for row in self.rows if row.fails(fail_on, of_marked)]
 
 
 def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:

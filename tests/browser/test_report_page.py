@@ -9,7 +9,7 @@ from pytest_aorta.report.write import write_report
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.browser.report_page import DRAWN, STEPS, entry, texts
-from tests.unit.builders import make_record, make_verdict
+from tests.unit.builders import CAUGHT, make_record, make_verdict
 
 SHOWN = "[...document.querySelectorAll('details.test-entry')].filter((entry) => !entry.hidden)"
 VISIBLE_ROWS = "[...document.querySelectorAll('.verdicts tbody tr')].filter((row) => !row.closest('[hidden]'))"
@@ -291,7 +291,7 @@ def page_names_open(page) -> list[str]:
 
 
 def test_expected_regression_is_counted_apart_and_filtered_by_its_own_box(browser, tmp_path):
-    expected = make_verdict(Outcome.REGRESSION, delta=0.5, is_expected=True)
+    expected = make_verdict(CAUGHT, delta=0.5)
     records = [make_record("a.py::test_planted", [expected])]
     browser.open(write_report(session_report(records, title="planted"), tmp_path / "page.html")[0])
     assert texts(browser, ".totals .badge") == ["1 passed", "1 expected regression"]

@@ -6,6 +6,7 @@ from pytest_aorta import ComparisonFailed
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Decided
 from tests.unit.builders import default_priors
 
 pytestmark = [pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.launch_timeout(240)]
@@ -109,7 +110,7 @@ def check_faults(workload, folder, faults):
         launched = workload.run_script(str(script), [fault])
         row = judged(launched, reference, metric)
         fewer = fault == "no reshard"
-        assert (fault, row.outcome, row.is_open) == (fault, Outcome.IMPROVED if fewer else Outcome.REGRESSION, False)
+        assert (fault, row.state) == (fault, Decided(Outcome.IMPROVED if fewer else Outcome.REGRESSION))
         assert row.detail.startswith(text.format(size=launched.world_size))
         if fewer:  # here the copies are gathered again that the reference keeps
             assert judged(reference, launched, metric).outcome is Outcome.REGRESSION

@@ -17,7 +17,7 @@ from pytest_aorta.cli.main import COMMANDS, main
 from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workloads import find_workload, workload_places
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import NotApplicable
+from pytest_aorta.verdict.verdicts import Reason
 from tests.unit.builders import schema
 from tests.unit.docs.transcripts import difference
 
@@ -41,7 +41,7 @@ def test_every_public_name_of_the_rank_side_is_on_the_page_of_the_api():
     ("name", "text"),
     [
         *(("reference", f"| {outcome.value} |") for outcome in Outcome),
-        *(("read-a-failure", f"| {reason} |") for reason in NotApplicable),
+        *(("read-a-failure", f"| {reason} |") for reason in Reason),
         *(("command", f"`aorta {command.name}") for command in COMMANDS),
     ],
 )

@@ -9,8 +9,8 @@ from pytest_aorta.session.record import Comparison, TestRecord, totals
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import NotApplicable, ReferenceKind, VerdictReference
-from tests.unit.builders import compared, make_baseline, make_facts, make_record, make_verdict, ran, replace
+from pytest_aorta.verdict.verdicts import NotApplicable, Reason, ReferenceKind, VerdictReference
+from tests.unit.builders import UNRECORDED, compared, make_baseline, make_facts, make_record, make_verdict, ran, replace
 
 CASE = "tests/test_a.py::test_x::fsdp"
 PASS = make_verdict(Outcome.PASS, case=CASE)
@@ -25,25 +25,25 @@ def record(*verdicts, **changes) -> TestRecord:
     return make_record("tests/test_a.py::test_x", verdicts, **changes)
 
 
-def not_applicable(reason: NotApplicable, detail: str = "torch is 1"):
-    return replace(PASS, outcome=Outcome.NOT_APPLICABLE, not_applicable=reason, detail=detail)
+def not_applicable(reason: Reason, detail: str = "torch is 1"):
+    return replace(PASS, state=NotApplicable(reason), detail=detail)
 
 
 def test_run_without_a_finding_is_one_line_that_counts_what_is_unchanged():
-    first = record(PASS, EXACT, *[not_applicable(NotApplicable.NOT_REPRODUCIBLE)] * 2, launches=ran(3))
+    first = record(PASS, EXACT, *[not_applicable(Reason.NOT_REPRODUCIBLE)] * 2, launches=ran(3))
     assert summary_lines([first, record(EXACT)]) == [
         "aorta: 2 tests OK, 3 metrics unchanged, 2 not compared (not deterministic), 4 launches in 4.0s"
     ]
 
 
 def test_what_was_not_compared_since_versions_differ_is_named_also_where_a_line_is_short():
-    left_out = [not_applicable(NotApplicable.ENVIRONMENT, "torch is 2"), not_applicable(NotApplicable.HEAD_START)]
+    left_out = [not_applicable(Reason.ENVIRONMENT, "torch is 2"), not_applicable(Reason.HEAD_START)]
     [line] = summary_lines([record(PASS, *left_out, launches=ran(99)), *[record()] * 99], -1)
     assert "2 not compared (step_time_p50: torch is 2), " in line
 
 
 def test_last_line_fits_a_terminal_whatever_happened():
-    found = [record(*FINDINGS, *map(not_applicable, NotApplicable), notes=["slow"]) for _ in range(12)]
+    found = [record(*FINDINGS, *map(not_applicable, Reason), notes=["slow"]) for _ in range(12)]
     for verbosity in (-1, 0, 1):
         line = summary_lines(found, verbosity)[-1]
         assert line.startswith("aorta: 12 tests, 12 regressions, 12 missing, 12 inconclusive, 12 improved")
@@ -84,7 +84,7 @@ def test_notes_that_only_verbosity_shows_are_counted():
 
 def test_metrics_without_a_baseline_share_a_line_per_comparison():
     unrecorded = replace(
-        FINDINGS[1], is_unrecorded=True, detail="none", reference=VerdictReference(ReferenceKind.BASELINE)
+        FINDINGS[1], state=UNRECORDED, detail="none", reference=VerdictReference(ReferenceKind.BASELINE)
     )
     lost = replace(FINDINGS[1], metric="weight_hash")
     shown = summary_lines([record(unrecorded, unrecorded, lost)])
@@ -107,7 +107,7 @@ def test_test_without_a_verdict_is_counted_by_what_became_of_it(changes, text):
     assert totals([record(**changes)]).startswith(text)
 
 
-@given(st.lists(st.lists(st.sampled_from([PASS, EXACT, *FINDINGS, not_applicable(NotApplicable.LAUNCHER)]))))
+@given(st.lists(st.lists(st.sampled_from([PASS, EXACT, *FINDINGS, not_applicable(Reason.LAUNCHER)]))))
 def test_every_verdict_is_counted_once(verdicts):
     counts = totals([record(*given) for given in verdicts]).rpartition(", ")[0].split(", ")[1:]
     idle = sum(not given for given in verdicts)

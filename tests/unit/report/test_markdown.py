@@ -23,7 +23,8 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import RETRIED, Side, TestRecord
 from pytest_aorta.session.rounds import Repeated
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import compared, make_facts, make_record, make_verdict, ran, replace
+from pytest_aorta.verdict.verdicts import Missing, MissingPart
+from tests.unit.builders import CAUGHT, UNRECORDED, compared, make_facts, make_record, make_verdict, ran, replace
 
 FAILED = make_record(
     "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
@@ -97,7 +98,7 @@ def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only
         ([], WARNING),
         ([replace(FAILED, outcome=RETRIED), GOOD], WARNING),
         ([make_record("a.py::run", launches=ran(1))], WARNING),
-        ([make_record("a.py::caught", [make_verdict(Outcome.REGRESSION, is_expected=True)])], CHECK),
+        ([make_record("a.py::caught", [make_verdict(CAUGHT)])], CHECK),
     ],
 )
 def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, start):
@@ -105,9 +106,7 @@ def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, 
     assert rendered(records).startswith(start)
 
 
-@pytest.mark.parametrize(
-    "row", [make_verdict(Outcome.NOT_APPLICABLE), make_verdict(Outcome.REGRESSION, is_expected=True)], ids=str
-)
+@pytest.mark.parametrize("row", [make_verdict(Outcome.NOT_APPLICABLE), make_verdict(CAUGHT)], ids=str)
 def test_verdict_that_does_not_apply_or_that_the_test_expects_is_not_a_finding(row):
     assert not re.search(r"<details>|\|", rendered([make_record("a.py::good", [row])]))
 
@@ -120,9 +119,9 @@ def test_finding_is_a_row_with_its_reason(outcome):
 
 
 def test_metrics_without_a_baseline_share_a_row_per_comparison():
-    lacking = make_verdict(Outcome.MISSING, is_unrecorded=True, detail="no baseline")
+    lacking = make_verdict(UNRECORDED, detail="no baseline")
     rows = [replace(lacking, metric=metric, case=case) for case in ("a::one", "a::two") for metric in ("x", "y", "z")]
-    page = Page(rendered([make_record("a.py::good", [*rows, replace(rows[0], is_unrecorded=False)])]))
+    page = Page(rendered([make_record("a.py::good", [*rows, replace(rows[0], state=Missing(MissingPart.BASELINE))])]))
     cells = page.texts["td"]
     assert [[cells[place], cells[place + 2]] for place in range(0, len(cells), 7)] == [
         ["a::one", "3 metrics"],
@@ -227,7 +226,7 @@ def measured(**changes) -> LaunchFacts:
 
 
 def test_provenance_is_folded_and_lists_values_that_differ():
-    first = compared("a", measured(), measured(recorded_at="2026-01-02T03:09:05Z"))
+    first = compared("a", measured(), measured(measured_at="2026-01-02T03:09:05Z"))
     reference = compared("a", measured(environment={"torch": "1"}), side=Side.REFERENCE)
     record = replace(GOOD, comparisons=(first, reference))
     on_h200 = measured(environment={"torch": "2.13.0", "device_name": "NVIDIA H200"})

@@ -27,6 +27,7 @@ from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (
+    CAUGHT,
     make_baseline,
     make_facts,
     make_report,
@@ -225,7 +226,7 @@ def test_there_is_no_ratio_of_what_can_not_be_divided(here, there):
 
 
 def test_expected_regression_is_counted_as_such_in_the_summary():
-    expected = make_verdict(Outcome.REGRESSION, is_expected=True)
+    expected = make_verdict(CAUGHT)
     found = summary(as_report(replace(p50_case(2.0, 1.0), verdicts=(expected,))))
     assert found["verdicts"] == {"expected regression": 1}
     assert found["cases"][0]["metrics"]["step_time_p50"]["verdict"] == "expected regression"

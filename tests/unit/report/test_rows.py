@@ -17,6 +17,7 @@ from pytest_aorta.session.record import Comparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
 from tests.unit.builders import (
+    CAUGHT,
     make_baseline,
     make_facts,
     make_provenance,
@@ -49,7 +50,7 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
     verdicts = (
         make_verdict(Outcome.NOT_APPLICABLE, metric="overlap_ratio"),
         make_verdict(Outcome.PASS, metric="num_parameters"),
-        make_verdict(Outcome.REGRESSION, metric="weight_hash", is_expected=True),
+        make_verdict(CAUGHT, metric="weight_hash"),
         make_verdict(Outcome.MISSING, metric="peak_memory_bytes"),
         FAILED,
         make_verdict(Outcome.REGRESSION, metric="step_time_p99", delta=-0.5),

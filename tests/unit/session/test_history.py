@@ -12,7 +12,7 @@ from pytest_aorta.verdict.baseline import write_baseline
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
-from tests.unit.builders import compared, make_baseline, make_facts, make_options, make_verdict, stored
+from tests.unit.builders import CAUGHT, compared, make_baseline, make_facts, make_options, make_verdict, stored
 from tests.unit.sample_history import entries_of, make_entry, make_history, write_history
 
 CASE = "tests/test_a.py::test_x::fsdp"
@@ -51,7 +51,7 @@ def test_value_that_does_not_fit_the_schema_is_not_written(tmp_path):
 
 
 def test_change_without_a_number_is_null_and_an_expected_regression_is_kept_as_such():
-    row = make_verdict(Outcome.REGRESSION, is_expected=True, delta=float("inf"), low=0.0)
+    row = make_verdict(CAUGHT, delta=float("inf"), low=0.0)
     (read,) = parse_entry(to_json(make_entry().replace(verdicts=(row,))).encode(), "f").verdicts
     assert (read.label, read.delta, read.low) == ("expected regression", None, 0.0)
 
@@ -86,7 +86,7 @@ def test_bad_lines_are_named_and_the_others_are_read(tmp_path):
 
 def test_moment_that_does_not_exist_is_a_problem_of_its_line():
     line = to_json(make_entry()).replace("2026-01-05T", "2026-13-05T")
-    with pytest.raises(AortaError, match=r"^f:7: \$\.launches\[0\]\.facts: recorded_at: got '2026-13-05T"):
+    with pytest.raises(AortaError, match=r"^f:7: \$\.launches\[0\]\.facts\.provenance: measured_at: got '2026-13-05T"):
         parse_entry(line.encode(), "f:7")
 
 

@@ -5,7 +5,18 @@ from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, 
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
-from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
+from pytest_aorta.verdict.verdicts import (
+    Decided,
+    Missing,
+    MissingPart,
+    NotApplicable,
+    Open,
+    Reason,
+    ReferenceKind,
+    Unrecorded,
+    Verdict,
+    VerdictReference,
+)
 from tests.unit.builders import make_baseline, make_facts, make_record, make_verdict
 
 MARKED = {"step_time_p50": Tolerance(0.05), "weight_hash": Tolerance(None)}
@@ -13,11 +24,16 @@ VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 CHANGE = st.none() | st.floats(allow_nan=False)
 TOLERANCE = st.builds(Tolerance, CHANGE, st.sampled_from(Scale), st.sampled_from(Origin))
 REFERENCE = st.builds(VerdictReference, st.sampled_from(ReferenceKind), st.text(), st.none() | st.integers(1, 9))
+STATE = (
+    st.builds(Decided, st.sampled_from(Outcome), st.booleans())
+    | st.just(Open())
+    | st.builds(Missing, st.sampled_from(MissingPart), st.none() | st.sampled_from(Unrecorded))
+    | st.builds(NotApplicable, st.sampled_from(Reason))
+)
 VERDICT = st.builds(
-    Verdict, case=st.text(), metric=st.just("step_time_p50"), outcome=st.sampled_from(Outcome), value=VALUE,
+    Verdict, case=st.text(), metric=st.just("step_time_p50"), state=STATE, value=VALUE,
     baseline=VALUE, delta=CHANGE, tolerance=TOLERANCE, reference=REFERENCE, detail=st.text(),
-    missing=st.none() | st.sampled_from(Missing), low=CHANGE, high=CHANGE, launches=st.integers(1, 13),
-    is_open=st.booleans(), not_applicable=st.none() | st.sampled_from(NotApplicable), is_expected=st.booleans(),
+    low=CHANGE, high=CHANGE, launches=st.integers(1, 13),
 )  # fmt: skip
 COMPARISON = st.builds(
     Comparison, case=st.text(), kind=st.sampled_from(ReferenceKind),

@@ -11,8 +11,9 @@ from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference, Verdicts
+from pytest_aorta.verdict.verdicts import Decided, Open, ReferenceKind, VerdictReference, Verdicts
 from tests.unit.builders import (
+    UNRECORDED,
     compared,
     default_priors,
     launches_near,
@@ -102,7 +103,7 @@ def test_launches_that_are_there_are_the_first_pair_and_the_next_has_the_other_o
 @pytest.mark.parametrize("allowed", [2, 3, 4, 6])
 def test_pairs_end_at_the_most_that_are_allowed(allowed):
     row, order = pairs((12.0, 9.0), 10.0, allowed, made=0)
-    assert (row.outcome, row.is_open) == (Outcome.INCONCLUSIVE, False)
+    assert row.state == Decided(Outcome.INCONCLUSIVE)
     assert len(order) == 2 * allowed
 
 
@@ -124,7 +125,7 @@ def test_marked_time_of_another_machine_is_left_to_an_a_b(marked, expected):
 
 
 def test_verdicts_of_an_a_b_take_the_places_of_the_stored_ones():
-    open_row = make_verdict(Outcome.INCONCLUSIVE, is_open=True)
+    open_row = make_verdict(Open())
     stays = make_verdict(Outcome.PASS, metric="weight_hash")
     reference = VerdictReference(ReferenceKind.AB, "main")
     paired = make_verdict(Outcome.REGRESSION, detail="why", reference=reference)
@@ -194,7 +195,7 @@ def test_metric_that_the_launch_lost_is_named_beside_a_missing_baseline():
 
 def test_largest_change_comes_first_and_all_that_is_not_recorded_in_one_line():
     rows = [
-        *(make_verdict(Outcome.MISSING, metric=name, is_unrecorded=True, detail="no baseline") for name in ("a", "b")),
+        *(make_verdict(UNRECORDED, metric=name, detail="no baseline") for name in ("a", "b")),
         *(make_verdict(Outcome.REGRESSION, metric=name, delta=delta) for name, delta in (("c", 0.1), ("d", -0.5))),
     ]
     first, second, missing, measured, *_ = comparison_text(compared("case", make_facts()), rows).splitlines()

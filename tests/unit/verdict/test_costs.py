@@ -5,7 +5,7 @@ import pytest
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost, Costs, distinct
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Missing, NotApplicable
+from pytest_aorta.verdict.verdicts import Missing, MissingPart, NotApplicable, Reason
 from tests.unit.builders import launches_needed, make_baseline, on_cpu, stored
 from tests.unit.verdict.compared import check, outcomes
 
@@ -59,7 +59,7 @@ REGRESSION, IMPROVED, PASS = Outcome.REGRESSION, Outcome.IMPROVED, Outcome.PASS
 ])  # fmt: skip
 def test_one_launch_decides_and_says_what_came_and_went(cost, metric, marker, outcome, detail):
     row = judged(cost, cost, marked={metric: marker} if marker else {})[metric]
-    assert (row.outcome, row.is_open) == (outcome, False)
+    assert row.outcome is outcome
     assert row.detail.startswith(detail)
 
 
@@ -122,7 +122,7 @@ def test_what_differs_between_launches_of_the_baseline_is_left_out_by_name():
 def test_costs_of_other_simulated_ranks_are_missing():
     here, there = (on_cpu(costs=distinct([COSTS], [rank]), simulated=True) for rank in (3, 0))
     row = check(here, baseline=make_baseline(launches=stored(there))).rows[0]
-    assert (row.outcome, row.missing) == (Outcome.MISSING, Missing.BASELINE_VALUE)
+    assert row.state == Missing(MissingPart.BASELINE_VALUE)
     assert row.detail.startswith("the launch has the costs of ranks [3], the baseline of ranks [0]; record it again")
 
 
@@ -131,13 +131,13 @@ def test_a_baseline_without_costs_stays_valid_and_says_so_once():
     assert not {row.metric for row in verdicts.rows} & {"collectives", "operators"}
     assert verdicts.notes[-1].startswith("costs of a step are not in the baseline; record it again with")
     marked = judged(COSTS, COSTS, before=[on_cpu()], marked={"collectives": "exact"})["collectives"]
-    assert marked.missing is Missing.BASELINE_VALUE
+    assert marked.state == Missing(MissingPart.BASELINE_VALUE)
 
 
 def test_costs_that_a_launch_could_not_count_are_missing_with_the_reason():
     problem = Costs(problem="torch.profiler runs")
     verdicts = judged(problem, problem)
-    assert verdicts["collectives"].missing is Missing.CANDIDATE_VALUE
+    assert verdicts["collectives"].is_lost
     assert "costs of a step are not compared: torch.profiler runs" in verdicts.notes
 
 
@@ -151,7 +151,7 @@ def test_an_operator_without_a_formula_is_told_in_the_row_of_flops_and_not_as_a_
 
 def test_another_torch_keeps_operators_from_being_compared_but_not_collectives():
     verdicts = judged(MORE_GATHERS, MORE_GATHERS, environment={"torch": "2.13.0", "device": "cpu"})
-    assert verdicts["operators"].not_applicable is NotApplicable.VERSIONS
+    assert verdicts["operators"].state == NotApplicable(Reason.VERSIONS)
     row = verdicts["collectives"]
     assert row.outcome is REGRESSION
     assert "torch is 2.13.0, the baseline's 2.11.0, which can be the cause" in row.detail

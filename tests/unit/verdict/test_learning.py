@@ -6,7 +6,7 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline
 from pytest_aorta.verdict.learning import detection_lines, left_out, merged
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.verdicts import NotApplicable
+from pytest_aorta.verdict.verdicts import Reason
 from tests.unit.builders import (
     default_priors,
     growing,
@@ -170,7 +170,7 @@ def test_metric_that_varies_too_much_is_left_out_with_the_remedy(facts, marked):
 def test_metric_that_is_left_out_is_not_compared_and_a_marker_on_it_fails_the_test():
     noisy = baseline_of(deviation=0.05).replace(left_out={"step_time_p50": "loud"})
     rows = [check(make_facts(), baseline=noisy, marked=marked) for marked in ({}, P50)]
-    assert [row["step_time_p50"].not_applicable for row in rows] == [NotApplicable.NOISY] * 2
+    assert [row["step_time_p50"].not_applicable for row in rows] == [Reason.NOISY] * 2
     assert [[row.metric for row in one.failing()] for one in rows] == [[], ["step_time_p50"]]
     assert detection_lines(noisy, P50, default_priors, 5) == [
         "  step_time_p50: left out: loud; compare it with --aorta-ab=REF"

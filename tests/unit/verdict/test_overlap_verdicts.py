@@ -23,8 +23,9 @@ from pytest_aorta.verdict.learning import detection_lines, left_out
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, Scale, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
+    changed,
     default_priors,
     launches_needed,
     make_baseline,
@@ -110,9 +111,9 @@ def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank
     ]
     facts = make_result([[1.0] * 3] * 2, overlap=overlap).facts
     assert facts.exposed_ms == {"all_gather": 3.0, "send_recv": 0.5}
-    assert facts.most_exposed_rank == 1
+    assert facts.description.most_exposed_rank == 1
     bare = make_result([[1.0] * 3] * 2).facts
-    assert (bare.exposed_ms, bare.most_exposed_rank) == ({}, None)
+    assert (bare.exposed_ms, bare.description.most_exposed_rank) == ({}, None)
 
 
 @pytest.mark.parametrize("late", [(0, 4, 9), (9,), (0,)])
@@ -160,7 +161,7 @@ def test_noisier_baseline_decides_only_what_is_obvious_and_says_why():
         row = check([launch(ratio)] * 5, recorded)["overlap_ratio"]
         assert row.outcome is Outcome.INCONCLUSIVE
         assert re.search(r"resolves? 3 points", row.detail)
-    assert check([launch(0.1)], recorded, max_launches=5)["overlap_ratio"].is_open
+    assert check([launch(0.1)], recorded, max_launches=5)["overlap_ratio"].state == Open()
     assert check([launch(0.1)] * 3, recorded)["overlap_ratio"].outcome is Outcome.REGRESSION
 
 
@@ -213,7 +214,7 @@ def test_error_rates_hold_for_ratios_also_at_their_ends(center):
 
 CALL = "cudaStreamSynchronize in aten::item"
 BLOCKED = make_facts(metrics={"overlap_ratio_as_run": 0.61, "exposed_comm_ms_as_run": 3.9}, blocked_by=CALL)
-LATE = BLOCKED.replace(blocked_by="")
+LATE = changed(BLOCKED, blocked_by="")
 WAITS = f"a step waits for the device in {CALL}, so the host cannot run ahead; as run 0.61"
 LARGE = "the trace of one profiled step has 412,345,678 bytes on the largest rank"
 UNREAD = make_facts(overlap_problem=LARGE)
@@ -286,13 +287,13 @@ def test_host_that_is_always_late_is_inconclusive_after_the_last_launch(max_laun
     row, made = settled(*[LATE] * 5, max_launches=max_launches)
     last_look = {1: 1, 2: 1, 3: 3, 5: 5}[max_launches]
     number = f"{last_look} of {last_look} launches" if last_look > 1 else "the launch"
-    assert (row.outcome, row.is_open, made) == (Outcome.INCONCLUSIVE, False, last_look)
+    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), last_look)
     assert (row.value, row.detail) == (None, f"no value of {number}: {LATE_HOST}")
 
 
 def test_launches_that_are_too_few_without_the_late_ones_name_the_late_host():
     row, made = settled(ahead(0.3), ahead(0.3), LATE, LATE, LATE)
-    assert (row.outcome, row.is_open, made) == (Outcome.INCONCLUSIVE, False, 5)
+    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), 5)
     assert row.detail == f"no value of 3 of 5 launches: {LATE_HOST}"
 
 
@@ -308,7 +309,7 @@ def test_pair_with_a_late_host_is_left_out():
     row, made = paired([LATE, *same], [*same[:1], LATE, *same])
     assert (row.outcome, row.launches, made) == (Outcome.PASS, 2, 4)
     row, made = paired([LATE] * 6, [ahead(0.86)] * 6)
-    assert (row.outcome, row.is_open, made) == (Outcome.INCONCLUSIVE, False, 6)
+    assert (row.state, made) == (Decided(Outcome.INCONCLUSIVE), 6)
     assert row.detail == f"no value of 6 of 12 launches: {LATE_HOST}"
 
 
@@ -343,6 +344,6 @@ def test_facts_name_the_call_of_a_rank_before_that_of_another_rank():
         leads = [HeadStart(100.0, 2, 1.0, succeeded=call is None, blocked_by=call) for call in calls]
         return make_result([[1.0] * 3] * 2, head_start=leads).facts
 
-    assert facts(ANOTHER_RANK, CALL).blocked_by == CALL
-    assert facts(ANOTHER_RANK, ANOTHER_RANK).blocked_by == ANOTHER_RANK
-    assert facts(None, None).blocked_by == make_result([[1.0] * 3]).facts.blocked_by == ""
+    assert facts(ANOTHER_RANK, CALL).description.blocked_by == CALL
+    assert facts(ANOTHER_RANK, ANOTHER_RANK).description.blocked_by == ANOTHER_RANK
+    assert facts(None, None).description == make_result([[1.0] * 3]).facts.description

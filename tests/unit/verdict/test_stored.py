@@ -15,7 +15,7 @@ from pytest_aorta.verdict.noise import default_variance, platform_priors, unreso
 from pytest_aorta.verdict.rows import choose_tolerances
 from pytest_aorta.verdict.statistics.decision import Outcome, least_tolerance
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import Decided, Open, ReferenceKind, Verdict
 from tests.unit.builders import (
     default_priors,
     launches_near,
@@ -56,7 +56,7 @@ def test_center_is_the_median_of_the_center_launches_alone():
 def lost_by(*losses: float, build=on_cpu) -> list[LaunchFacts]:
     """Return launches with these final losses, a day apart on different machines."""
     return [
-        build(final_loss=loss, block=f"{number:012}", recorded_at=stamp(86400 * (1 + number)))
+        build(final_loss=loss, block=f"{number:012}", measured_at=stamp(86400 * (1 + number)))
         for number, loss in enumerate(losses)
     ]
 
@@ -77,7 +77,7 @@ def check_loss(*losses: float, recorded=(2.0,) * 10, build=on_cpu, max_launches=
 @pytest.mark.parametrize("recorded", [(2.0,), (2.0,) * 10, NOISY_LOSSES])
 def test_unchanged_loss_passes_its_tolerance_at_the_first_launch(build, recorded):
     row = check_loss(2.0, recorded=recorded, build=build)
-    assert (row.outcome, row.is_open) == (Outcome.PASS, False)
+    assert row.state == Decided(Outcome.PASS)
 
 
 @pytest.mark.parametrize("build", [on_cpu, make_facts])
@@ -105,7 +105,7 @@ def test_launch_that_computes_on_another_device_than_its_baseline_on_the_platfor
 
 def test_baseline_without_a_device_among_its_facts_is_compared():
     nameless = make_baseline(launches=stored(*[make_facts(environment={})] * 3))
-    assert check(make_facts(environment={"device": "cuda"}), baseline=nameless)["step_time_p50"].missing is None
+    assert check(make_facts(environment={"device": "cuda"}), baseline=nameless)["step_time_p50"].is_compared
 
 
 def test_times_of_results_of_two_platforms_are_not_applicable():
@@ -137,7 +137,7 @@ def test_value_that_is_not_positive_passes_within_the_baselines_range():
 def test_value_beyond_the_range_of_signed_ones_asks_for_launches_until_it_can_be_no_chance():
     seen = [check_losses([1.5, 1.6, 1.7, 1.8, 1.9][:count], SIGNED) for count in range(1, 6)]
     assert [row.outcome for row in seen] == [Outcome.INCONCLUSIVE] * 4 + [Outcome.REGRESSION]
-    assert [row.is_open for row in seen] == [True] * 4 + [False]
+    assert [isinstance(row.state, Open) for row in seen] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_undecided_verdict_names_the_remedy_at_once_and_recording_says_the_same(
         "case", few.config, few, marked, lambda _metric: VarianceComponents.of(0.04, 0.02, 8), 5
     )
     row = comparison.judge([with_p50(make_facts(block="f" * 12), 11.0)])["step_time_p50"]
-    assert (row.outcome, row.is_open, row.launches) == (Outcome.INCONCLUSIVE, False, 1)
+    assert (row.state, row.launches) == (Decided(Outcome.INCONCLUSIVE), 1)
     remedy_text = row.detail.removeprefix("further launches could not decide; ")
     assert re.fullmatch(r"record \d more launch(es)? \(.*\): the baseline's 3 cannot resolve 11%", remedy_text)
     lines = detection_lines(few, marked, comparison.priors, 5)

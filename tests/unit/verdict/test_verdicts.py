@@ -5,8 +5,12 @@ import pytest
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import (
+    Decided,
     Missing,
+    MissingPart,
     NotApplicable,
+    Open,
+    Reason,
     ReferenceKind,
     VerdictReference,
     Verdicts,
@@ -55,16 +59,16 @@ BY_DEFAULT = Tolerance(0.05, origin=Origin.DEFAULT)
 
 
 def test_metric_that_a_marker_names_is_decided_or_fails_except_under_a_profiler():
-    def failing(reason, origin, outcome=Outcome.NOT_APPLICABLE, **how):
-        row = make_verdict(outcome, not_applicable=reason, tolerance=Tolerance(0.05, origin=origin))
+    def failing(state, origin, **how):
+        row = make_verdict(state, tolerance=Tolerance(0.05, origin=origin))
         return bool(Verdicts("case", (row,)).failing(**how))
 
-    for reason in NotApplicable:
-        assert failing(reason, Origin.MARKER) is (reason is not NotApplicable.PROFILER)
-        assert not failing(reason, Origin.DEFAULT)
+    for reason in Reason:
+        assert failing(NotApplicable(reason), Origin.MARKER) is (reason is not Reason.PROFILER)
+        assert not failing(NotApplicable(reason), Origin.DEFAULT)
     asked = {"of_marked": {Outcome.INCONCLUSIVE}}
-    assert failing(None, Origin.MARKER, Outcome.INCONCLUSIVE, **asked)
-    assert not failing(None, Origin.DEFAULT, Outcome.INCONCLUSIVE, **asked)
+    assert failing(Decided(Outcome.INCONCLUSIVE), Origin.MARKER, **asked)
+    assert not failing(Decided(Outcome.INCONCLUSIVE), Origin.DEFAULT, **asked)
 
 
 @pytest.mark.parametrize("outcome", sorted(set(Outcome) - {Outcome.PASS, Outcome.REGRESSION}))
@@ -76,16 +80,16 @@ def test_each_other_outcome_fails_where_it_is_listed_and_only_there(outcome):
 @pytest.mark.parametrize(
     ("reason", "origin", "fails"),
     [
-        (NotApplicable.UNMARKED_CPU_TIMES, Origin.DEFAULT, False),
-        (NotApplicable.NOT_REPRODUCIBLE, Origin.DEFAULT, False),
-        (NotApplicable.NOT_REPRODUCIBLE, Origin.MARKER, True),
-        (NotApplicable.NOT_REPRODUCIBLE, Origin.COMPARE, True),
-        (NotApplicable.ENVIRONMENT, Origin.DEFAULT, True),
-        (NotApplicable.OLD_CPU_TIMES, Origin.MARKER, True),
+        (Reason.UNMARKED_CPU_TIMES, Origin.DEFAULT, False),
+        (Reason.NOT_REPRODUCIBLE, Origin.DEFAULT, False),
+        (Reason.NOT_REPRODUCIBLE, Origin.MARKER, True),
+        (Reason.NOT_REPRODUCIBLE, Origin.COMPARE, True),
+        (Reason.ENVIRONMENT, Origin.DEFAULT, True),
+        (Reason.OLD_CPU_TIMES, Origin.MARKER, True),
     ],
 )
 def test_metric_whose_comparison_nothing_asks_for_does_not_fail_where_not_applicable_is_listed(reason, origin, fails):
-    row = make_verdict(Outcome.NOT_APPLICABLE, not_applicable=reason, tolerance=Tolerance(None, origin=origin))
+    row = make_verdict(NotApplicable(reason), tolerance=Tolerance(None, origin=origin))
     assert Verdicts("case", (row,)).failing({Outcome.NOT_APPLICABLE}) == [row] * fails
 
 
@@ -94,12 +98,12 @@ def test_verdict_of_a_metric_that_was_not_compared_is_an_error_that_names_the_ot
         Verdicts("case", (make_verdict(Outcome.PASS),))["step_time_p5"]
 
 
-OPEN = make_verdict(Outcome.INCONCLUSIVE, metric="step_time_mean", is_open=True)
+OPEN = make_verdict(Open(), metric="step_time_mean")
 
 
 @pytest.mark.parametrize(
     "red",
-    [make_verdict(Outcome.REGRESSION), make_verdict(Outcome.MISSING, value=None, missing=Missing.CANDIDATE_VALUE)],
+    [make_verdict(Outcome.REGRESSION), make_verdict(Missing(MissingPart.CANDIDATE_VALUE), value=None)],
 )
 def test_test_that_fails_anyhow_needs_launches_only_for_another_metric_that_got_worse(red):
     assert not Verdicts("case", (red, OPEN)).need_launches
