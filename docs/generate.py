@@ -233,8 +233,8 @@ def schemas() -> str:
 # The structs whose keys are listed, by file; the schema files describe those of the others.
 _SHOWN = {
     "workload_result": ("WorkloadResult",),
-    "baseline": ("Baseline", "StoredLaunch", "LaunchFacts"),
-    "history": ("HistoryEntry", "Verdict"),
+    "baseline": ("Baseline", "StoredLaunch", "LaunchFacts", "LaunchDescription", "Provenance"),
+    "history": ("HistoryEntry", "Comparison", "Verdict"),
 }
 
 

@@ -45,11 +45,11 @@ def fitted(pair: Pair, world: World, notes: Sequence[str]) -> Fit:
     on_cpu = world.device == DeviceKind.CPU
     # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
     markers = ["numerics" if on_cpu else "overlap", f"world(size={world.size})"]
-    said = [f"measured {counted(first.num_steps, 'step')} on {world.platform}", first.optimizers, *notes]
+    said = [f"measured {counted(first.num_steps, 'step')} on {world.platform}", first.description.optimizers, *notes]
     costs, of_costs = _costs(facts)
     said.append(of_costs)
-    if first.overlap_problem:
-        said.append(f"overlap is not compared: {first.overlap_problem}")
+    if first.description.overlap_problem:
+        said.append(f"overlap is not compared: {first.description.overlap_problem}")
     if first.num_steps != second.num_steps:
         said.append(
             f"a launch measured {first.num_steps} steps and the next {second.num_steps}, so the test fails: have the "

@@ -113,9 +113,9 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
     facts = result.facts
     lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
-    if note := facts.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
+    if note := facts.description.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
         lines.append(f"overlap: {note}")
-    lines += filter(None, (facts.optimizers, *map(str, facts.replicas[:1])))
+    lines += filter(None, (facts.description.optimizers, *map(str, facts.description.replicas[:1])))
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)
         lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")

@@ -248,7 +248,7 @@ def _fewer(comparison: Comparison, failing: Sequence[Verdict]) -> Iterator[tuple
 
 def _labelled(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield the notes: those on what was measured explain no verdict, and one is about a further launch."""
-    measured = {facts.optimizers for facts in comparison.facts(Side.CANDIDATE)}
+    measured = {facts.description.optimizers for facts in comparison.facts(Side.CANDIDATE)}
     for note in comparison.notes:
         is_cause = note not in measured and not note.startswith(UNCOMPARED)
         yield "locate" if note.startswith(LOCATE) else "cause" if is_cause else "note", note

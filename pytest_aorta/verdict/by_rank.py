@@ -379,7 +379,7 @@ def _judge_steps(
 
 def series_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
     """Return what was measured, and which replicas differ that did not on the other side."""
-    usual = [parted for one in others for parted in one.replicas]
-    measured = [one.optimizers for one in launches if one.optimizers]
-    new = [next((str(parted) for parted in one.replicas if parted not in usual), "") for one in launches]
+    usual = [parted for one in others for parted in one.description.replicas]
+    measured = [one.description.optimizers for one in launches if one.description.optimizers]
+    new = [next((str(parted) for parted in one.description.replicas if parted not in usual), "") for one in launches]
     return list(dict.fromkeys(filter(None, (*measured, *new))))
