@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._autograd import _profiler_enabled
 from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
@@ -62,6 +61,7 @@ from pytest_aorta.worker.costs import costs_of
 from pytest_aorta.worker.lines import Lines
 from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of, wrapper_problem
 from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.torch_private import profiler_enabled
 
 # Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3
@@ -192,7 +192,7 @@ def count_step(step: Callable[[], object], device: torch.device) -> Costs:
     """Run ``step`` once and return its costs on this rank, or why they can't be counted; collective."""
     if problem := wrapper_problem():
         return Costs(problem=problem)
-    if _profiler_enabled():
+    if profiler_enabled():
         return Costs(problem="torch.profiler runs during the steps, and torch has one profiler per thread")
     try:
         return _counted(step, device)[1]
@@ -428,7 +428,7 @@ def _profile(
     ``host=False`` records only the device. ``lead_ms`` gives the host a head start. ``shapes`` and ``memory`` record
     the shapes of operators' inputs and allocations.
     """
-    if _profiler_enabled():
+    if profiler_enabled():
         raise RuntimeError(
             "capture_overlap was called while torch.profiler runs, and torch has one profiler per thread"
         )
@@ -456,7 +456,7 @@ def _profile(
             ended_s, ended_ns = time.perf_counter(), time.time_ns()
             synchronize(device)
             # Without this check, the export of the profiler's trace would crash the process.
-            if not _profiler_enabled():
+            if not profiler_enabled():
                 raise _OwnProfilerError(
                     "the step runs torch.profiler itself, which ends the capture; capture steps without it"
                 )
