@@ -34,7 +34,6 @@ from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
 from pytest_aorta.session.record import RunningTest
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
-from pytest_aorta.verdict.by_rank import uncompared_notes
 from pytest_aorta.verdict.metrics import METRICS, Value
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
 from pytest_aorta.verdict.statistics.variance import own_variance
@@ -468,7 +467,7 @@ def _varies(one: WorkloadResult | AortaError, other: WorkloadResult | AortaError
     if found := first_other_weights(one.facts.series, other.facts.series):
         return f"in two launches {found}"
     located = locate_first(one, other, first, (), None, lambda _: None)
-    return " ".join([f"two launches differ in step {first.step}:", *(line.strip() for line in located)])
+    return " ".join([f"two launches differ in step {first.step}:", *(str(note).strip() for note in located)])
 
 
 def _known_costs(facts: Sequence[LaunchFacts]) -> dict[str, list[Value]]:
@@ -479,7 +478,8 @@ def _known_costs(facts: Sequence[LaunchFacts]) -> dict[str, list[Value]]:
 
 def _of_costs(facts: Sequence[LaunchFacts], known: Mapping[str, Sequence[Value]]) -> str:
     if not known:
-        return next(iter(uncompared_notes(facts, facts, "")), "costs of a step are not compared")
+        problem = next((group.costs.problem for group in facts[0].costs), "")
+        return f"costs of a step are not compared{f': {problem}' if problem else ''}"
     varying = [name for name, pair in known.items() if len(set(pair)) > 1]
     return f"costs of a step are compared{f', except what varies: {varying}' if varying else ''}"
 

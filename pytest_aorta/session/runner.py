@@ -39,7 +39,7 @@ from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of
 from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.rows import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import Note, NoteKind, ReferenceKind, Verdict, Verdicts
 
 # Config keys of checkpoints, and of a learning rate that may depend on the length of the run.
 _SAVE, _LOAD, _SCHEDULE = "save_checkpoint", "load_checkpoint", "lr_schedule"
@@ -382,9 +382,9 @@ class WorkloadRunner:
             others = [passed(self._world.again(result))]
         steps = result.total_iterations
         found = ((other, first_difference(other, result, steps, ["weight_hash"])) for other in others)
-        lines: list[str] = []
+        lines: list[object] = []
         if varying := next(((other, first) for other, first in found if first is not None), None):
-            lines = locate_first(varying[0], result, varying[1], (), None, self._folder)
+            lines = [*locate_first(varying[0], result, varying[1], (), None, self._folder)]
         elif hashed is not None:
             # A hash of all optimizers would not do: it covers those that were hashed in a step.
             lines = [first_other_weights(passed(hashed).facts.series, result.facts.series)]
@@ -449,7 +449,7 @@ class WorkloadRunner:
             rows=(*comparison.rows, *verdicts.rows), notes=verdicts.notes, suspect=verdicts.suspect
         )
         is_nothing = bool(self._options.fail_on) and comparison.compared_nothing
-        comparison = comparison.replace(has_failed=bool(failing) or is_nothing)
+        comparison = comparison.replace(failing=tuple(row.metric for row in failing))
         try:
             comparison = located(comparison, failing) if failing and located else comparison
         finally:
@@ -460,7 +460,7 @@ class WorkloadRunner:
             text = comparison_text(comparison, failing, self._repeated(comparison.baseline))
             if all(row.outcome is Outcome.MISSING for row in failing):
                 raise NothingCompared(text)
-            raise ComparisonFailed(text, tuple(row.metric for row in failing))
+            raise ComparisonFailed(text, comparison.failing)
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
 
     def _repeated(self, baseline: str) -> Repeated:
@@ -482,12 +482,12 @@ class WorkloadRunner:
         changed = [row for row in failing if metric_of(row.metric).cost and row.outcome in _CHANGED]
         if not changed:
             return comparison
-        note = f"{LOCATE} launches once more to name the lines and modules of these costs"
+        note = Note(f"{LOCATE} launches once more to name the lines and modules of these costs", NoteKind.LOCATE)
         if is_asked:
             try:
                 found = {(row.metric, row.outcome, row.value): row.detail for row in again().rows}
             except (LaunchError, SpecError) as error:
-                note = f"not located, because a launch failed: {error}"
+                note = Note(f"not located, because a launch failed: {error}")
             else:
                 rows = (
                     row.replace(detail=found.get((row.metric, row.outcome, row.value), row.detail))
@@ -505,7 +505,8 @@ class WorkloadRunner:
         if not found or not result.ranks[0].series:
             return comparison
         if not self._options.locate:
-            note = f"{LOCATE} launches once more to find the step, the parameters and the rank"
+            text = f"{LOCATE} launches once more to find the step, the parameters and the rank"
+            note = Note(text, NoteKind.LOCATE)
             return comparison.replace(notes=(*comparison.notes, note))
         row, kind = found[0]
         is_by_ab = row.reference.is_ab
@@ -513,15 +514,16 @@ class WorkloadRunner:
             here = self._world.hashing_every_step(result)
             other = self._world.hashing_every_step(result, reference=True) if is_by_ab else None
         except LaunchError as error:
-            return comparison.replace(notes=(*comparison.notes, f"not located, because a launch failed: {error}"))
+            return comparison.replace(notes=(*comparison.notes, Note(f"not located, because a launch failed: {error}")))
         if here is None or (other is None and (is_by_ab or baseline is None)):
             return comparison
         # The launch of the baseline that has the hashes of every step.
         recorded = baseline.center_launches if baseline else []
         there = other.facts if other else max(recorded, key=_num_hashes)
         where = first_other_weights(here.facts.series, there.series, kind)
-        note = where or f"no {kind} differ, so launches of the same code differ"
-        return comparison.replace(notes=(*comparison.notes, f"launched once more with hashes of every step: {note}"))
+        text = where or f"no {kind} differ, so launches of the same code differ"
+        note = Note(f"launched once more with hashes of every step: {text}")
+        return comparison.replace(notes=(*comparison.notes, note))
 
     def _located(
         self,
@@ -534,7 +536,7 @@ class WorkloadRunner:
         with_launches: bool,
     ) -> Comparison:
         """Return a comparison step by step whose notes locate the first difference."""
-        found = [f"config: {keys}"] if (keys := other_keys(here, there)) else []
+        found = [Note(f"config: {keys}")] if (keys := other_keys(here, there)) else []
         different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
         if difference := first_difference(here, there, steps, different):
             launches = [launch for launch in map(self._launcher.find, (here, there)) if launch]
