@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta import DistributedWorld, WorkloadRunner
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.session.launcher import DistributedWorld
-from pytest_aorta.session.runner import WorkloadRunner
 
 STEPS = int(os.environ.get("BITS_STEPS", "25"))
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -18,12 +18,10 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta import ComparisonFailed
+from pytest_aorta import ComparisonFailed, DistributedWorld, WorkloadRunner
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.rank_files import OperatorCall
-from pytest_aorta.session.launcher import DistributedWorld
-from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.verdict.bitwise import (
     HASH_OPERATORS_STEP,
     STEP_METRICS,

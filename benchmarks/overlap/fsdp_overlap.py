@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.session.launcher import DistributedWorld
+from pytest_aorta import DistributedWorld
 
 LAUNCHES = 3
 SIZES = {
@@ -40,7 +40,7 @@ def test_fsdp_overlap_gain(distributed_world: DistributedWorld) -> None:
     times: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(LAUNCHES):
         for name, switches in VARIANTS.items():
-            result = distributed_world.launch("fsdp", **sizes, **switches)
+            result = distributed_world.run("fsdp", **sizes, **switches)
             assert result.passed, result.failure_details
             times[name].append(result.facts.step_time_ms["p50"])
     print(f"\n{distributed_world.platform}, {LAUNCHES} rounds, {sizes}")

@@ -12,9 +12,9 @@ from textwrap import dedent
 import pytest
 
 from benchmarks.overlap.profiled_steps import SIZES
+from pytest_aorta import DistributedWorld
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import StepOverlap
-from pytest_aorta.session.launcher import DistributedWorld
 
 LAUNCHES = int(os.environ.get("LAUNCHES", "4"))
 SYNCHRONIZING = """
@@ -47,7 +47,7 @@ def test_head_start(distributed_world: DistributedWorld, name: str) -> None:
     """Print the captured steps of each launch, rank by rank."""
     spreads: list[float] = []
     for _ in range(LAUNCHES):
-        result = distributed_world.launch(name, steps=40, warmup=10, profile_steps=4, **SIZES[name])
+        result = distributed_world.run(name, steps=40, warmup=10, profile_steps=4, **SIZES[name])
         assert result.passed, result.failure_details
         spreads += show(name, result)
     if spreads:
@@ -86,6 +86,6 @@ def test_step_that_synchronizes_is_named(distributed_world: DistributedWorld, tm
     """Print the blocking call of a script that reads its loss on the host in each step."""
     script = tmp_path / "synchronizing.py"
     script.write_text(dedent(SYNCHRONIZING))
-    result = distributed_world.launch_script(str(script))
+    result = distributed_world.run_script(str(script))
     print("\n", result.head_start, result.rank_metrics)
     assert all("Synchronize" in (lead.blocked_by or "") for lead in result.head_start)

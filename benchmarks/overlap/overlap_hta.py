@@ -27,7 +27,7 @@ import pytest
 
 @pytest.mark.world(size="all", device="cuda")
 def test_traced(distributed_world):
-    assert distributed_world.launch({workload!r}, **{config!r}).passed
+    assert distributed_world.run({workload!r}, **{config!r}).passed
 """
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.session.launcher import DistributedWorld
-from pytest_aorta.session.runner import WorkloadRunner
+from pytest_aorta import DistributedWorld, WorkloadRunner
 
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"steps": 20, "warmup": 3, "verify": 0, "layers": 16, "gemm_size": 256, "fsdp_shard_size": 1 << 15},

@@ -10,9 +10,9 @@ from statistics import median
 
 import pytest
 
+from pytest_aorta import DistributedWorld
 from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
-from pytest_aorta.session.launcher import DistributedWorld
 from tests.unit.kineto_traces import overlap_with_host
 
 LAUNCHES = 3
@@ -32,7 +32,7 @@ SIZES = {
 def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
     """Print the times of timed and of both kinds of profiled steps of each launch, and their overlap."""
     for _ in range(LAUNCHES):
-        result = distributed_world.launch(name, steps=40, **PROFILED | SIZES[name])
+        result = distributed_world.run(name, steps=40, **PROFILED | SIZES[name])
         assert result.passed, result.failure_details
         launch = distributed_world.launcher.find(result)
         assert launch is not None

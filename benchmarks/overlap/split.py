@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta import DistributedWorld
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.overlap import Part
-from pytest_aorta.session.launcher import DistributedWorld
 from pytest_aorta.verdict.causes import split
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -103,7 +103,7 @@ def measure(world: DistributedWorld, scenario: str) -> Round:
 
 def launch(world: DistributedWorld, planted: dict[str, Any]) -> tuple[LaunchFacts, float]:
     """Launch the step once; return its facts and the time in which a host enqueues it."""
-    result = world.launch_script(str(SCRIPT), (json.dumps(planted),))
+    result = world.run_script(str(SCRIPT), (json.dumps(planted),))
     return result.facts, max(result.rank_metrics["enqueue_ms"])
 
 

@@ -42,8 +42,8 @@ from benchmarks.training.programs import (
     measured,
     torchtitan_refusal,
 )
+from pytest_aorta import DistributedWorld
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.launcher import DistributedWorld
 
 TINY = int(os.environ.get("LLAMA_TINY", "0"))
 ROUNDS = int(os.environ.get("LLAMA_ROUNDS", "3"))

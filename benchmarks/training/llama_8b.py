@@ -33,8 +33,8 @@ from benchmarks.training.programs import (
     measured,
     torchtitan_refusal,
 )
+from pytest_aorta import DistributedWorld
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.session.launcher import DistributedWorld
 
 LENGTH = Length(warmup=5, steps=12)
 SELECTIVE = {"activation_checkpointing": "selective"}

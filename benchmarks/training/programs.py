@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from pytest_aorta import DistributedWorld
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.launcher import DistributedWorld
 
 # Tokens of a GPU's step, and of a rank's step of the debug model.
 SEQ_LEN, TINY_TOKENS = 8192, 64
@@ -78,19 +78,19 @@ def launch_8b(world: DistributedWorld, program: Program, n_layers: int, length: 
     """Launch a program for blocks of Llama 3 8B, each GPU with batch 1 x 8192."""
     if program.workload != TORCHTITAN:
         size = {"size": "8b", "n_layers": n_layers, "warmup": length.warmup, "steps": length.steps}
-        return world.launch(program.workload, **size, **program.config)
+        return world.run(program.workload, **size, **program.config)
     # The last measured step is one that torchtitan logs.
     steps = math.ceil((length.warmup + length.steps) / _LOG_FREQ) * _LOG_FREQ
     arguments = (str(steps - length.steps), str(n_layers), *_TITAN_8B, f"--training.steps={steps}", *program.options)
     # As torchtitan's run_train.sh.
     environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return world.launch_script("benchmarks/training/torchtitan_llama.py", arguments, environment=environment)
+    return world.run_script("benchmarks/training/torchtitan_llama.py", arguments, environment=environment)
 
 
 def launch_tiny(world: DistributedWorld, program: Program) -> WorkloadResult:
     """Launch a workload of ours with the debug model, to try a benchmark on CPU ranks."""
     size = {"size": "debug", "warmup": 1, "steps": 3}
-    return world.launch(program.workload, **size, **program.config)
+    return world.run(program.workload, **size, **program.config)
 
 
 @dataclass(frozen=True)

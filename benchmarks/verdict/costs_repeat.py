@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta import WorkloadRunner
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import Cost, by_rank
-from pytest_aorta.session.runner import WorkloadRunner
 
 LAUNCHES = int(os.environ.get("REPEAT_LAUNCHES", "10"))
 WORKLOADS = ("copy_compute", "ddp_overlap", "fsdp", "llama_fsdp2", "llama_simple_fsdp", "ranking")

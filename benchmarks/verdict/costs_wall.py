@@ -15,7 +15,7 @@ from statistics import median
 import pytest
 
 from benchmarks.verdict.costs_repeat import HEAD, SCRIPTS
-from pytest_aorta.session.runner import WorkloadRunner
+from pytest_aorta import WorkloadRunner
 
 PAIRS = int(os.environ.get("WALL_PAIRS", "8"))
 WORKLOADS = ("ddp_overlap", "llama_fsdp2")

@@ -25,6 +25,7 @@ from scipy.stats import beta
 from benchmarks.verdict.peer_rules import PEERS
 from benchmarks.verdict.regimes import REGIMES, week
 from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
+from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.causes import straggler
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import CASES_DF, default_variance
@@ -371,8 +372,7 @@ def _named(chosen: Sequence[Recorded], unchanged: Sequence[Recorded]) -> int | N
 
 def _facts(one: Recorded) -> LaunchFacts:
     return LaunchFacts(
-        recorded_at="2026-01-01T00:00:00Z",
-        block="0" * 12,
+        provenance=Provenance("2026-01-01T00:00:00Z", "0" * 12),
         launcher="forkserver",
         num_steps=len(one.steps),
         step_time_ms=dict.fromkeys(("p50", "p99", "tail5", "mean", "max"), float(np.median(one.steps))),

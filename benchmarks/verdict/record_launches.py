@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta import DistributedWorld
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.provenance import block_id
-from pytest_aorta.session.launcher import DistributedWorld
 
 SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("llama_fsdp2", "cpu"): {"steps": 120, "warmup": 10},
@@ -75,7 +75,7 @@ def test_record(distributed_world: DistributedWorld, monkeypatch: pytest.MonkeyP
     workload, began_s = os.environ.get("RECORD_WORKLOAD", "llama_fsdp2"), time.monotonic()
     size = SIZES[workload, distributed_world.device]
     size = size | {"steps": int(os.environ.get("RECORD_STEPS", size["steps"]))}
-    first = distributed_world.launch(workload, **size)
+    first = distributed_world.run(workload, **size)
     base_ms = median(first.step_times_ms)
     launches: list[dict[str, Any]] = []
     for _ in range(rounds):
@@ -84,7 +84,7 @@ def test_record(distributed_world: DistributedWorld, monkeypatch: pytest.MonkeyP
             delay_ms = amount if unit == "ms" else base_ms * amount / 100
             fault = {"kind": "slowdown", "delay_ms": delay_ms, **where} if amount else {}
             monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "0" if name == "untimed" else "1")
-            launches.append(_compact(name, delay_ms, distributed_world.launch(workload, **size, fault=fault)))
+            launches.append(_compact(name, delay_ms, distributed_world.run(workload, **size, fault=fault)))
             if time.monotonic() - began_s > limit_s:
                 break
         _write(distributed_world.platform, workload, size, base_ms, launches)

@@ -28,10 +28,10 @@ from typing import Any
 import pytest
 
 from benchmarks.verdict.costs_repeat import HEAD, SCRIPTS, load
+from pytest_aorta import DistributedWorld
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.session.launcher import DistributedWorld
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import in_pairs, settle, with_baseline
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
@@ -113,11 +113,11 @@ def _limit_s() -> float:
 def _launch(world: DistributedWorld, name: str, folder: Path) -> dict[str, object]:
     """Launch once and return the platform and the facts of the launch."""
     if name in WORKLOADS:
-        result = world.launch(name, **WORKLOADS[name])
+        result = world.run(name, **WORKLOADS[name])
     else:
         script = folder / "train.py"
         script.write_text(HEAD + _SCRIPTS[name], encoding="utf-8")
-        result = world.launch_script(script)
+        result = world.run_script(script)
     return {"platform": world.platform, "facts": to_builtins(result.facts)}
 
 

@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     moved.add_argument("new", metavar="NEW", help="the same part of the new node id")
     moved.add_argument("--dry-run", action="store_true", help="print what would be moved, and change nothing")
     moved.set_defaults(run=_move)
+    upgraded = ways.add_parser("upgrade", parents=[where], help="rewrite files of the version before")
+    upgraded.set_defaults(run=_upgrade)
     added = ways.add_parser("add", parents=[where], help="check the baselines of another folder and add them")
     added.add_argument("source", metavar="SOURCE", type=Path, help="folder of baselines that another job recorded")
     added.set_defaults(run=_add)
@@ -98,6 +100,15 @@ def _add(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _upgrade(arguments: argparse.Namespace) -> int:
+    """Run ``aorta baselines upgrade``."""
+    _require_folder(arguments.folder)
+    with locked_baselines(arguments.folder):
+        files, problems = _stored_files(arguments.folder, arguments.platform, upgrades=True)
+        emit(str(write_baseline(arguments.folder, baseline.condensed())) for baseline in files.values())
+    return report_problems(problems)
+
+
 def _list_lines(baselines: Sequence[Baseline], width: int) -> list[str]:
     """Return a table with one line per case, followed by the totals."""
     rows = list(map(_list_row, baselines))
@@ -112,7 +123,7 @@ def _list_lines(baselines: Sequence[Baseline], width: int) -> list[str]:
 
 def _list_row(baseline: Baseline) -> tuple[str, ...]:
     center, launches = baseline.center_launches, [stored.facts for stored in baseline.launches]
-    days = sorted({facts.recorded_at[:10] for facts in launches})
+    days = sorted({facts.provenance.measured_at[:10] for facts in launches})
     recorded = f"{days[0]} to {days[-1]}" if len(days) > 1 else days[0]
     used, sessions = f"{len(center)}/{len(launches)}", str(len(set(blocks(launches))))
     value = format_value(middle(_HEADLINE, center), _HEADLINE.unit)
@@ -122,7 +133,9 @@ def _list_row(baseline: Baseline) -> tuple[str, ...]:
 _SEPARATOR = "::"
 
 
-def _stored_files(folder: Path, platform: str | None) -> tuple[dict[Path, Baseline], list[str]]:
+def _stored_files(
+    folder: Path, platform: str | None, *, upgrades: bool = False
+) -> tuple[dict[Path, Baseline], list[str]]:
     """Return a folder's baselines of one platform, or of all platforms, and a line for each unreadable file.
 
     Raises:
@@ -137,7 +150,7 @@ def _stored_files(folder: Path, platform: str | None) -> tuple[dict[Path, Baseli
     problems = []
     for path in (path for platform_folder in chosen for path in sorted(platform_folder.glob("*.json"))):
         try:
-            found[path] = read_baseline_file(path)
+            found[path] = read_baseline_file(path, upgrades=upgrades)
         except BaselineError as error:
             problems.append(str(error))
     return found, problems

@@ -366,7 +366,7 @@ def _of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[Hist
 
 
 def _branch(entry: HistoryEntry) -> str:
-    return entry.launches[0].facts.branch or DETACHED
+    return entry.launches[0].facts.provenance.branch or DETACHED
 
 
 def case_histories(entries: Sequence[HistoryEntry]) -> list[_CaseHistory]:
@@ -390,21 +390,21 @@ def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
         for launch in entry.launches:
             if launch.side is Side.CANDIDATE and not launch.facts.profiler:
                 # Uncommitted changes of two runs may differ, as may two versions without a known commit.
-                is_commit = launch.facts.commit is not None and not launch.facts.dirty
-                found[launch.facts.commit, "" if is_commit else entry.run].append((launch.facts, entry))
+                is_commit = launch.facts.provenance.commit is not None and not launch.facts.provenance.dirty
+                found[launch.facts.provenance.commit, "" if is_commit else entry.run].append((launch.facts, entry))
     return tuple(sorted(map(_version, found.values()), key=lambda version: version.measured_at))
 
 
 def _version(measured: Sequence[tuple[LaunchFacts, HistoryEntry]]) -> Version:
-    launches = sorted((facts for facts, _ in measured), key=lambda facts: facts.recorded_at)
+    launches = sorted((facts for facts, _ in measured), key=lambda facts: facts.provenance.measured_at)
     revisions = [entry.revision for _, entry in measured if entry.revision is not None]
     rows = [row for _, entry in measured for row in entry.verdicts if row.reference.kind is ReferenceKind.BASELINE]
     first, last = launches[0], launches[-1]
     torch, accelerator = (last.environment.get(name) for name in ("torch", "device_name"))
     return Version(
-        commit=first.commit,
-        dirty=bool(first.dirty),
-        measured_at=first.recorded_at,
+        commit=first.provenance.commit,
+        dirty=bool(first.provenance.dirty),
+        measured_at=first.provenance.measured_at,
         torch=None if torch is None else str(torch),
         accelerator=None if accelerator is None else str(accelerator),
         revision=revisions[-1] if revisions else None,

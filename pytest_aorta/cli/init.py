@@ -31,8 +31,9 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.series import first_other_weights
-from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
+from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
 from pytest_aorta.verdict.metrics import METRICS, Value
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
@@ -146,8 +147,8 @@ class _Target:
     def launch(self, world: DistributedWorld, settings: Mapping[str, Any]) -> WorkloadResult:
         """Launch it once."""
         if not self.script:
-            return world.launch_command(self.args, **settings)
-        return world.launch_script(self.script, self.args, **settings)
+            return world.run_command(self.args, **settings)
+        return world.run_script(self.script, self.args, **settings)
 
 
 @dataclass(frozen=True)
@@ -424,9 +425,9 @@ class _Trial:
         markers = [_CPU_LANE if self._world.device == "cpu" else _GPU_LANE, _world_marker(self._world.size)]
         measured = f"measured {counted(facts[0].num_steps, 'step')} on {self._world.platform}"
         known = _known_costs(facts)
-        notes = [measured, facts[0].optimizers, *self._notes, _of_costs(facts, known)]
-        if facts[0].overlap_problem:
-            notes.append(f"overlap is not compared: {facts[0].overlap_problem}")
+        notes = [measured, facts[0].description.optimizers, *self._notes, _of_costs(facts, known)]
+        if facts[0].description.overlap_problem:
+            notes.append(f"overlap is not compared: {facts[0].description.overlap_problem}")
         steps, other_steps = (launch.num_steps for launch in facts)
         if steps != other_steps:
             notes.append(

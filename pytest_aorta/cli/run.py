@@ -23,8 +23,9 @@ from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_con
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, over_ranks
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
+from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
 from pytest_aorta.verdict.rows import not_profiled
 
@@ -118,8 +119,8 @@ class _Launch:
     def start(self, world: DistributedWorld) -> WorkloadResult:
         """Launch once."""
         if self.config is None:
-            return world.launch_script(self.name, self.args)
-        return world.launch(self.name, **self.config)
+            return world.run_script(self.name, self.args)
+        return world.run(self.name, **self.config)
 
 
 def given_launch(arguments: argparse.Namespace, options: Options) -> _Launch:
@@ -178,9 +179,9 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
     facts = result.facts
     lines = [_step_times(result, facts), *_ranks(result), *_metrics(result), *_costs(facts)]
-    if note := facts.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
+    if note := facts.description.late_steps or not_profiled(METRICS["exposed_comm_ms"], facts):
         lines.append(f"overlap: {note}")
-    lines += filter(None, (facts.optimizers, *map(str, facts.replicas[:1])))
+    lines += filter(None, (facts.description.optimizers, *map(str, facts.description.replicas[:1])))
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)
         lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")

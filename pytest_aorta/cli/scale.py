@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.cli.bisect import ended_early, running_pytest
+from pytest_aorta.cli.pytest_run import run_pytest, unfinished
 from pytest_aorta.cli.run import add_config, add_shared, given_launch, given_options
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, UsageError
 from pytest_aorta.common.files import create_numbered_folder, slug
@@ -20,16 +20,16 @@ from pytest_aorta.launch.guarded import require_torch
 from pytest_aorta.plan.options import file_ending_in
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.report.write import require_packages
-from pytest_aorta.result.folder import RANKS_FOLDER, RESULT_FILE, rank_folder, steps_entered
+from pytest_aorta.result.folder import RESULT_FILE, rank_folder, steps_entered
 from pytest_aorta.result.measurements import PADDED, WorkloadResult
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.profiled_steps import CollectiveCost, Cost
-from pytest_aorta.session.launcher import DistributedWorld, Session, TestSpec
+from pytest_aorta.session.launcher import Session, TestSpec
 from pytest_aorta.session.record import RunningTest
+from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import format_value
 
 OWNER = "aorta scale"
-PLUGIN = "pytest_aorta.plugin.scaling"
 MAX_SIZES = 16
 SHARED = ("timeout", "workloads")
 _COLUMNS = ("ranks", "collectives", "bytes", "operators", "FLOPs", "peak memory", "")
@@ -145,16 +145,16 @@ def _of_test(arguments: argparse.Namespace) -> Iterator[WorkloadResult]:
     if given := [flag for flag, value in (("--config", arguments.config), ("--set", arguments.assignments)) if value]:
         raise UsageError(f"{given[0]}: a test gives its own config; give options of pytest after --")
     for size in arguments.sizes:
-        base = arguments.results.absolute() / slug(arguments.target)
-        folder = create_numbered_folder(base, f"x{size}")
-        scaled = ["-p", PLUGIN, f"--aorta-scale={size}:{arguments.rank}", f"--aorta-results={folder}"]
-        with running_pytest([*scaled, arguments.target, *arguments.args], folder) as process:
-            process.wait()
-        # Ranks leave files of this name too, in a folder below that of their launch.
-        found = [path for path in sorted(folder.rglob(RESULT_FILE)) if path.parents[1].name != RANKS_FOLDER]
-        if not found:
-            raise ended_early(f"a launch on {size} simulated ranks had a result", folder)
-        yield read_result(found[0])
+        folder = create_numbered_folder(arguments.results.absolute() / slug(arguments.target), f"x{size}")
+        world = {"size": size, "simulated": [arguments.rank]}
+        words = [f"--aorta-results={folder}", arguments.target, *arguments.args]
+        _, found = run_pytest(words, folder, marks={"world": world})
+        left = [note.folder for record in found.records for note in record.launches if note.has_result]
+        if not left:
+            raise unfinished(
+                folder, f"no launch on {size} simulated ranks had a result; {folder} has what pytest printed"
+            )
+        yield read_result(Path(left[0]) / RESULT_FILE)
 
 
 @dataclass(frozen=True)

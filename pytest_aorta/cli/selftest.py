@@ -10,34 +10,81 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.cli import ExitCode
-from pytest_aorta.cli.bisect import end_of_output, running_pytest
+from pytest_aorta.cli.pytest_run import run_pytest, unfinished
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import create_numbered_folder, read_json
-from pytest_aorta.common.processes import terminable
+from pytest_aorta.common.files import create_numbered_folder
 from pytest_aorta.common.text import brief, counted, emit, table, wrapped
-from pytest_aorta.plan.plants import MEMORY, PLANTS, SLOW_RANK, Plant, Planted
+from pytest_aorta.plan.plants import Plant, Planted
+from pytest_aorta.result.diagnosis import FailureKind
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
-PLUGIN = "pytest_aorta.plugin.selftesting"
-RECORDS_FILE = "records.json"
 _UNCHANGED_RUNS = 3
 _BEYOND = 1.5
 _LEAST_MEMORY = 0.10
 # The time limit of the launch with a hang, in durations of an unchanged launch, and at least in seconds.
 _HANG_LAUNCHES, _HANG_S = 3, 15
 _LAUNCHES = 5
-_MAX_RECORDS_BYTES = 1 << 28
 _HEADS = ("planted", "found", "launches", "seconds")
 _MAX_REASON = 400
 _DECIDED = (Outcome.PASS, Outcome.IMPROVED, Outcome.INCONCLUSIVE)
+_TIMES = ("step_time_p10", "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
+_NUMBERS = ("weight_hash", "final_loss")
+_NO_BACKWARD = "torch.autograd.backward was not called in step 2"
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What shows that a test has found a fault.
+
+    Attributes:
+        about: What the last rank, or every rank, does.
+        metrics: Metrics of which one has to be a regression; empty: the launch has to fail.
+        failures: Kinds of failed launches that show the fault, too.
+        without: Why it may not have been planted although the ranks have run.
+    """
+
+    about: str
+    metrics: tuple[str, ...] = ()
+    failures: tuple[FailureKind, ...] = ()
+    without: str = "no optimizer has stepped twice"
+
+
+# Replicas that differ are an error of the ranks that hash the weights.
+SIGNS = {
+    Plant.SLOW_RANK: Signs("the last rank sleeps in each step, 1.5 times the tolerance", _TIMES),
+    Plant.IN_LINE: Signs(
+        "compute waits for each collective", ("overlap_ratio", "exposed_comm_ms"),
+        without="no collective was called from Python",
+    ),
+    Plant.BIT: Signs(
+        "one bit of one gradient of the last rank flips in step 2", _NUMBERS, (FailureKind.RANK_EXCEPTION,)
+    ),
+    Plant.LOST_GRADIENT: Signs(
+        "the last rank adds nothing to the gradients of step 2", _NUMBERS, (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD
+    ),
+    Plant.NAN: Signs(
+        "the last rank's gradients of step 2 are NaN", (), (FailureKind.RANK_EXCEPTION,), _NO_BACKWARD
+    ),
+    Plant.HANG: Signs(
+        "the last rank sleeps in step 2", (), (FailureKind.HANG_IN_COLLECTIVE, FailureKind.HANG_ELSEWHERE)
+    ),
+    Plant.EXIT_CODE: Signs(
+        "a handler of atexit ends the last rank with code 3", (), (FailureKind.EXIT_CODE,),
+        "the last rank did not reach its end",
+    ),
+    Plant.MEMORY: Signs(
+        "every rank holds as much as 1.5 times the tolerance, at least 10%", ("peak_memory_bytes",),
+        without="there is no device memory",
+    ),
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     parser.usage = "aorta selftest [NODE_ID ...] [-- PYTEST_OPTION ...]"
-    parser.epilog = "Plants: " + "; ".join(f"{plant.name} ({plant.about})" for plant in PLANTS) + "."
+    parser.epilog = "Plants: " + "; ".join(f"{plant} ({signs.about})" for plant, signs in SIGNS.items()) + "."
     parser.add_argument("pytest", nargs="*", metavar="NODE_ID", help="tests, and after --: options of pytest")
     parser.set_defaults(run=run)
 
@@ -48,24 +95,22 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         AortaError: The unchanged tests do not pass, or pytest did not run them.
     """
-    with tempfile.TemporaryDirectory(prefix="aorta-selftest-") as folder, terminable():
+    with tempfile.TemporaryDirectory(prefix="aorta-selftest-") as folder:
         runs = _Runs(Path(folder), tuple(arguments.pytest))
-        first = _unchanged(runs)
-        found: dict[str, list[_Finding]] = {nodeid: [] for nodeid in first}
-        for number, plant in enumerate(PLANTS, 1):
-            emit([f"{number} of {len(PLANTS)}: {plant.name}"])
-            for nodeid, finding in _try(runs, plant, first).items():
+        unchanged = _unchanged(runs)
+        found: dict[str, list[_Finding]] = {nodeid: [] for nodeid in unchanged}
+        for number, plant in enumerate(SIGNS, 1):
+            emit([f"{number} of {len(SIGNS)}: {plant}"])
+            for nodeid, finding in _tried(runs, plant, unchanged).items():
                 found[nodeid].append(finding)
     for nodeid, findings in found.items():
         emit([f"{nodeid}:", *_table(findings)])
-    every = [finding for findings in found.values() for finding in findings]
-    slipped = [finding for finding in every if not (finding.evidence or finding.not_covered)]
-    not_covered = sum(finding.not_covered != "" for finding in every)
+    words = [finding.word for findings in found.values() for finding in findings]
     emit([
-        f"{counted(len(every), 'fault')} planted in {counted(len(found), 'test')}: "
-        f"{len(every) - len(slipped) - not_covered} found, {len(slipped)} not found, {not_covered} not covered"
+        f"{counted(len(words), 'fault')} planted in {counted(len(found), 'test')}: {words.count('yes')} found, "
+        f"{words.count('NO')} not found, {words.count('not covered')} not covered"
     ])  # fmt: skip
-    return ExitCode.PROBLEM if slipped else ExitCode.OK
+    return ExitCode.PROBLEM if "NO" in words else ExitCode.OK
 
 
 @dataclass(frozen=True)
@@ -75,27 +120,24 @@ class _Finding:
     plant: Plant
     evidence: str = ""
     not_covered: str = ""
-    launches: int = 0
-    seconds: float = 0.0
+    cost: tuple[str, str] = ("-", "-")
+
+    @property
+    def word(self) -> str:
+        """Whether the test has found the fault, in words."""
+        return "not covered" if self.not_covered else "yes" if self.evidence else "NO"
 
     @property
     def reason(self) -> str:
         """Why the fault was found or not, or what to change so that it is."""
-        metrics = " or ".join(self.plant.metrics)
+        metrics = " or ".join(SIGNS[self.plant].metrics)
         remedy = f"record more launches, or name {metrics} in a tolerance marker" if metrics else "the launch succeeded"
         return self.not_covered or self.evidence or remedy
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """A row of the table."""
-        if self.not_covered:
-            return self.plant.name, "not covered", "-", "-"
-        return self.plant.name, "yes" if self.evidence else "NO", str(self.launches), f"{self.seconds:.0f}"
 
 
 def _table(findings: Sequence[_Finding]) -> Iterator[str]:
     """Yield the lines of a table, each row with its reason below it, in the terminal's width or 80 columns."""
-    heading, *lines = table([_HEADS, *(finding.cells for finding in findings)], indent="  ")
+    heading, *lines = table([_HEADS, *((each.plant, each.word, *each.cost) for each in findings)], indent="  ")
     yield heading
     for line, finding in zip(lines, findings, strict=True):
         yield line
@@ -121,83 +163,81 @@ class _Runs:
             AortaError: pytest has ended without records.
         """
         folder = create_numbered_folder(self.folder, "run")
-        path = folder / RECORDS_FILE
-        own = ("-p", PLUGIN, f"--aorta-selftest={path}", f"--aorta-results={folder / 'results'}")
         environ = os.environ | (planted.environ() if planted else {})
-        with running_pytest([*own, *self.words, *words], folder, environ) as process:
-            process.wait()
-        texts = read_json(path, max_bytes=_MAX_RECORDS_BYTES) if path.exists() else []
-        launched = {record.nodeid: record for record in map(TestRecord.from_text, texts) if record.launches}
+        words = (f"--aorta-results={folder / 'results'}", *self.words, *words)
+        _, found = run_pytest(words, folder, environ=environ)
+        launched = {record.nodeid: record for record in found.records if record.launches}
         if not launched:
-            raise AortaError("\n".join(["no test of this run of pytest has launched:", *end_of_output(folder)]))
+            raise unfinished(folder, "no test of this run of pytest has launched")
         return launched
 
 
 def _unchanged(runs: _Runs) -> dict[str, TestRecord]:
     """Return the records of the unchanged tests, which have to pass; record a baseline where there is none."""
-    first = runs.run()
-    if any(row.remedy for record in first.values() for row in record.verdicts):
+    records = runs.run()
+    if any(row.remedy for record in records.values() for row in record.verdicts):
         emit(["no baseline is stored for this machine: recording one for this command alone"])
         runs.words += (f"--aorta-baselines={runs.folder / 'baselines'}",)
         runs.run("--update-baselines", f"--aorta-launches={_LAUNCHES}", "--aorta-record=noisy:aorta selftest")
-        first = runs.run()
+        records = runs.run()
     for number in range(1, _UNCHANGED_RUNS + 1):
-        if number > 1:
-            first = runs.run()
-        for record in first.values():
+        records = runs.run() if number > 1 else records
+        for record in records.values():
             if record.has_failed:
                 raise AortaError(f"run {number} of unchanged code failed, so no fault can be told: {record.failure}")
-    emit([f"unchanged: {counted(len(first), 'test')} passed {_UNCHANGED_RUNS} times"])
-    return first
+    emit([f"unchanged: {counted(len(records), 'test')} passed {_UNCHANGED_RUNS} times"])
+    return records
 
 
-def _try(runs: _Runs, plant: Plant, first: dict[str, TestRecord]) -> dict[str, _Finding]:
+def _tried(runs: _Runs, plant: Plant, unchanged: dict[str, TestRecord]) -> dict[str, _Finding]:
     """Return what each test makes of a fault."""
+    signs = SIGNS[plant]
     rows = {
-        nodeid: [row for row in record.verdicts if row.metric in plant.metrics and row.outcome in _DECIDED]
-        for nodeid, record in first.items()
+        nodeid: [row for row in record.verdicts if row.metric in signs.metrics] for nodeid, record in unchanged.items()
     }
-    gaps = {nodeid: _gap(first[nodeid], plant) if plant.metrics and not rows[nodeid] else "" for nodeid in first}
+    gaps = {nodeid: _gap(compared, signs) for nodeid, compared in rows.items()}
     if all(gaps.values()):
         return {nodeid: _Finding(plant, not_covered=gap) for nodeid, gap in gaps.items()}
-    size = max((_size(row, plant) for found in rows.values() for row in found), default=0.0)
-    mark = runs.folder / f"planted {plant.name}"
-    launch_s = max(note.times_s.get("wall", 0.0) for record in first.values() for note in record.launches)
+    size = max((_size(row, plant) for compared in rows.values() for row in compared), default=0.0)
+    mark = runs.folder / f"planted {plant}"
+    launch_s = max(note.times_s.get("wall", 0.0) for record in unchanged.values() for note in record.launches)
     limit = f"--aorta-timeout={max(_HANG_S, round(_HANG_LAUNCHES * launch_s))}"
     began_s = time.monotonic()
-    changed = runs.run(*([limit] if plant.name == "hang" else []), planted=Planted(plant, size, mark))
-    seconds = time.monotonic() - began_s
+    changed = runs.run(*([limit] if plant is Plant.HANG else []), planted=Planted(plant, size, mark))
+    seconds = f"{time.monotonic() - began_s:.0f}"
     found = {}
     for nodeid, gap in gaps.items():
-        if gap or not mark.exists():
-            found[nodeid] = _Finding(plant, not_covered=gap or plant.without)
+        if reason := gap or ("" if mark.exists() else signs.without):
+            found[nodeid] = _Finding(plant, not_covered=reason)
         else:
             record = changed[nodeid]
-            found[nodeid] = _Finding(plant, _evidence(record, plant), "", len(record.launches), seconds)
+            found[nodeid] = _Finding(plant, _evidence(record, signs), cost=(str(len(record.launches)), seconds))
     return found
 
 
-def _gap(record: TestRecord, plant: Plant) -> str:
-    """Return why a test compares no metric that shows the fault."""
-    reasons = [row.detail or str(row.not_applicable) for row in record.verdicts if row.metric in plant.metrics]
-    return reasons[0] if reasons else f"{' and '.join(plant.metrics[:2])} not measured"
+def _gap(rows: Sequence[Verdict], signs: Signs) -> str:
+    """Return why a test compares no metric that shows a fault, or nothing."""
+    if not signs.metrics or any(row.outcome in _DECIDED for row in rows):
+        return ""
+    reasons = [row.detail or str(row.not_applicable) for row in rows]
+    return reasons[0] if reasons else f"{' and '.join(signs.metrics[:2])} not measured"
 
 
 def _size(row: Verdict, plant: Plant) -> float:
     """Return the milliseconds, or bytes, by which a metric grows beyond its tolerance."""
     value = row.baseline if isinstance(row.baseline, float | int) else 0.0
     change = _BEYOND * (row.tolerance.value or 0.0)
-    if plant is MEMORY:
+    if plant is Plant.MEMORY:
         return value * max(change, _LEAST_MEMORY)
-    return value * change if plant is SLOW_RANK else 0.0
+    return value * change if plant is Plant.SLOW_RANK else 0.0
 
 
-def _evidence(record: TestRecord, plant: Plant) -> str:
+def _evidence(record: TestRecord, signs: Signs) -> str:
     """Return what shows that a test has found the fault, or nothing."""
     if not record.has_failed:
         return ""
-    shown = [row for row in record.verdicts if row.metric in plant.metrics and row.outcome is Outcome.REGRESSION]
+    shown = [row for row in record.verdicts if row.metric in signs.metrics and row.outcome is Outcome.REGRESSION]
     if shown:
         return f"{shown[0].metric}: {shown[0].change if shown[0].delta is not None else 'differs'}"
-    lines = [line.strip() for line in record.failure.splitlines()]
-    return next((line for text in plant.failure for line in lines if text in line), "")
+    failures = [note.failure for note in record.launches if note.failure]
+    return next((failure.headline for failure in failures if failure.kind in signs.failures), "")

@@ -28,8 +28,9 @@ from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.progress_line import say
 from pytest_aorta.plugin.run import Run, record_of
-from pytest_aorta.session.launcher import DistributedWorld, TestSpec
+from pytest_aorta.session.launcher import TestSpec
 from pytest_aorta.session.record import RunningTest, properties
+from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import MetricKind, metric_of
 
 # The node id at collection, with the path of the file relative to pytest's root folder.

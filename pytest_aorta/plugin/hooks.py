@@ -20,8 +20,8 @@ from pytest_aorta.plugin.run import Run
 
 if TYPE_CHECKING:
     from pytest_aorta.plugin.fixtures import LaunchingTests
-    from pytest_aorta.session.launcher import DistributedWorld
     from pytest_aorta.session.runner import WorkloadRunner
+    from pytest_aorta.session.world import DistributedWorld
 
 # Options of pytest that only show something. They work on a machine that lacks GPUs and profilers, too.
 _SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers", "help", "cacheshow", "setupplan")
@@ -192,7 +192,7 @@ def workload(distributed_world: DistributedWorld) -> WorkloadRunner:
     """Runs workloads on ``distributed_world`` and compares their results."""
     from pytest_aorta.session.runner import WorkloadRunner  # only for a test that launches
 
-    return WorkloadRunner(distributed_world)
+    return WorkloadRunner(distributed_world.launcher)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,7 +1,6 @@
 """The values of a report: tests, their comparisons, and the launches of each side."""
 
 import functools
-import hashlib
 import json
 import shlex
 import time
@@ -208,7 +207,7 @@ def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Ca
 _NOT_KNOWN = "unknown"
 
 
-def run_pairs(version: Provenance | LaunchFacts, command: Sequence[str]) -> list[tuple[str, str]]:
+def run_pairs(version: Provenance, command: Sequence[str]) -> list[tuple[str, str]]:
     """Return the known facts about a run in which no launch left a result: commit, branch and command."""
     return [
         ("commit", version_text(version.commit, version.dirty) or _NOT_KNOWN),
@@ -226,10 +225,11 @@ def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[t
         launch: A launch of this run, of a result or of a baseline.
         command: Words of the run's command line, for a launch that has none.
     """
-    commit, branch, words = run_pairs(launch, launch.command or command)
+    measured = launch.provenance
+    commit, branch, words = run_pairs(measured, measured.command or command)
     device = "CPU ranks" if launch.device == "cpu" else str(launch.environment.get("device_name") or _NOT_KNOWN)
     torch = str(launch.environment.get("torch") or _NOT_KNOWN)
-    return [commit, branch, ("measured", launch.recorded_at), ("device", device), ("torch", torch), words]
+    return [commit, branch, ("measured", measured.measured_at), ("device", device), ("torch", torch), words]
 
 
 def provenance_values(launches: Sequence[LaunchFacts], command: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -353,12 +353,12 @@ def _differences(sides: Mapping[str, Sequence[Launch]]) -> Iterator[str]:
 def _verdicts(name: str, sides: Mapping[str, Sequence[Launch]]) -> Verdicts:
     """Compare the candidate's launches with the reference's as with a stored baseline."""
     (candidate, here), (reference, there) = sides.items()
-    stored = tuple(StoredLaunch(_in_block(launch, reference)) for launch in there)
+    stored = tuple(StoredLaunch(launch.facts) for launch in there)
     result = here[0].result
     baseline = Baseline(name, name, result.platform, result.workload, {}, stored)
     priors = functools.partial(default_variance, device=result.device)
     comparison = StoredComparison(name, {}, baseline, {}, priors, len(here), reference, ReferenceKind.RESULTS)
-    verdicts = comparison.judge([_in_block(launch, candidate) for launch in here])
+    verdicts = comparison.judge([launch.facts for launch in here])
     reasons = {
         Outcome.INCONCLUSIVE: f"too few launches to decide: {len(here)} of {candidate} and {len(there)} of {reference}",
         Outcome.MISSING: f"missing in {candidate} or in {reference}",
@@ -366,13 +366,3 @@ def _verdicts(name: str, sides: Mapping[str, Sequence[Launch]]) -> Verdicts:
     }
     rows = tuple(row.replace(detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
     return verdicts.replace(rows=rows)
-
-
-def _in_block(launch: Launch, label: str) -> LaunchFacts:
-    """Return the facts in the session block of the launch.
-
-    A result without provenance does not say in which block it was measured, so each label counts as a block of its own.
-    """
-    if launch.result.provenance is not None:
-        return launch.facts
-    return launch.facts.replace(block=hashlib.sha256(label.encode()).hexdigest()[:12])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import combinations, pairwise
 from statistics import NormalDist, mean, median
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -14,10 +13,7 @@ import numpy as np
 from msgspec import Meta, field
 
 from pytest_aorta.common.model import (
-    Block,
     CanaryPart,
-    CommandLine,
-    Commit,
     Count,
     Fact,
     Finite,
@@ -26,11 +22,10 @@ from pytest_aorta.common.model import (
     Name,
     Positive,
     Step,
-    Text,
-    UtcTime,
     WeightHash,
 )  # fmt: skip
 from pytest_aorta.plan.options import WRAPPERS, LauncherKind
+from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.sensors import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.series import BUFFERS, Parted, SeriesFacts, described, diverged, joined_hashes, series_facts
 from pytest_aorta.result.trace.families import mean_over_ranks
@@ -122,12 +117,40 @@ StepTime: TypeAlias = Annotated[str, Meta(pattern="^(max|mean|p10|p50|p99|tail5)
 STEP_TIMES = ("max", "mean", "p50", "p99", "tail5")
 
 
+class LaunchDescription(Model, frozen=True, kw_only=True, omit_defaults=True):
+    """What explains the facts of a launch to a reader: notes and reasons name it, and no metric is made of it.
+
+    Attributes:
+        step_time_growth: relative growth of the step time within the launch that noise does not explain.
+        most_exposed_rank: the rank with the most exposed communication; None if no step was profiled.
+        critical_rank: the rank that the parts of ``breakdown_ms`` belong to; None with one rank.
+        throttled: the devices that were throttled, and why; empty if none was throttled or nothing is known.
+        blocked_by: the runtime call in which profiled steps wait for the device, so that no host could be ahead of
+            the device; empty if there was none.
+        late_steps: how many profiled steps do not count because the host was late in them; empty if all of them count.
+        overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
+            profiled.
+        optimizers: a line on what the series measured; empty if there is nothing to say.
+        replicas: the replicas of parameters that became different.
+    """
+
+    step_time_growth: Finite = 0.0
+    most_exposed_rank: Count | None = None
+    critical_rank: Count | None = None
+    throttled: str = ""
+    blocked_by: str = ""
+    late_steps: str = ""
+    overlap_problem: Annotated[str, Meta(max_length=1000)] = ""
+    optimizers: str = ""
+    replicas: list[Parted] = field(default_factory=list)
+
+
 class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     """The facts of one launch, with the unit in each name: what baselines, the history and searches store of a launch.
 
     Attributes:
-        recorded_at: UTC time at which the launch had ended, ISO 8601, to the second.
-        block: the session block, i.e. the host since its last boot; launches of one block share its noise.
+        provenance: time, session block and code version of the launch.
+        description: what explains the launch and is not compared.
         launcher: the program that started the ranks, torchrun or forkserver.
         simulated: whether nothing was exchanged, so that weights, losses and times mean nothing.
         num_steps: measured steps.
@@ -139,36 +162,23 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         final_loss: the loss of the last measured step; None if nothing was trained.
         environment: the versions and settings that bitwise numerics depend on, and what setup() chose.
         rank_lag_ms: how much less each rank waits per step than its peers; empty if waits are not known.
-        step_time_growth: relative growth of the step time within the launch that noise does not explain.
         memory_bytes: the median memory in use of each rank; empty if it was read in too few steps to show growth.
         memory_growth_bytes: its growth within the launch on each rank, likewise.
         canary_ms: the times of the canary's parts on the slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
-        most_exposed_rank: the rank with the most exposed communication; None if no step was profiled.
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.overlap.Part`; empty if no
             step was profiled.
-        critical_rank: the rank that the parts of ``breakdown_ms`` belong to; None with one rank.
-        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.Provenance`.
-        command: the command line of the launch, as in :class:`~pytest_aorta.result.provenance.Provenance`.
-        kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
-        collectives: transfers and waits of a profiled step by collective.
-        throttled: the devices that were throttled, and why; empty if none was throttled or nothing is known.
         sm_clock_mhz: the lowest of the devices' median SM clocks; None if no clock is known.
         profiler: the tool that slowed the steps down: the profiler that wrapped torchrun, or a Python tracer in the
             ranks, e.g. coverage; empty if there was none.
-        blocked_by: the runtime call in which profiled steps wait for the device, so that no host could be ahead of
-            the device; empty if there was none.
-        late_steps: how many profiled steps do not count because the host was late in them; empty if all of them count.
-        overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
-            profiled.
+        kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
+        collectives: transfers and waits of a profiled step by collective.
         costs: the costs of a step by the ranks that have them in common; empty if a rank counted none.
         series: the optimizers of an unedited script, in the order of their first steps.
-        optimizers: a line on what the series measured; empty if there is nothing to say.
-        replicas: the replicas of parameters that became different.
     """
 
-    recorded_at: UtcTime
-    block: Block
+    provenance: Provenance
+    description: LaunchDescription = LaunchDescription()
     launcher: Launcher
     simulated: bool = False
     num_steps: Positive
@@ -180,33 +190,20 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
     final_loss: Finite | None
     environment: dict[str, Fact]
     rank_lag_ms: list[Finite]
-    step_time_growth: Finite = 0.0
     memory_bytes: list[Positive] = field(default_factory=list)
     memory_growth_bytes: list[Finite] = field(default_factory=list)
     canary_ms: dict[CanaryPart, Milliseconds]
     exposed_ms: dict[CollectiveKind, Milliseconds] = field(default_factory=dict)
-    most_exposed_rank: Count | None = None
     breakdown_ms: dict[PartName, Milliseconds] = field(default_factory=dict)
-    critical_rank: Count | None = None
-    commit: Commit | None = None
-    branch: Text | None = None
-    dirty: bool | None = None
-    throttled: str = ""
     sm_clock_mhz: Annotated[float, Meta(ge=0)] | None = None
     profiler: str = ""
-    blocked_by: str = ""
-    late_steps: str = ""
-    overlap_problem: Annotated[str, Meta(max_length=1000)] = ""
     kernels: Kernels = field(default_factory=dict)
     collectives: dict[CollectiveKind, CollectiveFacts] = field(default_factory=dict)
     costs: list[CostsOfRanks] = field(default_factory=list)
     series: list[SeriesFacts] = field(default_factory=list)
-    optimizers: str = ""
-    replicas: list[Parted] = field(default_factory=list)
-    command: CommandLine = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Refuse what the types allow: values of other ranks, step times without one, and a time such as month 13."""
+        """Refuse what the types allow: values of other ranks, and step times without one."""
         ranks = sorted(rank for group in self.costs for rank in group.ranks)
         if ranks != [*range(len(ranks))] and not self.simulated:
             raise ValueError(f"costs: got ranks {ranks}, allowed is each rank once")
@@ -215,10 +212,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         if len(self.memory_bytes) != len(self.memory_growth_bytes):
             counts = f"{len(self.memory_growth_bytes)} values for {len(self.memory_bytes)} of memory_bytes"
             raise ValueError(f"memory_growth_bytes: got {counts}, allowed is one per rank")
-        try:
-            datetime.fromisoformat(self.recorded_at)
-        except ValueError:
-            raise ValueError(f"recorded_at: got {self.recorded_at!r}, allowed is a moment in UTC") from None
 
     @property
     def device(self) -> str:
@@ -235,11 +228,6 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         """Return the growth of each rank's memory as a fraction of its median; empty if it is not known."""
         return [more / used for more, used in zip(self.memory_growth_bytes, self.memory_bytes, strict=True)]
 
-    @property
-    def moment_s(self) -> int:
-        """Return :attr:`recorded_at` in seconds since 1970."""
-        return int(datetime.fromisoformat(self.recorded_at).timestamp())
-
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
     """Return the facts of a result. The time of a step is its maximum over ranks."""
@@ -254,54 +242,49 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         "max": steps.max(),
     }
     stride = -(-len(steps) // SAMPLE_SIZE)
-    measured = result.provenance
     broken_down = _breakdown(result, float(quantities["p50"]))
     exposed_ms = [sum(step.exposed_comm_ms for step in rank) for rank in result.overlap]
+    in_use = _memory_in_use(result.memory_bytes)
+    optimized = [rank.series for rank in result.ranks]
+    series = series_facts(optimized)
+    has_messages, is_simulated = any(one and one.collectives for one in result.costs), bool(result.simulated)
     return LaunchFacts(
-        recorded_at=measured.measured_at,
-        block=measured.block,
+        provenance=result.provenance,
+        description=LaunchDescription(
+            step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
+            most_exposed_rank=exposed_ms.index(max(exposed_ms)) if exposed_ms else None,
+            critical_rank=broken_down.rank if broken_down and broken_down.num_ranks > 1 else None,
+            throttled="; ".join(throttled(result.platform_facts)),
+            blocked_by=_blocking_call(result.head_start),
+            late_steps=_late_steps(result),
+            overlap_problem=result.overlap_problem,
+            optimizers=described(series, len(optimized), has_messages=has_messages, is_simulated=is_simulated),
+            replicas=diverged(optimized),
+        ),
         launcher=result.launcher,
-        simulated=bool(result.simulated),
+        simulated=is_simulated,
         num_steps=len(steps),
         step_time_ms=_short(quantities),
         step_time_sample_ms=_short(steps[::stride].tolist()),
         metrics={name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
-        buffer_hashes=joined_hashes([rank.series for rank in result.ranks], BUFFERS),
+        buffer_hashes=joined_hashes(optimized, BUFFERS),
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
         rank_lag_ms=_short(rank_lags_ms(result.collective_ms)),
-        step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
-        memory_bytes=(in_use := _memory_in_use(result.memory_bytes)),
+        memory_bytes=in_use,
         memory_growth_bytes=_short(
             [growth(rank) * used for rank, used in zip(result.memory_bytes, in_use, strict=False)]
         ),
         canary_ms=_canary(result),
         exposed_ms=_exposed(result.overlap),
-        most_exposed_rank=exposed_ms.index(max(exposed_ms)) if exposed_ms else None,
         breakdown_ms=_short(broken_down.parts_ms) if broken_down else {},
-        critical_rank=broken_down.rank if broken_down and broken_down.num_ranks > 1 else None,
-        commit=measured.commit,
-        branch=measured.branch,
-        dirty=measured.dirty,
-        throttled="; ".join(throttled(result.platform_facts)),
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
         profiler=str(result.profiler if result.profiler in WRAPPERS else result.environment.get(PYTHON_TRACER, "")),
-        blocked_by=_blocking_call(result.head_start),
-        late_steps=_late_steps(result),
-        overlap_problem=result.overlap_problem,
         kernels=_short(mean_over_ranks(result.kernels)),
         collectives=_short(collective_facts(result.collectives, len(result.overlap[0]))) if result.overlap else {},
         costs=distinct(result.costs, result.simulated or range(len(result.ranks))),
-        command=measured.command,
-        series=(series := series_facts(optimized := [rank.series for rank in result.ranks])),
-        optimizers=described(
-            series,
-            len(optimized),
-            has_messages=any(one and one.collectives for one in result.costs),
-            is_simulated=bool(result.simulated),
-        ),
-        replicas=diverged(optimized),
+        series=series,
     )
 
 

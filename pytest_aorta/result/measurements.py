@@ -16,6 +16,7 @@ from pytest_aorta.common.model import (
     CanaryPart,
     Count,
     Fact,
+    Finite,
     Milliseconds,
     Model,
     Name,
@@ -36,7 +37,7 @@ from pytest_aorta.result.sensors import PlatformFacts
 from pytest_aorta.result.series import Series, joined_hashes
 from pytest_aorta.result.trace.profiled_steps import Costs, Profile
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 MAX_FAILURE_DETAILS = 100
 # With fewer steps the 99th percentile is the largest or second-largest value.
 MIN_STEPS_P99 = 100
@@ -149,9 +150,9 @@ class RankResult(Model, frozen=True, kw_only=True, omit_defaults=True):
     elapsed_sec: NotNegative
     main_work_started: bool = True
     failures: Annotated[list[FailureDetail], Meta(max_length=MAX_FAILURE_DETAILS)] = field(default_factory=list)
-    metrics: dict[Name, float] = field(default_factory=dict)
+    metrics: dict[Name, Finite] = field(default_factory=dict)
     weight_hashes: dict[Step, WeightHash] = field(default_factory=dict)
-    loss: list[float] = field(default_factory=list)
+    loss: list[Finite] = field(default_factory=list)
     grad_norm: list[NotNegative] = field(default_factory=list)
     environment: dict[str, Fact] = field(default_factory=dict)
     collective_ms: list[Milliseconds] = field(default_factory=list)
@@ -238,7 +239,8 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         launcher: the program that started the ranks, torchrun or forkserver.
         profiler: the profiler that the ranks ran under; None if there was none.
         launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
-        provenance: time, host and code version of the launch.
+        host: name of the host that pytest ran on.
+        provenance: time, session block and code version of the launch.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
         collective_ms: time in collectives in each of the last steps, ``collective_ms[rank][step]``: measured by the
             ranks, or on CPU ranks computed from their arrivals at collectives.
@@ -273,7 +275,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
         costs: ``costs[rank]`` of a step; None for a rank that counted none.
     """
 
-    schema_version: Literal[4]
+    schema_version: Literal[5]
     workload: Text
     config: dict[str, Any]
     world_size: Positive
@@ -284,6 +286,7 @@ class WorkloadResult(Model, frozen=True, kw_only=True, dict=True, forbid_unknown
     launcher: LauncherKind
     profiler: Annotated[str, Meta(pattern="^(torch|nsys|rocprofv3)$")] | None = None
     launch_times_s: dict[str, NotNegative]
+    host: str
     provenance: Provenance
     platform_facts: PlatformFacts | None = None
     collective_ms: list[list[Milliseconds]] = field(default_factory=list)

@@ -1,12 +1,12 @@
-"""The provenance of a launch: its time, its host and the version of the code."""
+"""The provenance of a launch: its time, its session block and the version of the code."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import socket
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -32,13 +32,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HOSTNAME = Path("/etc/hostname")
 
 
-class Provenance(Model, frozen=True):
-    """The time, the host and the code version of a launch.
+class Provenance(Model, frozen=True, omit_defaults=True):
+    """The time, the session block and the code version of a launch.
 
     Attributes:
         measured_at: UTC time at which the launch had ended, ISO 8601, to the second.
-        host: the name of the host that pytest ran on.
-        block: the session block, 12 hex digits: this host since it was booted.
+        block: the session block, 12 hex digits: this host since it was booted. Launches of one block share its noise.
         commit: the full hash of the commit that is checked out in the folder that the ranks ran in; None if git gives
             no answer.
         branch: the branch that is checked out; None for a detached head.
@@ -47,12 +46,23 @@ class Provenance(Model, frozen=True):
     """
 
     measured_at: UtcTime
-    host: str
     block: Block
     commit: Commit | None = None
     branch: str | None = None
     dirty: bool | None = None
     command: CommandLine = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Refuse a time such as month 13, which the type allows."""
+        try:
+            datetime.fromisoformat(self.measured_at)
+        except ValueError:
+            raise ValueError(f"measured_at: got {self.measured_at!r}, allowed is a moment in UTC") from None
+
+    @property
+    def moment_s(self) -> int:
+        """Return :attr:`measured_at` in seconds since 1970."""
+        return int(datetime.fromisoformat(self.measured_at).timestamp())
 
 
 def provenance(folder: Path, command: Sequence[str] = (), reference: AnyReference | None = None) -> Provenance:
@@ -66,7 +76,7 @@ def provenance(folder: Path, command: Sequence[str] = (), reference: AnyReferenc
         version = code_version(folder)
     else:
         version = reference.commit, None, None if reference.commit is None else False
-    return Provenance(now, socket.gethostname(), block_id(), *version, stored_command(command))
+    return Provenance(now, block_id(), *version, stored_command(command))
 
 
 def stored_command(words: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Reads the files that the ranks left and keeps them as one result, checked across ranks and by its schema."""
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -65,6 +66,7 @@ def collect_result(
         launcher=LauncherKind(outcome.launcher),
         profiler=plan.profiler,
         launch_times_s=launch_times_s(outcome),
+        host=socket.gethostname(),
         provenance=provenance(plan.cwd, plan.command, plan.reference),
         platform_facts=platform_facts,
         collective_ms=_waits_ms(plan, folders, ranks),

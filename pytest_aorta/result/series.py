@@ -107,7 +107,7 @@ class Series(Model, frozen=True, omit_defaults=True):
     is_main: bool = False
     collectives: NotNegative | None = None
     step_times_ms: list[Milliseconds] = field(default_factory=list)
-    loss: dict[Step, float] = field(default_factory=dict)
+    loss: dict[Step, Finite] = field(default_factory=dict)
     grad_norm: dict[Step, NotNegative] = field(default_factory=dict)
     weights: LocalWeights = LocalWeights()
     buffers: LocalWeights = LocalWeights()

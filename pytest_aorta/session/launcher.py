@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
-import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -19,21 +17,17 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, ResultError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, raised_as, slug
-from pytest_aorta.common.model import to_json
-from pytest_aorta.common.text import brief
-from pytest_aorta.launch.guarded import find_program
 from pytest_aorta.launch.leases import LeasedWorld, lease
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, SpokenState, StateLine
 from pytest_aorta.launch.work_folder import copy_folder
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
-from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under, script_settings
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
 from pytest_aorta.plan.options import TORCH, WRAPPERS, LauncherKind, Options
 from pytest_aorta.plan.reference import AnyReference, References
-from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, check_environment, find_workload, resolve_config
 from pytest_aorta.plan.world import ALL_DEVICES, World, WorldSpec
-from pytest_aorta.result.diagnosis import NOT_FINITE, launch_failure
+from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.folder import AGENT_LOG, COPY_FOLDER
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
@@ -41,7 +35,6 @@ from pytest_aorta.result.reading import collect_result
 from pytest_aorta.result.trace.merged import merge_run, traces_note
 from pytest_aorta.session.record import LaunchNote, RunningTest
 from pytest_aorta.session.search import Bisection
-from pytest_aorta.verdict.bitwise import HASH_OPERATORS_STEP, locate_non_finite, read_all_operators
 from pytest_aorta.verdict.metrics import NUMBERS, Tolerance
 
 
@@ -186,6 +179,16 @@ class Launcher:
         """Return the launch of a result; None for a result of another test, or a copy."""
         return next((launch for launch in self.launches if launch.result is result), None)
 
+    def launch_of(self, result: WorkloadResult) -> Launch:
+        """Return the launch of a result.
+
+        Raises:
+            SpecError: The test has not launched it.
+        """
+        if (launch := self.find(result)) is None:
+            raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
+        return launch
+
     def is_before(self, result: WorkloadResult, other: WorkloadResult) -> bool:
         """Return whether ``result`` was launched before ``other``; False unless both were launched by this test."""
         first, second = self.find(result), self.find(other)
@@ -220,8 +223,14 @@ class Launcher:
             on_device = plan.world.device != DeviceKind.CPU
             found = traces_note(plan.profiler, plan.run_dir, on_device=on_device) if plan.profiler else ""
             traces = [found] if found else []
-            note = LaunchNote(outcome.launcher, launch_times_s(outcome), traces=tuple(traces))
-            if failure := launch_failure(plan, outcome):
+            note = LaunchNote(
+                outcome.launcher,
+                launch_times_s(outcome),
+                traces=tuple(traces),
+                folder=str(plan.run_dir),
+                failure=(failure := launch_failure(plan, outcome)),
+            )
+            if failure:
                 raise LaunchError(failure.text, failure.kind, failure.rank, plan.run_dir)
             result = collect_result(plan, outcome, watch.platform_facts)
             if plan.profiler is not None and not traces:
@@ -238,6 +247,16 @@ class Launcher:
                 shutil.rmtree(plan.copy, ignore_errors=True)
         self.launches.append(Launch(request, plan, outcome, result))
         return self.launches[-1]
+
+    def repeat(self, launch: Launch, *, reference: bool = False, **changes: Any) -> Launch:
+        """Repeat a launch, or launch its A/B reference, with changes of the request.
+
+        Raises:
+            SpecError: There is no A/B reference, or as in :meth:`launch`.
+            LeaseError, LaunchError, ResultError: As in :meth:`launch`.
+        """
+        version = self.session.references.open() if reference else launch.plan.reference
+        return self.launch(replace(launch.request, **changes), version)
 
     def _copy(self, plan: LaunchPlan, copy: Path) -> None:
         """Copy the working folder of a launch, without results and without what other launches have written.
@@ -303,233 +322,3 @@ def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
 
 def _unwritable(folder: Path) -> str:
     return f"results folder {folder} can't be written: "
-
-
-class DistributedWorld:
-    """The devices that a test has leased, and launches on them.
-
-    Attributes:
-        size: number of ranks, one per device.
-        device: the kind of device, ``cuda`` or ``cpu``.
-        backend: the backend of the process group.
-        platform: the platform's name, which is part of the key of baselines.
-        timeout_s: time limit of one launch, in seconds.
-        launcher: launches requests; for this package.
-    """
-
-    def __init__(self, launcher: Launcher) -> None:
-        self.launcher = launcher
-        self._options = launcher.session.options
-        self.size = launcher.world.size
-        self.device = launcher.world.device
-        self.backend = launcher.world.backend
-        self.platform = launcher.world.platform
-        self.timeout_s = launcher.timeout_s
-
-    def __repr__(self) -> str:
-        """Return the name and the platform, which pytest shows above a failure."""
-        return f"<distributed world on {self.platform}>"
-
-    def launch(self, name: str, /, **config: Any) -> WorkloadResult:
-        """Launch a workload once and return its validated result, even if the workload's own checks failed.
-
-        Raises:
-            SpecError: The workload or a config key is unknown, or a value is not allowed; nothing was started.
-            DevicesUnavailable: The test asks for all GPUs of the run, and the workload needs more ranks than these; in
-                pytest, the test is skipped, or fails under ``--aorta-without-gpus=fail``.
-            LeaseError: The devices can't be leased, e.g. because other processes hold them; nothing was started.
-            LaunchError: A rank failed; the message names the rank that failed first.
-            ResultError: The ranks left no valid result.
-        """
-        spec = find_workload(name, self._options.workload_dirs)
-        self.launcher.require_ranks(name, spec.min_world_size)
-        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
-
-    def launch_script(
-        self,
-        script: str | Path,
-        args: tuple[str, ...] | list[str] = (),
-        environment: Mapping[str, str] | None = None,
-        **settings: Any,
-    ) -> WorkloadResult:
-        """Launch a script (a path ending in ``.py``, or a dotted module), and return its validated result.
-
-        The result is returned even if the script's own checks failed.
-
-        Args:
-            script: the path, relative to pytest's root folder, or the module's name.
-            args: command line arguments of the script.
-            environment: environment variables of the ranks.
-            settings: fields of :class:`~pytest_aorta.plan.launch_plan.ScriptSettings`. Without ``record``, the script
-                measures through the recorder.
-
-        Raises:
-            SpecError: The script does not exist, ``args`` is not a list or tuple, ``environment`` is not a mapping, or
-                an environment variable or a setting is not allowed; nothing was started.
-            LeaseError, LaunchError, ResultError: As in :meth:`launch`.
-        """
-        target = str(script)
-        if target.endswith(".py"):
-            path = self._options.rootdir / target
-            if not path.is_file():
-                raise SpecError(f"script {target!r}: there is no file {path}")
-            target = str(path)
-        elif not all(part.isidentifier() for part in target.split(".")):
-            raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        return self._launch_words(Path(script).name, target, _words(str(script), args), environment, settings)
-
-    def launch_command(
-        self, command: tuple[str, ...] | list[str], environment: Mapping[str, str] | None = None, **settings: Any
-    ) -> WorkloadResult:
-        """Launch a command that starts its own ranks, such as ``["accelerate", "launch", "train.py"]``.
-
-        Each rank of this world has to report: the ranks that torchrun, DeepSpeed or ``init_process_group`` number.
-
-        Args:
-            command: the program, which is looked for beside this Python and then on the path, and its arguments.
-            environment: environment variables of the command.
-            settings: as in :meth:`launch_script`. The steps are recorded without ``record``, too.
-
-        Raises:
-            SpecError: The program does not exist, the world has several nodes or is simulated, or as in
-                :meth:`launch_script`; nothing was started.
-            LeaseError, LaunchError, ResultError: As in :meth:`launch`.
-        """
-        words = _words("command", command)
-        if not words or find_program(words[0], sys.executable) is None:
-            raise SpecError(f"command {list(words)!r}: {list(words[:1])} is not beside {sys.executable} or on PATH")
-        if self.launcher.world.nodes > 1 or self.launcher.world.simulated:
-            raise SpecError(f"command {list(words)!r}: starts its ranks on one node, and does not simulate any")
-        name = next((Path(word).name for word in words if word.endswith(".py")), Path(words[0]).name)
-        return self._launch_words(name, words[0], words[1:], environment, {"record": {}} | settings, starts_ranks=True)
-
-    def _launch_words(
-        self,
-        name: str,
-        script: str,
-        args: tuple[str, ...],
-        environment: Mapping[str, str] | None,
-        settings: Mapping[str, Any],
-        *,
-        starts_ranks: bool = False,
-    ) -> WorkloadResult:
-        where = f"{'command' if starts_ranks else 'script'} {name!r}"
-        given = script_settings(where, settings)
-        if absent := [path for path in given.fresh or () if Path(script).is_relative_to(self._options.rootdir / path)]:
-            raise SpecError(f"{where}: fresh: {absent} hold the script, which a launch can't do without")
-        # Settings are part of the config, since a launch with other settings can't be compared.
-        config: dict[str, Any] = {"args": [*([script] if starts_ranks else []), *args], **json.loads(to_json(given))}
-        if environment:
-            check_environment(where, environment)
-            config[ENVIRONMENT_KEY] = dict(environment)
-        request = LaunchRequest(name, None, config, script, args, **asdict(given), starts_ranks=starts_ranks)
-        return self._launch(request)
-
-    def again(
-        self, result: WorkloadResult, *, reference: bool = False, locates_costs: bool = False, **config: Any
-    ) -> WorkloadResult:
-        """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
-
-        If ``result`` came from an A/B reference, the launch runs that reference's version again.
-
-        Args:
-            result: a result of this world.
-            reference: whether to launch the A/B reference that ``--aorta-ab`` names.
-            locates_costs: whether the costs of a step should name the lines and modules that they come from.
-            config: config keys to change.
-
-        Raises:
-            SpecError: ``result`` is not a result of this world, ``config`` is not allowed (a script has none), or there
-                is no A/B reference; nothing was started.
-            LaunchError, ResultError: As in :meth:`launch`.
-        """
-        check_result("again", result)
-        if not isinstance(reference, bool):
-            raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
-        launch = self.launcher.find(result)
-        if launch is None:
-            raise SpecError(f"result of {result.workload!r}: not launched by this test, so it can't be repeated")
-        request = replace(launch.request, locates_costs=locates_costs)
-        if config:
-            if request.spec is None:
-                raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
-            request = replace(request, config=resolve_config(request.spec, request.config | config))
-        version = self.launcher.session.references.open() if reference else launch.plan.reference
-        return self.launcher.launch(request, version).result
-
-    def hashing_every_step(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult | None:
-        """Repeat the launch of a script, or launch its A/B reference, with hashes of every step.
-
-        None if the script's weights are not hashed by the recorder of optimizer steps.
-
-        Raises:
-            LaunchError, ResultError: As in :meth:`launch`.
-        """
-        launch = self.launcher.find(result)
-        if launch is None or launch.request.record is None or not launch.request.record.hash_weights:
-            return None
-        request = replace(launch.request, record=launch.request.record.replace(hash_every_step=True))
-        version = self.launcher.session.references.open() if reference else launch.plan.reference
-        return self.launcher.launch(request, version).result
-
-    def _launch(self, request: LaunchRequest) -> WorkloadResult:
-        bisection = self.launcher.session.bisection
-        version = bisection.good() if bisection else None
-        try:
-            return self.launcher.launch(request, version).result
-        except LaunchError as error:
-            keys = request.spec.properties if request.spec else ()
-            found = NOT_FINITE.search(str(error))
-            if not self._options.locate or found is None:
-                raise
-            if HASH_OPERATORS_STEP in keys:
-                lines = [*self._non_finite(request, version, int(found["step"]))]
-            elif request.record is not None:
-                lines = [self._first_non_finite(request, version)]
-            else:
-                raise
-            raise LaunchError("\n".join([str(error), *lines]), error.kind, error.rank, error.run_dir) from None
-
-    def _first_non_finite(self, request: LaunchRequest, version: AnyReference | None) -> str:
-        """Launch a script again, which looks at its parameters after every step, and return a line on what it finds."""
-        assert request.record is not None
-        try:
-            self.launcher.launch(replace(request, record=request.record.replace(hash_every_step=True)), version)
-        except LaunchError as error:
-            found = NOT_FINITE.search(str(error))
-            return f"launched once more, with a look after every step: {found[0] if found else error}"
-        return "launched once more, all values are finite: launches of the same code differ"
-
-    def _non_finite(self, request: LaunchRequest, version: AnyReference | None, step: int) -> Iterator[str]:
-        """Launch again, and yield lines on the operator that wrote the first NaN.
-
-        A NaN that a gradient has in one step is in the loss only in the next one, often that of another rank.
-        """
-        for captured in range(step, max(0, step - 2), -1):
-            changed = replace(request, config=request.config | {HASH_OPERATORS_STEP: captured})
-            try:
-                run_dir = self.launcher.launch(changed, version).plan.run_dir
-                yield f"step {captured}: launched once more, all values are finite: launches of the same code differ"
-            except LaunchError as error:
-                if error.run_dir is None:
-                    yield f"step {captured}: not located, because a launch failed: {error}"
-                    return
-                run_dir = error.run_dir
-            line, is_origin = locate_non_finite(read_all_operators(run_dir, self.size, captured))
-            yield f"step {captured}, operators: {line}"
-            if is_origin:
-                return
-
-
-def check_result(method: str, given: object) -> None:
-    """Raise SpecError, which names ``method``, unless ``given`` is a result."""
-    if not isinstance(given, WorkloadResult):
-        raise SpecError(f"{method}: got {brief(repr(given))}, allowed is a result that run() or run_script() returned")
-
-
-def _words(script: str, args: object) -> tuple[str, ...]:
-    """Return the arguments of a script as texts; a text in place of the list would be split into characters."""
-    if isinstance(args, list | tuple):
-        return tuple(map(str, args))
-    example = f", such as {os.fsdecode(args).split()!r}" if isinstance(args, str | bytes) else ""
-    raise SpecError(f"script {script!r}: args are {args!r}, allowed is a list with one text per argument{example}")

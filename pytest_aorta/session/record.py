@@ -20,6 +20,7 @@ from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.text import brief, counted, duration
 from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.result.diagnosis import LaunchFailure
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import measured_values
@@ -110,12 +111,16 @@ class LaunchNote(Model, frozen=True):
         times_s: Duration in seconds as ``wall``, and the phases that are known; empty if the launch did not end.
         has_result: Whether the launch left a valid result.
         traces: Notes on the files that a profiler left.
+        folder: The run folder; empty if the launch did not end.
+        failure: The diagnosis of a launch that failed.
     """
 
     launcher: str = ""
     times_s: dict[str, float] = msgspec.field(default_factory=dict)
     has_result: bool = False
     traces: tuple[str, ...] = ()
+    folder: str = ""
+    failure: LaunchFailure | None = None
 
 
 class TestRecord(Model, frozen=True):

@@ -1,5 +1,7 @@
 """The ``workload`` fixture's object: launches workloads and compares them with a baseline or another variant."""
 
+from __future__ import annotations
+
 import itertools
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -17,10 +19,11 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.series import first_other_weights
 from pytest_aorta.session.baselines import learn
-from pytest_aorta.session.launcher import DistributedWorld, check_result
+from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, in_pairs, passed, settle, with_baseline, with_both
 from pytest_aorta.session.search import MAX_PAIRS, Bisection, CommitSearch
+from pytest_aorta.session.world import DistributedWorld, check_result
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import (
     LOCATE,
@@ -48,14 +51,12 @@ N = TypeVar("N")
 R = TypeVar("R")
 
 
-class WorkloadRunner:
+class WorkloadRunner(DistributedWorld):
     """The object of the fixture ``workload``, which launches workloads in a test's world and compares their results."""
 
-    def __init__(self, world: DistributedWorld) -> None:
-        self._world = world
-        self._launcher = launcher = world.launcher
+    def __init__(self, launcher: Launcher) -> None:
+        super().__init__(launcher)
         self._session = launcher.session
-        self._options = launcher.session.options
         self._marked = launcher.spec.marked
         self._test = launcher.test
         fail_on = self._options.fail_on
@@ -63,50 +64,8 @@ class WorkloadRunner:
         self._of_marked = {Outcome.INCONCLUSIVE} if FailOn.MARKED_INCONCLUSIVE in fail_on else set()
         self._checked: set[str] = set()
 
-    def __repr__(self) -> str:
-        """Return the name and the platform, which pytest shows above a failure."""
-        return f"<workload runner on {self._world.platform}>"
-
-    def run(self, name: str, /, **config: Any) -> WorkloadResult:
-        """Launch a workload and return its result.
-
-        Raises:
-            WorkloadFailed: The workload's own checks found wrong values; the message locates them.
-            SpecError, LeaseError, LaunchError, ResultError: As in
-                :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch`.
-        """
-        return passed(self._world.launch(name, **config))
-
-    def run_script(
-        self,
-        script: str | Path,
-        args: tuple[str, ...] | list[str] = (),
-        *,
-        environment: Mapping[str, str] | None = None,
-        **settings: Any,
-    ) -> WorkloadResult:
-        """Launch your own training script and return its result.
-
-        With ``record``, such as ``record={"hash_weights": True}``, the steps of a script that does not mention
-        pytest-aorta are recorded. The arguments are those of
-        :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_script`.
-
-        Raises:
-            WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
-        """
-        return passed(self._world.launch_script(script, args, environment, **settings))
-
-    def run_command(
-        self, command: tuple[str, ...] | list[str], *, environment: Mapping[str, str] | None = None, **settings: Any
-    ) -> WorkloadResult:
-        """Launch a command that starts its own ranks, such as ``accelerate launch train.py``, and return its result.
-
-        The arguments are those of :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch_command`.
-
-        Raises:
-            WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
-        """
-        return passed(self._world.launch_command(command, environment, **settings))
+    def _returned(self, result: WorkloadResult) -> WorkloadResult:
+        return passed(result)
 
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
@@ -123,8 +82,8 @@ class WorkloadRunner:
             WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
             SpecError: An argument is not allowed, an earlier comparison of this test has the same label, a marker was
                 added after the world was made, or as in
-                :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
+                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         self._test.check()
         check_result("check", result)
@@ -144,7 +103,7 @@ class WorkloadRunner:
         verdicts, comparison = self._settled(comparison, comparing, again)
 
         def again_with_places() -> Verdicts:
-            return stored.judge([self._world.again(result, locates_costs=True).facts])
+            return stored.judge([self._repeat(result, locates_costs=True).facts])
 
         def located(comparison: Comparison, failing: Sequence[Verdict]) -> Comparison:
             comparison = self._located_in_script(result, stored.baseline, comparison, failing)
@@ -183,8 +142,8 @@ class WorkloadRunner:
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
             SpecError: An argument or a config is not allowed, or a search for a commit runs the test.
-            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.launcher.DistributedWorld.launch` and
-                :meth:`~pytest_aorta.session.launcher.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.run` and
+                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         self._check_arguments("compare", label, steps)
         if locate is not None and not isinstance(locate, bool):
@@ -209,12 +168,12 @@ class WorkloadRunner:
         priors = self._priors(here, comparison.case)
         pairs = PairedComparison(comparison.case, self._marked, priors, by_launch, most, version)
         facts = [[launch.facts] for launch in comparison.launches]
-        comparing = in_pairs(pairs, *facts, reference_first=self._launcher.is_before(there, here))
+        comparing = in_pairs(pairs, *facts, reference_first=self.launcher.is_before(there, here))
         again = {Side.CANDIDATE: (here, False), Side.REFERENCE: (there, False)}
         verdicts, comparison = self._settled(comparison, comparing, again)
 
         def again_with_places() -> Verdicts:
-            placed = [self._world.again(result, locates_costs=True).facts for result in (here, there)]
+            placed = [self._repeat(result, locates_costs=True).facts for result in (here, there)]
             return pairs.judge(placed[:1], placed[1:])
 
         return self._concluded(comparison, verdicts, partial(self._costs_located, again_with_places, is_asked))
@@ -262,7 +221,7 @@ class WorkloadRunner:
         changed = {**config, **(into or {})}
         for given in (config, changed):
             _check_restarts(find_workload(given["workload"], self._options.workload_dirs), given)
-        with tempfile.TemporaryDirectory(dir=self._launcher.shared_folder(), prefix="checkpoint-") as folder:
+        with tempfile.TemporaryDirectory(dir=self.launcher.shared_folder(), prefix="checkpoint-") as folder:
             straight = self._variant(config, steps, before)
             saved = self._variant({**config, _SAVE: folder}, after, before)
             resumed = self._variant({**changed, _LOAD: folder}, steps - after, after_it)
@@ -284,7 +243,7 @@ class WorkloadRunner:
         _check_label(method, label)
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise SpecError(f"{method}: steps is {steps!r}, allowed is an integer of 1 or more, or None")
-        if steps is not None and self._launcher.world.simulated:
+        if steps is not None and self.launcher.world.simulated:
             self._test.lacks("compares values step by step, which a simulated world does not have")
 
     def _case(self, result: WorkloadResult, label: str | None) -> str:
@@ -303,18 +262,18 @@ class WorkloadRunner:
         numbered = (f"{first} {number}" for number in itertools.count(2))
         return next(case for case in itertools.chain([first], numbered) if case not in taken)
 
-    def _restarted(self, ranks: object) -> list[DistributedWorld]:
+    def _restarted(self, ranks: object) -> list[WorkloadRunner]:
         """Return the worlds before and after a restart."""
-        size = self._world.size
+        size = self.size
         if ranks is None:
-            return [self._world, self._world]
+            return [self, self]
         match ranks:
-            case (int(), int()) if min(ranks) > 0 and max(ranks) <= size and self._launcher.world.nodes == 1:
-                return [DistributedWorld(self._launcher.first(count)) for count in ranks]
+            case (int(), int()) if min(ranks) > 0 and max(ranks) <= size and self.launcher.world.nodes == 1:
+                return [WorkloadRunner(self.launcher.first(count)) for count in ranks]
         raise SpecError(f"compare_restart: ranks is {ranks!r}, allowed are two numbers from 1 to {size}, on one node")
 
     def _variant(
-        self, given: WorkloadResult | Mapping[str, Any], steps: int | None, world: DistributedWorld | None = None
+        self, given: WorkloadResult | Mapping[str, Any], steps: int | None, world: WorkloadRunner | None = None
     ) -> WorkloadResult:
         if isinstance(given, WorkloadResult):
             return given
@@ -322,7 +281,7 @@ class WorkloadRunner:
         spec = find_workload(given["workload"], self._options.workload_dirs)
         if steps is not None:
             config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
-        return passed((world or self._world).launch(spec.name, **config))
+        return (world or self).run(spec.name, **config)
 
     def _begun(
         self, case: str, kind: ReferenceKind, *launched: tuple[Side, WorkloadResult], baseline: Path | None = None
@@ -346,7 +305,7 @@ class WorkloadRunner:
         return platform_priors(self._options.baselines_dir, result.platform, result.device, case)
 
     def _defaults(self, result: WorkloadResult) -> dict[str, Any]:
-        launch = self._launcher.find(result)
+        launch = self.launcher.find(result)
         return identity(launch.defaults) if launch else {}
 
     def _learn(self, comparison: Comparison, result: WorkloadResult) -> Verdicts:
@@ -372,14 +331,14 @@ class WorkloadRunner:
         Raises:
             BaselineError: The weights differ; the message says which parameters differ first.
         """
-        launch = self._launcher.find(result)
+        launch = self.launcher.find(result)
         if launch is None or not result.weight_hashes or not result.environment.get("bitwise_reproducible", True):
             return None
-        hashed = self._world.hashing_every_step(result)
-        same = [other.result for other in self._launcher.launches if other.request == launch.request]
+        hashed = self._hashing_every_step(result)
+        same = [other.result for other in self.launcher.launches if other.request == launch.request]
         others = [other for other in same if other is not result]
         if is_alone and not others and hashed is None:
-            others = [passed(self._world.again(result))]
+            others = [self.again(result)]
         steps = result.total_iterations
         found = ((other, first_difference(other, result, steps, ["weight_hash"])) for other in others)
         lines: list[object] = []
@@ -399,15 +358,12 @@ class WorkloadRunner:
 
     def _search(self, comparison: Comparison, result: WorkloadResult, bisection: Bisection) -> Verdicts:
         """Search for the commit that changed a metric of a comparison."""
-        launch = self._launcher.find(result)
-        if launch is None:
-            raise SpecError(f"result of {result.workload!r}: not launched by this test, so no commit can be compared")
-        request, only = launch.request, bisection.request.metric
+        request, only = self.launcher.launch_of(result).request, bisection.request.metric
         priors, good = self._priors(result, comparison.case), bisection.commits[0][:12]
         pairs = PairedComparison(comparison.case, self._marked, priors, only and [only], MAX_PAIRS, good)
 
         def launched(number: int) -> LaunchFacts:
-            return passed(self._launcher.launch(request, bisection.commit(number)).result).facts
+            return passed(self.launcher.launch(request, bisection.commit(number)).result).facts
 
         return CommitSearch(bisection, pairs, comparison.launches[0].facts, launched, self._session.say).run()
 
@@ -425,7 +381,7 @@ class WorkloadRunner:
 
         def launched(side: Side) -> LaunchFacts:
             result, of_reference = again[side]
-            launches.append(self._compared(side, passed(self._world.again(result, reference=of_reference))))
+            launches.append(self._compared(side, self.again(result, reference=of_reference)))
             return launches[-1].facts
 
         try:
@@ -511,8 +467,8 @@ class WorkloadRunner:
         row, kind = found[0]
         is_by_ab = row.reference.is_ab
         try:
-            here = self._world.hashing_every_step(result)
-            other = self._world.hashing_every_step(result, reference=True) if is_by_ab else None
+            here = self._hashing_every_step(result)
+            other = self._hashing_every_step(result, reference=True) if is_by_ab else None
         except LaunchError as error:
             return comparison.replace(notes=(*comparison.notes, Note(f"not located, because a launch failed: {error}")))
         if here is None or (other is None and (is_by_ab or baseline is None)):
@@ -539,20 +495,35 @@ class WorkloadRunner:
         found = [Note(f"config: {keys}")] if (keys := other_keys(here, there)) else []
         different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
         if difference := first_difference(here, there, steps, different):
-            launches = [launch for launch in map(self._launcher.find, (here, there)) if launch]
+            launches = [launch for launch in map(self.launcher.find, (here, there)) if launch]
+            unchecked = DistributedWorld(self.launcher)
             shared = launches[0].defaults.keys() & launches[1].defaults.keys() if len(launches) == 2 else ()
-            again = (lambda result, config: self._world.again(result, **config)) if with_launches else None
+            again = (lambda result, config: unchecked.again(result, **config)) if with_launches else None
             found += locate_first(here, there, difference, shared, again, self._folder)
         names = dict.fromkeys([here.workload, there.workload])
         return comparison.replace(workload=" against ".join(names), notes=tuple(found))
 
+    def _repeat(self, result: WorkloadResult, **changes: Any) -> WorkloadResult:
+        return self.launcher.repeat(self.launcher.launch_of(result), **changes).result
+
+    def _hashing_every_step(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult | None:
+        """Repeat the launch of a script, or launch its A/B reference, with hashes of every step.
+
+        None if the script's weights are not hashed by the recorder of optimizer steps.
+        """
+        launch = self.launcher.find(result)
+        if launch is None or launch.request.record is None or not launch.request.record.hash_weights:
+            return None
+        record = launch.request.record.replace(hash_every_step=True)
+        return self.launcher.repeat(launch, reference=reference, record=record).result
+
     def _folder(self, result: WorkloadResult) -> Path | None:
-        launch = self._launcher.find(result)
+        launch = self.launcher.find(result)
         return launch.plan.run_dir if launch else None
 
     def _other_version(self, candidate: WorkloadResult, reference: WorkloadResult) -> str:
         """Return the version that ``reference`` ran, if only the version differs between both sides; else empty."""
-        here, there = self._launcher.find(candidate), self._launcher.find(reference)
+        here, there = self.launcher.find(candidate), self.launcher.find(reference)
         if here is None or there is None or there.plan.reference is None:
             return ""
         is_same = (here.request, here.plan.reference) == (there.request, None)

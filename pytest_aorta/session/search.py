@@ -31,16 +31,12 @@ class SearchRequest(Model, frozen=True):
     Attributes:
         commits: Full hashes of the good commit and the bad one.
         setup: Words of each command that prepares the worktree of a commit.
-        tolerances: Metric -> tolerance, as text of a marker.
         metric: The only metric to search; None for all metrics that the test compares.
-        result: Path of a file for what was found, as a :class:`Finding`; empty: no file.
     """
 
     commits: tuple[Commit, Commit]
     setup: tuple[tuple[str, ...], ...]
-    tolerances: dict[str, str]
     metric: str | None
-    result: str = ""
 
 
 class Finding(Model, frozen=True):

@@ -16,19 +16,18 @@ from pytest_aorta.common.files import locked, raised_as, read_json, slug, write_
 from pytest_aorta.common.model import Model, Platform, Positive, Text, convert, to_builtins
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import LaunchDescription, LaunchFacts
+from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.metrics import METRICS, metric_of, own_metrics
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
+# The earlier version that `aorta baselines upgrade` rewrites.
+_OLDER_VERSION = 5
 MAX_BYTES = 4 << 20
 MAX_LAUNCHES = 100
 LOCK_FILE = ".lock"
 # The levels of a file whose values have lines of their own: the baseline, its launches, a launch, and its facts.
 _LEVELS = 4
-# What describes a launch alone: a comparison uses it of the launches under test, never of those of a baseline.
-_DIAGNOSTICS = (
-    "step_time_growth", "most_exposed_rank", "critical_rank", "late_steps", "optimizers",
-)  # fmt: skip
 
 RevisionText: TypeAlias = Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}$")]
 
@@ -60,8 +59,7 @@ class Baseline(Model, frozen=True):
         launches: in the order of recording; only the last revision has center launches.
         forced: revision -> the reason that was given for recording launches that were too noisy.
         left_out: metrics that are not compared, because the center launches are too noisy for them -> the reason.
-        measured: metrics that every center launch had when it was recorded -> the least number of their values. Empty
-            in files of earlier versions.
+        measured: metrics that every center launch had when it was written -> the least number of their values.
     """
 
     case: Text
@@ -73,7 +71,7 @@ class Baseline(Model, frozen=True):
     forced: dict[RevisionText, Text] = field(default_factory=dict)
     left_out: dict[Text, Text] = field(default_factory=dict)
     measured: dict[Text, Positive] = field(default_factory=dict)
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
 
     def of_launches(self, launches: Iterable[LaunchFacts]) -> Baseline:
         """Return the baseline with these launches alone, which all count for its center."""
@@ -99,18 +97,18 @@ class Baseline(Model, frozen=True):
         numbers = sorted({stored.revision for stored in self.launches})
         return [tuple(stored.facts for stored in self.launches if stored.revision == number) for number in numbers]
 
-    def without_diagnostics(self) -> Baseline:
-        """Return the baseline with what a comparison uses; the rest is in the run folders of the launches."""
-        names = [name for name in LaunchFacts.__struct_fields__ if name not in _DIAGNOSTICS]
-        kept = [LaunchFacts(**{name: getattr(stored.facts, name) for name in names}) for stored in self.launches]
-        # The names of one launch tell which tensors have come or gone.
-        first = next(number for number, stored in enumerate(self.launches) if stored.center)
-        kept = [
-            facts.replace(series=[series.condensed(has_names=number == first) for series in facts.series])
-            for number, facts in enumerate(kept)
-        ]
-        pairs = zip(self.launches, kept, strict=True)
-        return self.replace(launches=tuple(stored.replace(facts=facts) for stored, facts in pairs))
+    def condensed(self) -> Baseline:
+        """Return the baseline as it is stored: the first center launch alone names tensors, and metrics are counted."""
+        named = next(stored for stored in self.launches if stored.center)
+        launches = (
+            stored.replace(
+                facts=stored.facts.replace(
+                    series=[series.condensed(has_names=stored is named) for series in stored.facts.series]
+                )
+            )
+            for stored in self.launches
+        )
+        return self.replace(launches=tuple(launches), measured=num_measured(self.center_launches))
 
 
 def baseline_path(folder: Path, platform: str, case: str) -> Path:
@@ -141,8 +139,8 @@ def read_baseline(folder: Path, platform: str, case: str) -> Baseline | None:
     return baseline
 
 
-def read_baseline_file(path: Path) -> Baseline:
-    """Read one file and check it against its schema.
+def read_baseline_file(path: Path, *, upgrades: bool = False) -> Baseline:
+    """Read one file and check it against its schema; with ``upgrades``, the file may be of the version before.
 
     Raises:
         BaselineError: The file is invalid. The message names the file, the JSON path, the value and the allowed values.
@@ -150,17 +148,36 @@ def read_baseline_file(path: Path) -> Baseline:
     with raised_as(BaselineError, after="; restore the file, or delete it and record the baseline again"):
         document = read_json(path, max_bytes=MAX_BYTES)
     version = document.get("schema_version") if isinstance(document, dict) else None
-    if version != SCHEMA_VERSION:
-        raise BaselineError(
-            f"{path}: schema_version is {version!r}, but this pytest-aorta reads version {SCHEMA_VERSION}; "
-            f"delete the file and record the baseline again with --update-baselines, or use the version that wrote it"
+    if version == _OLDER_VERSION and upgrades:
+        with raised_as(BaselineError, f"{path}: can't be upgraded: ", (LookupError, TypeError, AttributeError)):
+            document = _upgraded(document)
+    elif version != SCHEMA_VERSION:
+        remedy = (
+            "delete the file and record the baseline again with --update-baselines, or use the version that wrote it"
         )
-    return _checked(document, str(path))
-
-
-def _checked(document: Any, name: str) -> Baseline:
+        if version == _OLDER_VERSION:
+            remedy = f"rewrite it with: aorta baselines upgrade --folder {path.parent.parent}"
+        raise BaselineError(
+            f"{path}: schema_version is {version!r}, but this pytest-aorta reads version {SCHEMA_VERSION}; {remedy}"
+        )
     with raised_as(BaselineError):
-        baseline = convert(document, Baseline, name)
+        baseline = convert(document, Baseline, str(path))
+    _check(baseline, path)
+    return baseline
+
+
+def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document of version 5, which had all facts of a launch in one object, as one of this version."""
+    for stored in document["launches"]:
+        facts = stored["facts"]
+        facts["measured_at"] = facts.pop("recorded_at")
+        for name, kind in (("provenance", Provenance), ("description", LaunchDescription)):
+            facts[name] = {key: facts.pop(key) for key in kind.__struct_fields__ if key in facts}
+    return {**document, "schema_version": SCHEMA_VERSION}
+
+
+def _check(baseline: Baseline, name: Path) -> None:
+    """Refuse what the types of a baseline allow, and no program has written."""
     launches = baseline.launches
     revisions = [stored.revision for stored in launches]
     if revisions != sorted(revisions):
@@ -181,7 +198,6 @@ def _checked(document: Any, name: str) -> Baseline:
             raise BaselineError(f"{place}.step_time_ms.p50: got {facts.step_time_ms['p50']}, allowed is above 0")
         if facts.device not in (kinds := [kind.value for kind in DeviceKind]):
             raise BaselineError(f"{place}.environment.device: got {facts.device!r}, allowed is one of {kinds}")
-    return baseline
 
 
 def num_measured(launches: Sequence[LaunchFacts]) -> dict[str, int]:
@@ -209,18 +225,14 @@ def locked_baselines(folder: Path) -> Iterator[None]:
 def write_baseline(folder: Path, baseline: Baseline) -> Path:
     """Write a baseline atomically and return its path.
 
-    An unreadable file at that path is not overwritten, and no file outside of ``folder`` is written.
+    No file outside of ``folder`` is written.
 
     Raises:
-        BaselineError: The existing file is unreadable, the new file is too large, or the platform's folder can't be
-            written or is a link out of ``folder``.
+        BaselineError: The new file is too large, or the platform's folder can't be written or is a link out of
+            ``folder``.
     """
     path = baseline.path(folder)
-    read_baseline(folder, baseline.platform, baseline.case)
     document = to_builtins(baseline)
-    if not baseline.measured:  # as earlier versions wrote it
-        del document["measured"]
-    _checked(document, f"{path}: not written")
     if problem := outside(folder, path.parent):
         raise BaselineError(f"{path}: not written: {problem}")
     with raised_as(BaselineError, f"{path}: not written: ", (OSError, ValueError)):

@@ -227,7 +227,7 @@ def uncompared_notes(launches: Sequence[LaunchFacts], others: Sequence[LaunchFac
         yield f"costs of a step are not in the {side}{again}"
     if launches[0].buffer_hashes and others and not others[-1].buffer_hashes:
         yield f"buffers are not compared: the {side} has no hashes of them{again}"
-    yield from dict.fromkeys(launch.optimizers for launch in launches if launch.optimizers)
+    yield from dict.fromkeys(text for launch in launches if (text := launch.description.optimizers))
 
 
 _STEPS_PER_OUTLIER, _MOST_OUTLIERS = 100, 50

@@ -149,16 +149,17 @@ def notes_on(
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
     found, device = [], launches[0].device
-    steps = median(launch.step_time_growth for launch in launches)
+    steps = median(launch.description.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
         found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")
-    found += _launch_notes([launch.late_steps for launch in launches])
+    described = [launch.description for launch in launches]
+    found += launch_notes([launch.late_steps for launch in described])
     found += [*_choice_notes(launches, reference, side), *_throttle_notes(launches, reference, side)]
     memory = min(max(launch.memory_growth, default=0.0) for launch in launches)
     if memory > MEMORY_GROWTH and not (reference and reference[-1].memory_growth):
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
-    usual = [parted for other in reference for parted in other.replicas]
-    new = [next((str(parted) for parted in launch.replicas if parted not in usual), "") for launch in launches]
+    usual = [parted for other in reference for parted in other.description.replicas]
+    new = [next((str(parted) for parted in launch.replicas if parted not in usual), "") for launch in described]
     return [*found, *dict.fromkeys(filter(None, new))]
 
 
@@ -171,15 +172,15 @@ def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFac
     return []
 
 
-def _launch_notes(texts: Sequence[str]) -> list[str]:
+def launch_notes(texts: Sequence[str]) -> list[str]:
     """Return a line for each launch that has a text; ``texts`` are in order of the launches."""
     return [f"launch {number}: {text}" for number, text in enumerate(texts, 1) if text]
 
 
 def _throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return lines on throttled devices, and on SM clocks below those of the reference launches."""
-    found = _launch_notes([launch.throttled for launch in launches])
-    hot = [launch.throttled for launch in reference if launch.throttled]
+    found = launch_notes([launch.description.throttled for launch in launches])
+    hot = [hot for launch in reference if (hot := launch.description.throttled)]
     if hot:
         found.append(f"{len(hot)} of the {side}'s {counted(len(reference), 'launch')}: {hot[-1]}")
     here, there = _clocks_mhz(launches), _clocks_mhz(reference)
@@ -252,7 +253,7 @@ def _exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) ->
     )
     kind = max(now, key=lambda name: now[name] - before.get(name, 0.0))
     was = f", was {before.get(kind, 0.0):.3g}" if before else ""
-    ranks = [launch.most_exposed_rank for launch in launches if launch.most_exposed_rank is not None]
+    ranks = [rank for launch in launches if (rank := launch.description.most_exposed_rank) is not None]
     worst = f"; rank {max(ranks, key=ranks.count)} worst" if ranks else ""
     return f"{kind} exposed {now[kind]:.3g} ms/step{was}{worst}"
 
@@ -454,7 +455,7 @@ def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[Lau
     if not here or not there:
         return None
     parts = {part: _median_ms(here, part) - _median_ms(there, part) for part in Part}
-    ranks = [launch.critical_rank for launch in here if launch.critical_rank is not None]
+    ranks = [rank for launch in here if (rank := launch.description.critical_rank) is not None]
     return Split(total_ms, parts, mode(ranks) if ranks else None)
 
 

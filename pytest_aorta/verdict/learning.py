@@ -14,8 +14,8 @@ from pytest_aorta.common.model import Model
 from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.result.series import BUFFERS, first_other_weights
-from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, num_measured, read_baseline
-from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH
+from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
+from pytest_aorta.verdict.causes import MEMORY_GROWTH, STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
 from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
@@ -136,8 +136,7 @@ class NewLaunches(Model, frozen=True):
         Raises:
             BaselineError: As in :func:`merged`, or the stored baseline is unreadable.
         """
-        stored = merged(*self._with_stored(folder), self.fresh).without_diagnostics()
-        return stored.replace(measured=num_measured(stored.center_launches))
+        return merged(*self._with_stored(folder), self.fresh).condensed()
 
     def are_undecided(self, folder: Path) -> bool:
         """Return whether the launches are not shown to equal those stored in ``folder``, and more could show it.
@@ -271,10 +270,10 @@ def _problems(metric: Metric, tolerance: float, launches: Sequence[LaunchFacts])
     if len(values) >= MIN_LAUNCHES:
         found += _noise_problems(metric, values, tolerance)
     if metric.kind is MetricKind.TIMING:
-        steps = median(launch.step_time_growth for launch in launches)
+        steps = median(launch.description.step_time_growth for launch in launches)
         if abs(steps) > STEP_GROWTH[launches[0].device]:
             found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
-        found += [f"launch {number}: {one.throttled}" for number, one in enumerate(launches, 1) if one.throttled]
+        found += launch_notes([launch.description.throttled for launch in launches])
     memory = median(max(launch.memory_growth, default=0.0) for launch in launches)
     if metric.kind is MetricKind.MEMORY and memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by {format_change(memory)} or more")

@@ -139,13 +139,13 @@ def blocks(launches: Sequence[LaunchFacts]) -> list[Hashable]:
     """
     keys: dict[int, Hashable] = {}
     last: dict[str, tuple[int, int]] = {}
-    for number in sorted(range(len(launches)), key=lambda number: launches[number].moment_s):
-        launch = launches[number]
-        before_s, stretch = last.get(launch.block, (launch.moment_s, 0))
-        gap_s = BLOCK_GAP_S[launch.device]
-        stretch += int(launch.moment_s - before_s > gap_s)
-        last[launch.block] = launch.moment_s, stretch
-        keys[number] = (launch.block, stretch)
+    measured = [launch.provenance for launch in launches]
+    for number in sorted(range(len(launches)), key=lambda number: measured[number].moment_s):
+        block, moment_s = measured[number].block, measured[number].moment_s
+        before_s, stretch = last.get(block, (moment_s, 0))
+        stretch += int(moment_s - before_s > BLOCK_GAP_S[launches[number].device])
+        last[block] = moment_s, stretch
+        keys[number] = (block, stretch)
     return [keys[number] for number in range(len(launches))]
 
 

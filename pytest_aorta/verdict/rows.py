@@ -145,20 +145,21 @@ def not_profiled(metric: Metric, facts: LaunchFacts) -> str | None:
     Either the trace of the steps was not read, or the launch has only the as-run value, measured without a head start,
     with which the text then ends.
     """
-    if facts.overlap_problem and metric.name in _OF_PROFILED_STEPS:
-        return facts.overlap_problem
+    known = facts.description
+    if known.overlap_problem and metric.name in _OF_PROFILED_STEPS:
+        return known.overlap_problem
     as_run = facts.metrics.get(metric.name + AS_RUN)
     if as_run is None:
         return None
     reason = "the host was late in the profiled steps in spite of every head start"
-    if facts.blocked_by:
-        reason = f"a step waits for the device in {facts.blocked_by}, so the host cannot run ahead"
+    if known.blocked_by:
+        reason = f"a step waits for the device in {known.blocked_by}, so the host cannot run ahead"
     return f"{reason}; as run {format_value(as_run, metric.unit)}"
 
 
 def is_not_profiled_again(facts: LaunchFacts) -> bool:
     """Return whether further launches of this code lack overlap too: its steps wait, or their trace is too large."""
-    return bool(facts.blocked_by or facts.overlap_problem)
+    return bool(facts.description.blocked_by or facts.description.overlap_problem)
 
 
 def not_applicable(
@@ -178,7 +179,8 @@ def not_applicable(
         if tolerance.origin is Origin.DEFAULT:
             detail = "times of CPU ranks are compared only if a tolerance marker names the metric"
             return Reason.UNMARKED_CPU_TIMES, detail
-        if recorded.block != facts.block or abs(facts.moment_s - recorded.moment_s) > BLOCK_GAP_S["cpu"]:
+        here, there = facts.provenance, recorded.provenance
+        if here.block != there.block or abs(here.moment_s - there.moment_s) > BLOCK_GAP_S["cpu"]:
             return Reason.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
     if metric.cost in _OF_VERSIONS and (other := other_versions(facts, recorded, side)):
         return Reason.VERSIONS, other
@@ -239,7 +241,7 @@ def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
     Launches of one session block ran on the same CPUs, so their ``cpu_vendor`` is not compared: only one of them may
     report the vendor.
     """
-    left_out = {*CHOICES, "cpu_vendor"} if facts.block == recorded.block else {*CHOICES}
+    left_out = {*CHOICES, "cpu_vendor"} if facts.provenance.block == recorded.provenance.block else {*CHOICES}
     here, there = facts.environment, recorded.environment
     if None in (here.get("cublas"), there.get("cublas")):  # baselines of earlier versions lack this fact
         left_out.add("cublas")
@@ -278,7 +280,9 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
         return None
     for facts in launches:
         for key, there in sorted(recorded.environment.items()):
-            if key == "cpu_vendor" and facts.block == recorded.block:  # one host, so the vendor is known
+            if (
+                key == "cpu_vendor" and facts.provenance.block == recorded.provenance.block
+            ):  # one host, so the vendor is known
                 continue
             if there is not None and facts.environment.get(key) is None and key not in (*_FROM_HOST, *CHOICES):
                 return f"the launch does not report {key}, which is {there!r} in the {side}"
@@ -424,7 +428,7 @@ class Row:
         For a time that did not pass, the detail names throttled devices.
         """
         change, worse, outcome = self.metric.scale.change, self.metric.worse, decision.outcome
-        num_hot = sum(bool(launch.throttled) for launch in self.launches)
+        num_hot = sum(bool(launch.description.throttled) for launch in self.launches)
         if outcome is Outcome.IMPROVED:
             detail = STALE
         if num_hot and self.metric.kind is MetricKind.TIMING and outcome is not Outcome.PASS:
@@ -461,7 +465,7 @@ class Row:
         known = profiled(metric, [other for other in others if metric.measure(other) is not None])
         if not known:
             launch, detail = found[0]
-            reason = Reason.TRACE if launch.overlap_problem else Reason.HEAD_START
+            reason = Reason.TRACE if launch.description.overlap_problem else Reason.HEAD_START
             return self.not_applicable(reason, detail, None)
         lasting = [detail for launch, detail in found if is_not_profiled_again(launch)]
         if not lasting:

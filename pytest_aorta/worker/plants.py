@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.plan.plants import BIT, EXIT_CODE, HANG, IN_LINE, LOST_GRADIENT, MEMORY, NAN, SLOW_RANK, Planted
+from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.worker.accelerator import device_kind, own_device, synchronize
 from pytest_aorta.worker.finite import untraced
 from pytest_aorta.worker.layout import local_part
@@ -37,11 +37,11 @@ _kept: list[object] = []
 def plant(planted: Planted) -> None:
     """Plant the fault into what runs next in this process: a workload or a script."""
     is_last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
-    if planted.plant is IN_LINE:
+    if planted.plant is Plant.IN_LINE:
         _communicate_in_line(planted)
-    elif planted.plant is MEMORY:
+    elif planted.plant is Plant.MEMORY:
         _hold(planted)
-    elif is_last and planted.plant is EXIT_CODE:
+    elif is_last and planted.plant is Plant.EXIT_CODE:
         atexit.register(_exit, planted)
     elif is_last:
         _watch_steps(planted)
@@ -67,20 +67,20 @@ def _watch_steps(planted: Planted) -> None:
     def before_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         nonlocal steps
         steps += 1
-        if planted.plant is SLOW_RANK:
+        if planted.plant is Plant.SLOW_RANK:
             planted.mark.touch()
             time.sleep(planted.size / 1000)
-        elif steps == _STEP and planted.plant is HANG:
+        elif steps == _STEP and planted.plant is Plant.HANG:
             planted.mark.touch()
             while True:
                 time.sleep(60)
-        elif steps == _STEP and planted.plant is BIT and _flip_bit(optimizer):
+        elif steps == _STEP and planted.plant is Plant.BIT and _flip_bit(optimizer):
             planted.mark.touch()
 
     register_optimizer_step_pre_hook(untraced(before_step))
-    if planted.plant not in (LOST_GRADIENT, NAN):
+    if planted.plant not in (Plant.LOST_GRADIENT, Plant.NAN):
         return
-    backward, factor = torch.autograd.backward, 0.0 if planted.plant is LOST_GRADIENT else float("nan")
+    backward, factor = torch.autograd.backward, 0.0 if planted.plant is Plant.LOST_GRADIENT else float("nan")
 
     @functools.wraps(backward)
     def changed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:

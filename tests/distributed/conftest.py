@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta import DistributedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.launcher import DistributedWorld
 from tests.distributed.processes import START_S
 from tests.unit.builders import make_plan
 

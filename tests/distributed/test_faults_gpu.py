@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.launch.storm import processes_on_gpus
+from pytest_aorta import DistributedWorld
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.world import World
-from pytest_aorta.session.launcher import DistributedWorld
 from tests.distributed.test_faults import failed, make_plan
 
 pytestmark = pytest.mark.world(size=2, device="cuda")

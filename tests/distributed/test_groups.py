@@ -70,14 +70,14 @@ def write(folder, text):
     "launcher", [pytest.param("warm", marks=WARM), pytest.param("cold", marks=[COLD, pytest.mark.extended])]
 )
 def test_group_that_a_script_destroyed_lives_until_the_rank_has_left(distributed_world, tmp_path, script, launcher):
-    distributed_world.launch_script(write(tmp_path, script), record={})
+    distributed_world.run_script(write(tmp_path, script), record={})
 
 
 @COLD
 @pytest.mark.extended
 def test_group_of_a_command_lives_until_the_rank_has_left(distributed_world, tmp_path):
     command = ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29656"]
-    distributed_world.launch_command([*command, write(tmp_path, DESTROYED)], record={})
+    distributed_world.run_command([*command, write(tmp_path, DESTROYED)], record={})
 
 
 @WARM
@@ -86,4 +86,4 @@ def test_group_of_a_command_lives_until_the_rank_has_left(distributed_world, tmp
 def test_script_in_which_gloo_can_deadlock_never_hangs(distributed_world, tmp_path, name):
     script = write(tmp_path, SCRIPTS[name])
     for _ in range(6):
-        distributed_world.launch_script(script, record={})
+        distributed_world.run_script(script, record={})

@@ -21,7 +21,7 @@ def test_hang(workload):
     workload.run("faulty", kind="absent")
 
 def test_after(distributed_world):
-    assert distributed_world.launch("faulty", kind="none").passed
+    assert distributed_world.run("faulty", kind="none").passed
 """
 # Time limits to reach the hang: the first suffices on idle cores; on busy cores, the run is repeated with the next.
 LIMITS_S = (15, 45, 135)

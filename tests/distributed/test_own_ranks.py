@@ -24,7 +24,7 @@ TORCHRUN = ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "--ma
     ids=["spawn", "fork, left at once", "left at once", "first is a rank", "torchrun", "exec"],
 )
 def test_each_rank_of_a_command_is_measured_as_under_torchrun(distributed_world, command):
-    result = distributed_world.launch_command(command, record={"hash_weights": True})
+    result = distributed_world.run_command(command, record={"hash_weights": True})
     assert [len(times) for times in result.rank_step_times_ms] == [21, 21]
     assert result.workload == "own_ranks.py"
     assert result.config["args"] == command
@@ -45,7 +45,7 @@ def test_each_rank_of_a_command_is_measured_as_under_torchrun(distributed_world,
 )  # fmt: skip
 def test_rank_of_a_command_that_fails_is_named(distributed_world, start, fault, said, rank):
     with pytest.raises(LaunchError) as caught:
-        distributed_world.launch_command(["python", SCRIPT, start, fault])
+        distributed_world.run_command(["python", SCRIPT, start, fault])
     assert said in str(caught.value)
     assert caught.value.rank == rank
 
@@ -54,7 +54,7 @@ def test_rank_of_a_command_that_fails_is_named(distributed_world, start, fault, 
 @pytest.mark.launch_timeout(100)
 def test_rank_of_a_command_that_hangs_is_named_and_ended(distributed_world):
     with pytest.raises(LaunchError) as caught:
-        distributed_world.launch_command(["python", SCRIPT, "spawn", "hang"])
+        distributed_world.run_command(["python", SCRIPT, "spawn", "hang"])
     assert caught.value.rank == 1
     assert "hang in collective: " in str(caught.value)
     assert "rank 0 waits for rank 1, which never entered gloo:all_reduce number " in str(caught.value)
@@ -62,4 +62,4 @@ def test_rank_of_a_command_that_hangs_is_named_and_ended(distributed_world):
 
 def test_command_without_a_program_is_refused_before_the_launch(distributed_world):
     with pytest.raises(SpecError, match=r"command \['akselerate'\]: \['akselerate'\] is not beside"):
-        distributed_world.launch_command(["akselerate"])
+        distributed_world.run_command(["akselerate"])

@@ -81,16 +81,16 @@ def launched(distributed_world, first, *references):
     (Path(__file__).parent / f"{first.workload}.json").write_text(json.dumps(found))
 
 def test_own(distributed_world):
-    launched(distributed_world, distributed_world.launch("own"), True, False)
+    launched(distributed_world, distributed_world.run("own"), True, False)
 
 def test_installed(distributed_world):
-    launched(distributed_world, distributed_world.launch("installed", steps=1), True, False)
+    launched(distributed_world, distributed_world.run("installed", steps=1), True, False)
 
 def test_script(distributed_world):
-    launched(distributed_world, distributed_world.launch_script("train.py", ("data.txt",)), True, False)
+    launched(distributed_world, distributed_world.run_script("train.py", ("data.txt",)), True, False)
 
 def test_turns(distributed_world, request):
-    first = distributed_world.launch("own", steps=1)
+    first = distributed_world.run("own", steps=1)
     distributed_world.again(first, reference=True)
     servers = request.config.stash[RUN].session.forkservers
     before = servers.pids
@@ -100,7 +100,7 @@ def test_turns(distributed_world, request):
     assert len(before) == 2
 
 def test_leak(distributed_world):
-    distributed_world.again(distributed_world.launch_script("leak.py"), reference=True)
+    distributed_world.again(distributed_world.run_script("leak.py"), reference=True)
 """
 ENTRY_POINTS = "[aorta.workloads]\ninstalled = installed_workloads.installed\n"
 # A finder like that of an editable installation: it finds only modules that no other finder finds.

@@ -93,4 +93,4 @@ dist.barrier()
 def test_ranks_meet_where_no_other_user_can_join(distributed_world, tmp_path, launcher):
     script = tmp_path / "meets.py"
     script.write_text(MEETS, encoding="utf-8")
-    distributed_world.launch_script(str(script))
+    distributed_world.run_script(str(script))

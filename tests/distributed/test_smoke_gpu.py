@@ -2,9 +2,10 @@
 
 import pytest
 
+from pytest_aorta.cli.selftest import SIGNS
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.plan.accelerators import visible_devices
-from pytest_aorta.plan.plants import EXIT_CODE, HANG, IN_LINE, MEMORY, NAN, PLANTS, SLOW_RANK, Planted
+from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.metrics import METRICS, measured_values
@@ -101,29 +102,29 @@ torch.set_default_device("cuda")
 @pytest.mark.launch_timeout(15)
 def test_each_plant_shows_in_a_launch(workload, monkeypatch, tmp_path):
     (script := tmp_path / "train.py").write_text(ON_GPUS + SCRIPT.replace('"gloo"', '"nccl"'))
-    size = {SLOW_RANK: 300.0, MEMORY: float(1 << 30)}
+    size = {Plant.SLOW_RANK: 300.0, Plant.MEMORY: float(1 << 30)}
 
     def launch():
         return workload.run_script(str(script), ["fsdp2"])
 
     unchanged = launch()
-    for plant in PLANTS:
-        planted = Planted(plant, size.get(plant, 0.0), tmp_path / plant.name)
+    for plant in Plant:
+        planted = Planted(plant, size.get(plant, 0.0), tmp_path / plant)
         with monkeypatch.context() as patch:
             for name, value in planted.environ().items():
                 patch.setenv(name, value)
-            if plant in (NAN, HANG, EXIT_CODE):
+            if plant in (Plant.NAN, Plant.HANG, Plant.EXIT_CODE):
                 with pytest.raises(LaunchError) as caught:
                     launch()
-                assert any(text in str(caught.value) for text in plant.failure), caught.value
-                assert caught.value.rank == unchanged.world_size - 1 or plant is NAN, caught.value
+                assert caught.value.kind in SIGNS[plant].failures, caught.value
+                assert caught.value.rank == unchanged.world_size - 1 or plant is Plant.NAN, caught.value
             else:
                 changed = launch()
                 is_same = changed.weight_hashes == unchanged.weight_hashes
-                assert is_same is (plant in (SLOW_RANK, IN_LINE, MEMORY)), plant.name
-                if plant is SLOW_RANK:
+                assert is_same is (plant in (Plant.SLOW_RANK, Plant.IN_LINE, Plant.MEMORY)), plant
+                if plant is Plant.SLOW_RANK:
                     assert min(changed.step_times_ms) > size[plant]
-                if plant is MEMORY:
+                if plant is Plant.MEMORY:
                     held = min(changed.rank_metrics["peak_memory_bytes"])
                     assert held - max(unchanged.rank_metrics["peak_memory_bytes"]) > 0.9 * size[plant]
-        assert planted.mark.exists(), plant.name
+        assert planted.mark.exists(), plant

@@ -57,7 +57,7 @@ def test_wrong_marker_of_a_test_that_requests_the_fixture_by_name_fails_the_test
     failing(project, "marker tolerance: metrics [[]'step_time'[]] are unknown (did you mean *", failed=1)
 
 
-RUN, LAUNCH = "workload.run('toy')", "distributed_world.launch('toy')"
+RUN, LAUNCH = "workload.run('toy')", "distributed_world.run('toy')"
 TOO_LATE = [
     ("world(size=3)", "world: added or removed after the fixture distributed_world was set up, so *", RUN),
     ("world(size=3)", "world: added or removed *", LAUNCH),

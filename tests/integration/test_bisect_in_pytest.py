@@ -208,7 +208,7 @@ def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(r
         (["HEAD", "HEAD~1"], "is not before"),
         (["HEAD~1", "HEAD", "--setup", "no-such-program x"], "'no-such-program' is not a program on the path"),
         (["HEAD~1", "HEAD", "--setup", "echo 'x"], "allowed is a command, quoted as for a shell"),
-        (["HEAD~1", "HEAD", "--metric", "speed"], "--metric: got 'speed', allowed is one of step_time_p50"),
+        (["HEAD~1", "HEAD", "--metric", "speed"], "--metric: invalid choice: 'speed' (choose from 'step_time_p50'"),
         (["HEAD~1", "HEAD", "--tolerance", "weight_hash"], "allowed is METRIC=VALUE"),
         (["HEAD~1", "HEAD", "--result", "/nowhere/found.json"], "--result: got '/nowhere/found.json', allowed is"),
         (["HEAD~1", "HEAD", "--result", "."], "--result: got '.', allowed is a file in a folder"),

@@ -2,8 +2,8 @@
 
 import pytest
 
-FAILED = "distributed_world.launch('toy')"
-GOOD = "distributed_world.launch('toy', step_ms=11.0)"
+FAILED = "distributed_world.run('toy')"
+GOOD = "distributed_world.run('toy', step_ms=11.0)"
 MESSAGE = "E  *WorkloadFailed: toy: 9 of its own checks failed on cpu-x2-gloo"
 
 
@@ -15,7 +15,7 @@ def wrong(project):
 
 
 def test_result_with_failed_checks_is_not_compared_with_its_baseline(recorded):
-    recorded.test_file("def test_speed(workload, distributed_world): workload.check(distributed_world.launch('toy'))\n")
+    recorded.test_file("def test_speed(workload, distributed_world): workload.check(distributed_world.run('toy'))\n")
     recorded.run().assert_outcomes(passed=1)
     recorded.plant(wrong=9)
     recorded.run(shows=[MESSAGE, "aorta: 1 of 1 test failed, 1 test failed without a verdict*"], failed=1)

@@ -45,7 +45,7 @@ def test_commit_is_kept_and_launches_of_a_reference_are_marked(versioned):
     versioned.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.0})")
     versioned.run(*HISTORY)
     (entry,) = kept(versioned)
-    assert {launch.facts.commit for launch in entry.launches} == {versioned.git("rev-parse", "HEAD")}
+    assert {launch.facts.provenance.commit for launch in entry.launches} == {versioned.git("rev-parse", "HEAD")}
     sides = [launch.side for launch in entry.launches]
     assert sides.count(Side.CANDIDATE) == sides.count(Side.REFERENCE) >= 2
 

@@ -71,7 +71,7 @@ def test_failed_launch_fails_its_test_with_the_evidence_and_only_the_tests_own_f
 
 def test_launch_of_the_world_returns_results_with_failed_checks(project):
     project.plant(wrong=1)
-    project.one_test("assert not distributed_world.launch('toy').passed")
+    project.one_test("assert not distributed_world.run('toy').passed")
     project.run().assert_outcomes(passed=1)
 
 

@@ -372,7 +372,7 @@ def test_comparison_of_two_launches_fails_with_the_metric(project, config, line)
 def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
     path = next(path for path in recorded.baseline_files() if "speed" in path.name)
     path.write_text('{"schema_version": 1}')
-    shows = [f"E  *BaselineError: {path}: schema_version is 1, but this pytest-aorta reads version 5; *"]
+    shows = [f"E  *BaselineError: {path}: schema_version is 1, but this pytest-aorta reads version 6; *"]
     recorded.run(shows=shows, passed=1, failed=1)
     recorded.run("--update-baselines", shows=f"E  *BaselineError: {path}: *", passed=1, failed=1)
     assert path.read_text() == '{"schema_version": 1}'
@@ -568,15 +568,16 @@ def test_failed_assertion_on_verdicts_shows_their_headlines(recorded):
 def test_names_for_annotations_are_those_of_the_package(recorded):
     recorded.test_file(
         """
-from pytest_aorta import Comparison, Outcome, Verdicts, WorkloadRunner
+from pytest_aorta import Comparison, DistributedWorld, LaunchPlan, Outcome, Verdicts, WorkloadRunner
 
-def test_speed(workload: WorkloadRunner):
+def test_speed(workload: WorkloadRunner, distributed_world: DistributedWorld):
     assert isinstance(workload, WorkloadRunner)
+    assert isinstance(distributed_world, DistributedWorld)
     verdicts: Verdicts = workload.check(workload.run("toy"))
     assert isinstance(verdicts, Verdicts)
     assert verdicts["step_time_p50"].outcome is Outcome.PASS
     assert repr(verdicts).startswith("<test_toy.py::test_speed::toy: Pass: step_time_p50 ")
-    assert Comparison.__module__.startswith("pytest_aorta.")
+    assert {one.__module__.partition(".")[0] for one in (Comparison, LaunchPlan)} == {"pytest_aorta"}
 """
     )
     recorded.run(passed=1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pytest_aorta.plan.plants import LOST_GRADIENT, Planted
+from pytest_aorta.plan.plants import Plant, Planted
 from pytest_aorta.worker import plants
 
 
@@ -22,7 +22,7 @@ def test_gradients_are_lost_in_the_second_step(
     monkeypatch.setattr(
         plants, "register_optimizer_step_pre_hook", lambda hook: hooks.append(register_optimizer_step_pre_hook(hook))
     )
-    plants.plant(Planted(LOST_GRADIENT, 0.0, tmp_path / "planted"))
+    plants.plant(Planted(Plant.LOST_GRADIENT, 0.0, tmp_path / "planted"))
     net = torch.nn.Linear(2, 2)
     lost: list[int] = []
     for parameter in net.parameters():

@@ -104,12 +104,21 @@ def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[s
 
 def make_facts(**changes: Any) -> LaunchFacts:
     defaults = LaunchFacts(
-        recorded_at="2026-01-02T03:04:05Z", block="0123456789ab", launcher="torchrun", num_steps=20,
+        provenance=Provenance("2026-01-02T03:04:05Z", "0123456789ab"), launcher="torchrun", num_steps=20,
         step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0},
         step_time_sample_ms=[10.0] * 20, metrics={}, weight_hashes={"10": "0" * 16, "9": "1" * 16}, final_loss=None,
         environment={"torch": "2.11.0", "device": "cuda", "device_name": H200}, rank_lag_ms=[0.0, 0.0], canary_ms={},
     )  # fmt: skip
-    return defaults.replace(**changes)
+    return changed(defaults, **changes)
+
+
+def changed(facts: LaunchFacts, **changes: Any) -> LaunchFacts:
+    """Return facts with other values, of their provenance and description too."""
+    for part in ("provenance", "description"):
+        value = getattr(facts, part)
+        inner = {name: changes.pop(name) for name in value.__struct_fields__ if name in changes}
+        changes |= {part: replace(value, **inner)} if inner else {}
+    return replace(facts, **changes)
 
 
 def growing(*ranks: float) -> dict[str, list[float]]:
@@ -128,7 +137,7 @@ def stamp(age_s: float) -> str:
 
 def on_cpu(**changes: Any) -> LaunchFacts:
     """Return a launch of CPU ranks a minute ago."""
-    cpu = {"environment": {"torch": "2.11.0", "device": "cpu"}, "recorded_at": stamp(60)}
+    cpu = {"environment": {"torch": "2.11.0", "device": "cpu"}, "measured_at": stamp(60)}
     return make_facts(**(cpu | changes))
 
 
@@ -249,7 +258,7 @@ def write_rank_file(run_dir: Path, rank: int, name: str, content: str | bytes) -
 
 
 def make_provenance(**changes: Any) -> Provenance:
-    defaults = Provenance("2026-01-02T03:04:05Z", "host-a", "0123456789ab", "c0ffee00" * 5, "main", dirty=False)
+    defaults = Provenance("2026-01-02T03:04:05Z", "0123456789ab", "c0ffee00" * 5, "main", dirty=False)
     return replace(defaults, **changes)
 
 
@@ -275,8 +284,8 @@ def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> Worklo
     values = {
         "schema_version": SCHEMA_VERSION, "workload": "toy", "config": {"steps": steps}, "world_size": len(ranks),
         "device": DeviceKind.CPU, "backend": Backend.GLOO, "platform": f"cpu-x{len(ranks)}-gloo",
-        "launcher": LauncherKind.TORCHRUN, "launch_times_s": {"wall": 1.0}, "provenance": make_provenance(),
-        "collective_ms": [[] for _ in ranks], "ranks": ranks,
+        "launcher": LauncherKind.TORCHRUN, "launch_times_s": {"wall": 1.0}, "host": "host-a",
+        "provenance": make_provenance(), "collective_ms": [[] for _ in ranks], "ranks": ranks,
     }  # fmt: skip
     return WorkloadResult(**values | {name: value for name, value in changes.items() if name not in of_ranks})
 

@@ -40,7 +40,7 @@ def make_launch(
     found = dict(values or {"step_time_p50": 10.0})
     weights = found.pop("weight_hash", None)
     known = {
-        "recorded_at": moment_of(number), "commit": commit_of(number), "branch": "main", "dirty": False,
+        "measured_at": moment_of(number), "commit": commit_of(number), "branch": "main", "dirty": False,
         "num_steps": 200, "environment": {"torch": torch, "device": "cuda", "device_name": "NVIDIA H200"},
         "step_time_ms": {name: found.pop(f"step_time_{name}", 10.0) for name in STATISTICS},
         "weight_hashes": {"10": weights} if weights else {}, "final_loss": found.pop("final_loss", None),

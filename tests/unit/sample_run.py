@@ -18,7 +18,7 @@ from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import default_priors, make_provenance, make_result, ran, replace, stamp
+from tests.unit.builders import changed, default_priors, make_provenance, make_result, ran, replace, stamp
 
 PLATFORM = "nvidia-h200-x8-nccl"
 HANG = """\
@@ -151,7 +151,7 @@ class _Test:
         if plan.has_baseline:
             before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
             facts = (one_launch(before, self.rng, self.ranks, self.steps).facts for _ in range(10))
-            dated = tuple(StoredLaunch(replace(one, recorded_at=stamp(86400))) for one in facts)
+            dated = tuple(StoredLaunch(changed(one, measured_at=stamp(86400))) for one in facts)
             baseline = Baseline(case, self.nodeid, platform, plan.workload, {"steps": self.steps}, dated)
             write_baseline(self.folder / "baselines", baseline)
         file = str(baseline_path(self.folder / "baselines", platform, case))

@@ -18,7 +18,7 @@ P50S = (10.0, 10.1, 9.9, 10.05, 9.95)
 
 
 def launch(p50: float, day: int = 1, *, center: bool = True, revision: int = 1, **changes) -> StoredLaunch:
-    facts = with_p50(make_facts(recorded_at=f"2026-01-{day:02d}T03:04:05Z", **changes), p50)
+    facts = with_p50(make_facts(measured_at=f"2026-01-{day:02d}T03:04:05Z", **changes), p50)
     return StoredLaunch(facts, revision, center)
 
 

@@ -226,7 +226,7 @@ def measured(**changes) -> LaunchFacts:
 
 
 def test_provenance_is_folded_and_lists_values_that_differ():
-    first = compared("a", measured(), measured(recorded_at="2026-01-02T03:09:05Z"))
+    first = compared("a", measured(), measured(measured_at="2026-01-02T03:09:05Z"))
     reference = compared("a", measured(environment={"torch": "1"}), side=Side.REFERENCE)
     record = replace(GOOD, comparisons=(first, reference))
     on_h200 = measured(environment={"torch": "2.13.0", "device_name": "NVIDIA H200"})

@@ -1,6 +1,5 @@
 import calendar
 import os
-import socket
 import time
 
 import pytest
@@ -86,7 +85,7 @@ def test_version_of_another_environment_is_unknown(repository):
 
 def test_provenance_is_of_now_and_of_this_host(repository):
     found = provenance(repository)
-    assert (found.host, found.block, found.branch) == (socket.gethostname(), block_id(), "main")
+    assert (found.block, found.branch) == (block_id(), "main")
     measured_s = calendar.timegm(time.strptime(found.measured_at, module.UTC_FORMAT))
     assert abs(time.time() - measured_s) < 60
 
@@ -99,4 +98,4 @@ def test_command_of_the_plan_is_in_the_result_and_in_a_baseline(tmp_path):
     assert result.provenance.command == ["pytest", "-k", "caf\\udce9 | rm -rf /"]
     stored = make_baseline(launches=(StoredLaunch(result.facts),), config=result.config)
     path = write_baseline(tmp_path / "baselines", stored)
-    assert read_baseline_file(path).launches[0].facts.command == result.provenance.command
+    assert read_baseline_file(path).launches[0].facts.provenance.command == result.provenance.command

@@ -236,7 +236,7 @@ def test_document_has_the_names_of_aorta_beside_those_of_single_ranks(tmp_path):
     slow = rank_values(step_times_ms=[4.0, 1.0, 6.0], metrics={"gemm_throughput_tflops": 3.0, "peak_memory_bytes": 8.0})
     collect(tmp_path, slow, rank_values(metrics={"gemm_throughput_tflops": 5.0, "peak_memory_bytes": 9.0}))
     document = json.loads((tmp_path / "result.json").read_text())
-    assert (document["schema_version"], document["executed_iterations"], document["total_iterations"]) == (4, 3, 3)
+    assert (document["schema_version"], document["executed_iterations"], document["total_iterations"]) == (5, 3, 3)
     assert document["step_times_ms"] == [4.0, 2.0, 6.0]
     assert [rank["step_times_ms"] for rank in document["ranks"]] == [[4.0, 1.0, 6.0], [1.0, 2.0, 3.0]]
     assert document["metrics"] == {
@@ -317,7 +317,7 @@ def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):
     result = collect(tmp_path, *ranks)
     assert read_result(tmp_path / "result.json") == result
     facts = result.facts
-    assert (facts.overlap_problem, facts.step_time_ms["p50"]) == (
+    assert (facts.description.overlap_problem, facts.step_time_ms["p50"]) == (
         "the trace is too large",
         result.metrics["step_time_p50"],
     )

@@ -86,7 +86,7 @@ def test_bad_lines_are_named_and_the_others_are_read(tmp_path):
 
 def test_moment_that_does_not_exist_is_a_problem_of_its_line():
     line = to_json(make_entry()).replace("2026-01-05T", "2026-13-05T")
-    with pytest.raises(AortaError, match=r"^f:7: \$\.launches\[0\]\.facts: recorded_at: got '2026-13-05T"):
+    with pytest.raises(AortaError, match=r"^f:7: \$\.launches\[0\]\.facts\.provenance: measured_at: got '2026-13-05T"):
         parse_entry(line.encode(), "f:7")
 
 

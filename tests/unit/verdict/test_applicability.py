@@ -143,7 +143,7 @@ def test_cpu_timing_of_this_block_is_judged_by_the_tolerance_that_was_given(give
 
 @pytest.mark.parametrize(
     "recorded",
-    [on_cpu(block="f" * 12), on_cpu(recorded_at=stamp(BLOCK_GAP_S["cpu"] + 120))],
+    [on_cpu(block="f" * 12), on_cpu(measured_at=stamp(BLOCK_GAP_S["cpu"] + 120))],
     ids=["another machine", "an hour ago"],
 )
 def test_cpu_timing_of_another_block_is_not_applicable(recorded):
@@ -155,7 +155,7 @@ def test_cpu_timing_of_another_block_is_not_applicable(recorded):
 
 
 def test_gpu_timing_carries_over_between_blocks():
-    elsewhere = launches_near(10.0, 10, block="f" * 12, recorded_at="2020-01-01T00:00:00Z")
+    elsewhere = launches_near(10.0, 10, block="f" * 12, measured_at="2020-01-01T00:00:00Z")
     assert (
         check(make_facts(), baseline=make_baseline(launches=stored(*elsewhere)))["step_time_p50"].outcome
         is Outcome.PASS
@@ -177,7 +177,7 @@ def test_cpu_timing_that_no_marker_names_is_not_applicable():
 
 
 def test_stored_launches_of_one_cpu_block_are_compared_later_too():
-    old = [on_cpu(recorded_at=stamp(48 * 3600 + age)) for age in (60, 30, 0)]
+    old = [on_cpu(measured_at=stamp(48 * 3600 + age)) for age in (60, 30, 0)]
     row = check(*old, baseline=make_baseline(launches=stored(*old)), marked={"step_time_p50": Tolerance(1.0)})
     assert row["step_time_p50"].outcome is not Outcome.NOT_APPLICABLE
 
@@ -276,7 +276,7 @@ def test_vendor_that_the_launch_drops_is_lost_on_another_host_only(block, outcom
 
 
 COUNTED = [CostsOfRanks([0], Costs(operators={"aten::mm": 100}))]
-ON_FORKSERVER, OLD = make_facts(launcher="forkserver"), on_cpu(recorded_at=stamp(2 * BLOCK_GAP_S["cpu"]))
+ON_FORKSERVER, OLD = make_facts(launcher="forkserver"), on_cpu(measured_at=stamp(2 * BLOCK_GAP_S["cpu"]))
 NEW_TORCH = make_facts(costs=COUNTED, environment={"torch": "2.12.0", "device": "cuda"})
 WAITS = make_facts(metrics={"overlap_ratio_as_run": 0.6}, blocked_by="cudaStreamSynchronize in aten::item")
 TOO_LARGE, HIDDEN = make_facts(overlap_problem="the trace is too large"), make_facts(metrics={"overlap_ratio": 0.9})

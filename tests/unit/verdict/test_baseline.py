@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.cli.main import main
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.result.facts import STEP_TIMES
 from pytest_aorta.verdict.baseline import (
@@ -27,7 +28,7 @@ NUMBER = st.floats(-1e100, 1e100)
 
 ABSENT = object()
 OTHER_VERSION = (
-    "schema_version is {!r}, but this pytest-aorta reads version 5; delete the file and record the baseline again with "
+    "schema_version is {!r}, but this pytest-aorta reads version 6; delete the file and record the baseline again with "
     "--update-baselines"
 )
 
@@ -81,11 +82,31 @@ def test_written_baseline_is_read_back_equal(tmp_path_factory, p50, loss, metric
     assert read_again(tmp_path_factory.getbasetemp() / "round-trip", baseline) == baseline
 
 
-def test_diagnostics_of_a_launch_are_not_stored_and_all_that_a_comparison_uses_is():
-    facts = make_facts(step_time_growth=0.5, late_steps="two", exposed_ms={"all_gather": 2.0}, critical_rank=1)
-    kept = make_baseline(launches=stored(facts)).without_diagnostics().center_launches[0]
-    assert (kept.step_time_growth, kept.late_steps, kept.critical_rank) == (0.0, "", None)
-    assert kept.replace(step_time_growth=0.5, late_steps="two", critical_rank=1) == facts
+def test_file_of_the_version_before_names_the_command_that_rewrites_it(tmp_path, capsys):
+    facts = make_facts(commit="c" * 40, critical_rank=1, late_steps="two", exposed_ms={"all_gather": 2.0})
+    baseline = make_baseline(launches=stored(facts, facts)).condensed()
+    path = write_baseline(tmp_path, baseline)
+    document = json.loads(path.read_text()) | {"schema_version": 5}
+    del document["measured"]
+    for launch in document["launches"]:
+        flat = launch["facts"]
+        flat |= flat.pop("provenance") | flat.pop("description")
+        flat["recorded_at"] = flat.pop("measured_at")
+    path.write_text(json.dumps(document))
+    command = read_error(path).rpartition("aorta ")[2]
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert read_baseline_file(path) == baseline
+
+
+@pytest.mark.parametrize("launches", [[], [{}], [{"facts": {}}], [1], 1])
+def test_damaged_file_of_the_version_before_stays_as_it_is(tmp_path, launches, capsys):
+    path = write_baseline(tmp_path, make_baseline())
+    text = json.dumps(json.loads(path.read_text()) | {"schema_version": 5, "launches": launches})
+    path.write_text(text)
+    assert main(["baselines", "upgrade", "--folder", str(tmp_path)]) == 1
+    assert str(path) in capsys.readouterr().err
+    assert path.read_text() == text
 
 
 def test_file_has_one_sorted_fact_a_line(tmp_path):
@@ -107,7 +128,7 @@ def test_file_has_one_sorted_fact_a_line(tmp_path):
       for ranks in ([1, 2], [0, 0], [0, 5])),
     ("launches.0.facts.launcher", "mpirun", "(torchrun|forkserver)"),
     ("launches.0.facts.weight_hashes", {"3": "xyz"}, "^[0-9a-f]{16,64}$"),
-    ("launches.0.facts.block", "here", '$.launches[0].facts.block: got "here"; Expected `str` matching regex'),
+    ("launches.0.facts.provenance.block", "here", 'provenance.block: got "here"; Expected `str` matching regex'),
     ("launches", [], "$.launches: Expected `array` of length >= 1"),
     ("launches", {}, "$.launches: Expected `array`"),
     ("config", [], "$.config: Expected `object`"),
@@ -120,9 +141,9 @@ def test_file_has_one_sorted_fact_a_line(tmp_path):
     ("forced", {"1": ""}, "length >= 1"),
     *((key, ABSENT, f"missing required field `{key}`") for key in ("case", "test", "platform", "workload", "config")),
     ("launches", ABSENT, "missing required field `launches`"),
-    *(("launches.0.facts.recorded_at", moment, f"recorded_at: got '{moment}'")
+    *(("launches.0.facts.provenance.measured_at", moment, f"measured_at: got '{moment}'")
       for moment in ("2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-01-01T24:61:00Z")),
-    *(("schema_version", version, OTHER_VERSION.format(version)) for version in (4, 6, "5", None)),
+    *(("schema_version", version, OTHER_VERSION.format(version)) for version in (4, 7, "6", None)),
 ])  # fmt: skip
 def test_wrong_value_is_named_with_its_place_and_what_is_allowed_or_to_do(tmp_path, path, value, message):
     def change(document):
@@ -197,17 +218,7 @@ def test_file_copied_to_another_case_or_platform_is_refused(tmp_path, platform, 
     )
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"schema_version": 2}', '{"schema_version": 2, "launches": [1]}'])
-def test_unreadable_file_is_never_overwritten(tmp_path, content):
-    path = write_baseline(tmp_path, make_baseline())
-    path.write_text(content)
-    with pytest.raises(BaselineError):
-        write_baseline(tmp_path, make_baseline())
-    assert path.read_text() == content
-
-
 NOT_WRITABLE = {
-    "schema": ({"num_steps": 0}, "num_steps: got 0"),
     "NaN": ({"final_loss": float("nan")}, ""),
     "infinity": ({"final_loss": float("inf")}, ""),
     "size": ({"environment": {"torch": "x" * MAX_BYTES}}, "larger than the 4,194,304 bytes allowed"),

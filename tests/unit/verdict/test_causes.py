@@ -13,6 +13,7 @@ from pytest_aorta.verdict.learning import left_out
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Open, Verdicts
 from tests.unit.builders import (
+    changed,
     gpus,
     launches_near,
     make_baseline,
@@ -262,23 +263,23 @@ def test_result_keeps_what_devices_did_and_reads_it_again(tmp_path):
 
 def test_facts_of_a_launch_name_the_throttled_device_and_the_lowest_clock():
     facts = make_result([[1.0], [1.0]], platform_facts=hot_facts()).facts
-    assert (facts.throttled, facts.sm_clock_mhz) == (HOT, 1200.0)
+    assert (facts.description.throttled, facts.sm_clock_mhz) == (HOT, 1200.0)
 
 
 def test_first_slow_launch_that_was_throttled_says_so_and_asks_for_another_one():
-    row = judged(launches_near(12, 1)[0].replace(throttled=HOT))["step_time_p50"]
+    row = judged(changed(launches_near(12, 1)[0], throttled=HOT))["step_time_p50"]
     assert (row.state, row.reason) == (Open(), "GPUs throttled in the launch")
 
 
 def test_pass_of_a_throttled_launch_needs_no_reason_and_has_the_note():
-    verdicts = judged(STEADY[0].replace(throttled=HOT))
+    verdicts = judged(changed(STEADY[0], throttled=HOT))
     assert (verdicts["step_time_p50"].outcome, verdicts["step_time_p50"].reason) == (Outcome.PASS, "")
     assert texts(verdicts) == [f"launch 1: {HOT}"]
 
 
 def test_memory_that_grew_is_not_put_down_to_throttling():
     memory = make_facts(metrics={"peak_memory_bytes": 1e9})
-    launches = [memory.replace(metrics={"peak_memory_bytes": 2e9}, throttled=HOT)] * 3
+    launches = [changed(memory, metrics={"peak_memory_bytes": 2e9}, throttled=HOT)] * 3
     row = check(*launches, baseline=make_baseline(launches=stored(*[memory] * 10)), max_launches=5)["peak_memory_bytes"]
     assert (row.outcome, row.reason) == (Outcome.REGRESSION, "")
 

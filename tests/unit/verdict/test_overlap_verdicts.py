@@ -25,6 +25,7 @@ from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Decided, Open, Verdict
 from tests.unit.builders import (
+    changed,
     default_priors,
     launches_needed,
     make_baseline,
@@ -110,9 +111,9 @@ def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank
     ]
     facts = make_result([[1.0] * 3] * 2, overlap=overlap).facts
     assert facts.exposed_ms == {"all_gather": 3.0, "send_recv": 0.5}
-    assert facts.most_exposed_rank == 1
+    assert facts.description.most_exposed_rank == 1
     bare = make_result([[1.0] * 3] * 2).facts
-    assert (bare.exposed_ms, bare.most_exposed_rank) == ({}, None)
+    assert (bare.exposed_ms, bare.description.most_exposed_rank) == ({}, None)
 
 
 @pytest.mark.parametrize("late", [(0, 4, 9), (9,), (0,)])
@@ -213,7 +214,7 @@ def test_error_rates_hold_for_ratios_also_at_their_ends(center):
 
 CALL = "cudaStreamSynchronize in aten::item"
 BLOCKED = make_facts(metrics={"overlap_ratio_as_run": 0.61, "exposed_comm_ms_as_run": 3.9}, blocked_by=CALL)
-LATE = BLOCKED.replace(blocked_by="")
+LATE = changed(BLOCKED, blocked_by="")
 WAITS = f"a step waits for the device in {CALL}, so the host cannot run ahead; as run 0.61"
 LARGE = "the trace of one profiled step has 412,345,678 bytes on the largest rank"
 UNREAD = make_facts(overlap_problem=LARGE)
@@ -343,6 +344,6 @@ def test_facts_name_the_call_of_a_rank_before_that_of_another_rank():
         leads = [HeadStart(100.0, 2, 1.0, succeeded=call is None, blocked_by=call) for call in calls]
         return make_result([[1.0] * 3] * 2, head_start=leads).facts
 
-    assert facts(ANOTHER_RANK, CALL).blocked_by == CALL
-    assert facts(ANOTHER_RANK, ANOTHER_RANK).blocked_by == ANOTHER_RANK
-    assert facts(None, None).blocked_by == make_result([[1.0] * 3]).facts.blocked_by == ""
+    assert facts(ANOTHER_RANK, CALL).description.blocked_by == CALL
+    assert facts(ANOTHER_RANK, ANOTHER_RANK).description.blocked_by == ANOTHER_RANK
+    assert facts(None, None).description == make_result([[1.0] * 3]).facts.description

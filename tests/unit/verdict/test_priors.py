@@ -26,10 +26,13 @@ P50 = METRICS["step_time_p50"]
 PLATFORM = make_baseline().platform
 
 
+def stamped(moment_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(1767225600 + moment_s))
+
+
 def at(moment_s: int, build=make_facts, **changes):
     """Return a launch ``moment_s`` seconds after the start of 2026."""
-    start_s = 1767225600
-    return build(recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_s + moment_s)), **changes)
+    return build(measured_at=stamped(moment_s), **changes)
 
 
 def clusters(*launches) -> list[int]:
@@ -42,7 +45,7 @@ def noisy_case(name: str, deviation: float, moments=(0,)):
     launches = [
         launch
         for number, moment in enumerate(moments)
-        for launch in launches_near(10.0, 10, deviation=deviation, seed=number, recorded_at=at(moment).recorded_at)
+        for launch in launches_near(10.0, 10, deviation=deviation, seed=number, measured_at=stamped(moment))
     ]
     return make_baseline(case=name, launches=stored(*launches))
 

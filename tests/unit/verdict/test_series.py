@@ -211,7 +211,7 @@ def test_other_weights_name_step_rank_and_parameters():
     row = judged(here, there, metric="weight_hash")
     assert row.outcome is Outcome.REGRESSION
     assert row.detail == f"the weights of {NAME} first differ after step 2 on rank 1, and are equal after step 1: p1"
-    kept = make_baseline(launches=stored(there, there)).without_diagnostics().center_launches
+    kept = make_baseline(launches=stored(there, there)).condensed().center_launches
     # The names of one launch are enough.
     assert [launch.series[0].names for launch in kept] == [["p0", "p1"], []]
 
@@ -234,7 +234,7 @@ def test_parameter_that_came_or_went_is_named(before, after, text):
             series(weights={"0": [*side.values()], "2": [*side.values()]}, names=[*side]) for side in (before, after)
         )
     )
-    baseline = make_baseline(launches=stored(there)).without_diagnostics()
+    baseline = make_baseline(launches=stored(there)).condensed()
     row = judged(here, *baseline.center_launches, metric="weight_hash")
     assert f"first differ before the first step on rank 0{text}" in row.detail
     # Earlier versions kept no names.
@@ -298,7 +298,7 @@ def test_replicas_that_differ_in_the_baseline_too_are_no_cause():
         ranks = ({"0": "abc", "1": "def", "2": "123"}, {"0": "abc", "1": digits[0], "2": digits[1]})
         return make_facts(replicas=diverged([[series(weights=rank)] for rank in ranks]))
 
-    baseline = make_baseline(launches=stored(stepped("de0", "120"))).without_diagnostics()
+    baseline = make_baseline(launches=stored(stepped("de0", "120"))).condensed()
     assert texts(check(stepped("de0", "120"), baseline=baseline)) == []
     for digits, text in ((("de0", "100"), "p1 of "), (("d00", "120"), "p1 and 1 other of ")):
         [note] = texts(check(stepped(*digits), baseline=baseline))

@@ -56,7 +56,7 @@ def test_center_is_the_median_of_the_center_launches_alone():
 def lost_by(*losses: float, build=on_cpu) -> list[LaunchFacts]:
     """Return launches with these final losses, a day apart on different machines."""
     return [
-        build(final_loss=loss, block=f"{number:012}", recorded_at=stamp(86400 * (1 + number)))
+        build(final_loss=loss, block=f"{number:012}", measured_at=stamp(86400 * (1 + number)))
         for number, loss in enumerate(losses)
     ]
 

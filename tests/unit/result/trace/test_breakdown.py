@@ -54,7 +54,7 @@ def test_delay_on_one_rank_and_an_exposed_collective_are_told_apart():
     delayed = traced(15, ("gemm", 0, 8), (GATHER, 2, 7), ("spin", 8, 11), (GATHER, 11, 13), ("copy", 13, 14))
     found = facts([waits, delayed], 15.0)
     assert found.breakdown_ms == parts(compute=8.0, straggler=3.0, exposed_comm=2.0, copy=1.0, idle=1.0)
-    assert found.critical_rank == 1
+    assert found.description.critical_rank == 1
 
 
 def test_waits_of_the_critical_rank_itself_count_as_its_exposed_communication():
@@ -72,13 +72,13 @@ def test_slower_kernel_and_a_late_host_are_told_apart():
     late = traced(16, ("gemm", 0, 10), (GATHER, 2, 7), ("copy", 14, 15))
     found = facts([ahead, ahead], 16.0, [waits, late])
     assert found.breakdown_ms == parts(compute=10.0, straggler=0.0, exposed_comm=0.0, copy=1.0, idle=5.0)
-    assert found.critical_rank == 1
+    assert found.description.critical_rank == 1
 
 
 def test_communication_that_only_a_late_host_exposes_is_the_hosts():
     late = traced(15, (GATHER, 0, 5), ("gemm", 5, 13), ("copy", 13, 14))
     found = facts([USUAL], 15.0, [late])
-    assert (found.breakdown_ms["exposed_comm"], found.critical_rank) == (0.0, None)
+    assert (found.breakdown_ms["exposed_comm"], found.description.critical_rank) == (0.0, None)
     assert found.breakdown_ms["idle"] == pytest.approx(6.0, abs=0.01)
 
 
@@ -87,7 +87,7 @@ def test_host_that_only_profiling_delays_costs_no_more_than_the_timed_step_leave
     slow = traced(13, ("gemm", 0, 11), (GATHER, 2, 7), ("copy", 11, 12))
     waits = traced(13, ("gemm", 0, 8), (GATHER, 2, 7), (GATHER, 8, 11), ("copy", 11, 12))
     found = facts([waits, slow], 13.0, [disturbed, slow])
-    assert (found.critical_rank, found.breakdown_ms["idle"]) == (1, pytest.approx(1.0, abs=0.01))
+    assert (found.description.critical_rank, found.breakdown_ms["idle"]) == (1, pytest.approx(1.0, abs=0.01))
     assert found.breakdown_ms["straggler"] == pytest.approx(3.0, abs=0.01)
 
 
@@ -105,7 +105,7 @@ def test_cpu_ranks_have_no_steps_with_a_head_start():
 
 def test_launch_without_profiled_steps_has_no_parts():
     bare = make_result([[10.0] * 3] * 2).facts
-    assert (bare.breakdown_ms, bare.critical_rank) == ({}, None)
+    assert (bare.breakdown_ms, bare.description.critical_rank) == ({}, None)
 
 
 @st.composite

@@ -1,0 +1,57 @@
+"""The task of a run of pytest that a subcommand starts, and what that run leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_aorta.common.files import write_text
+from pytest_aorta.common.model import Model
+from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.search import Finding, SearchRequest
+
+
+class Task(Model, frozen=True):
+    """What a subcommand asks of the run of pytest that it starts.
+
+    Attributes:
+        findings: Path of the file for :class:`Findings`.
+        marks: Marker -> its keywords, in front of the test's own; None: any number of tests may be selected, else one.
+        search: The search for a commit that the test becomes; None: the test runs as it is.
+    """
+
+    findings: str
+    marks: dict[str, dict[str, Any]] | None = None
+    search: SearchRequest | None = None
+
+
+class Findings(Model, frozen=True):
+    """What a run of pytest with a task leaves.
+
+    Attributes:
+        records: The records of all tests.
+        search: The end of the search.
+    """
+
+    records: tuple[TestRecord, ...]
+    search: Finding = Finding()
+
+    def write(self, path: Path) -> None:
+        """Write a file for :meth:`read`, which keeps infinite changes.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        write_text(path, json.dumps(msgspec.to_builtins(self)), durable=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Findings:
+        """Return what :meth:`write` has written.
+
+        Raises:
+            OSError: The file can't be read.
+        """
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), cls)

@@ -1,0 +1,259 @@
+"""The ``distributed_world`` fixture's object, and the ways to launch that it shares with ``workload``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict, replace
+
+from pytest_aorta.common.errors import LaunchError, SpecError
+from pytest_aorta.common.model import to_json
+from pytest_aorta.common.text import brief
+from pytest_aorta.launch.guarded import find_program
+from pytest_aorta.plan.launch_plan import LaunchRequest, script_settings
+from pytest_aorta.plan.reference import AnyReference
+from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, check_environment, find_workload, resolve_config
+from pytest_aorta.result.diagnosis import NOT_FINITE
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.launcher import Launcher
+from pytest_aorta.verdict.bitwise import HASH_OPERATORS_STEP, locate_non_finite, read_all_operators
+
+
+class DistributedWorld:
+    """The devices that a test has leased, and launches on them.
+
+    Attributes:
+        size: number of ranks, one per device.
+        device: the kind of device, ``cuda`` or ``cpu``.
+        backend: the backend of the process group.
+        platform: the platform's name, which is part of the key of baselines.
+        timeout_s: time limit of one launch, in seconds.
+        launcher: launches requests; for this package.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self._options = launcher.session.options
+        self.size = launcher.world.size
+        self.device = launcher.world.device
+        self.backend = launcher.world.backend
+        self.platform = launcher.world.platform
+        self.timeout_s = launcher.timeout_s
+
+    def __repr__(self) -> str:
+        """Return the name and the platform, which pytest shows above a failure."""
+        return f"<{type(self).__name__} on {self.platform}>"
+
+    if not TYPE_CHECKING:  # a type checker would let every attribute pass
+
+        def __getattr__(self, name: str) -> None:
+            """Name the method that replaces one of version 0.1."""
+            is_former = name in ("launch", "launch_script", "launch_command")
+            now = f"; it is {name.replace('launch', 'run')} now" if is_former else ""
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{now}", name=name, obj=self)
+
+    def run(self, name: str, /, **config: Any) -> WorkloadResult:
+        """Launch a workload with these config keys, and return its validated result.
+
+        ``distributed_world`` returns the result even if the workload's own checks failed; ``workload`` raises
+        :class:`~pytest_aorta.WorkloadFailed`.
+
+        Raises:
+            SpecError: The workload or a config key is unknown, or a value is not allowed; nothing was started.
+            DevicesUnavailable: The test asks for all GPUs of the run, and the workload needs more ranks than these; in
+                pytest, the test is skipped, or fails under ``--aorta-without-gpus=fail``.
+            LeaseError: The devices can't be leased, e.g. because other processes hold them; nothing was started.
+            LaunchError: A rank failed; the message names the rank that failed first.
+            ResultError: The ranks left no valid result.
+            WorkloadFailed: By ``workload`` only: the workload's own checks found wrong values; the message locates
+                them.
+        """
+        spec = find_workload(name, self._options.workload_dirs)
+        self.launcher.require_ranks(name, spec.min_world_size)
+        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
+
+    def run_script(
+        self,
+        script: str | Path,
+        args: tuple[str, ...] | list[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        record: Mapping[str, Any] | None = None,
+        fresh: tuple[str, ...] | list[str] | None = None,
+    ) -> WorkloadResult:
+        """Launch your own training script, and return its result as :meth:`run` does.
+
+        Args:
+            script: a path ending in ``.py``, relative to pytest's root folder, or a dotted module.
+            args: command line arguments of the script.
+            environment: environment variables of the ranks.
+            record: how the steps of a script that does not mention pytest-aorta are recorded, as fields of
+                :class:`~pytest_aorta.plan.launch_plan.StepRecording`, such as ``{"hash_weights": True}``. None: the
+                script measures through the recorder.
+            fresh: paths below pytest's root folder, such as those of checkpoints, that a launch starts without, in a
+                copy of the root folder; None: no copy.
+
+        Raises:
+            SpecError: The script does not exist, or an argument is not allowed; nothing was started.
+            LeaseError, LaunchError, ResultError, WorkloadFailed: As in :meth:`run`.
+        """
+        target = str(script)
+        if target.endswith(".py"):
+            path = self._options.rootdir / target
+            if not path.is_file():
+                raise SpecError(f"script {target!r}: there is no file {path}")
+            target = str(path)
+        elif not all(part.isidentifier() for part in target.split(".")):
+            raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
+        words = (target, *_words(str(script), args))
+        return self._run_words(Path(script).name, words, environment, {"record": record, "fresh": fresh})
+
+    def run_command(
+        self,
+        command: tuple[str, ...] | list[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        record: Mapping[str, Any] | None = None,
+        fresh: tuple[str, ...] | list[str] | None = None,
+    ) -> WorkloadResult:
+        """Launch a command that starts its own ranks, such as ``["accelerate", "launch", "train.py"]``.
+
+        Each rank of this world has to report: the ranks that torchrun, DeepSpeed or ``init_process_group`` number.
+
+        Args:
+            command: the program, which is looked for beside this Python and then on the path, and its arguments.
+            environment: environment variables of the command.
+            record: as in :meth:`run_script`. The steps are recorded without it, too.
+            fresh: as in :meth:`run_script`.
+
+        Raises:
+            SpecError: The program does not exist, the world has several nodes or is simulated, or an argument is not
+                allowed; nothing was started.
+            LeaseError, LaunchError, ResultError, WorkloadFailed: As in :meth:`run`.
+        """
+        words = _words("command", command)
+        if not words or find_program(words[0], sys.executable) is None:
+            raise SpecError(f"command {list(words)!r}: {list(words[:1])} is not beside {sys.executable} or on PATH")
+        if self.launcher.world.nodes > 1 or self.launcher.world.simulated:
+            raise SpecError(f"command {list(words)!r}: starts its ranks on one node, and does not simulate any")
+        name = next((Path(word).name for word in words if word.endswith(".py")), Path(words[0]).name)
+        settings = {"record": record or {}, "fresh": fresh}
+        return self._run_words(name, words, environment, settings, starts_ranks=True)
+
+    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
+        """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
+
+        If ``result`` came from an A/B reference, the launch runs that reference's version again.
+
+        Args:
+            result: a result of this world.
+            reference: whether to launch the A/B reference that ``--aorta-ab`` names.
+            config: config keys to change.
+
+        Raises:
+            SpecError: ``result`` is not a result of this world, ``config`` is not allowed (a script has none), or there
+                is no A/B reference; nothing was started.
+            LaunchError, ResultError, WorkloadFailed: As in :meth:`run`.
+        """
+        check_result("again", result)
+        if not isinstance(reference, bool):
+            raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
+        launch = self.launcher.launch_of(result)
+        request, changed = launch.request, {}
+        if config:
+            if request.spec is None:
+                raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
+            changed = {"config": resolve_config(request.spec, request.config | config)}
+        return self._returned(self.launcher.repeat(launch, reference=reference, **changed).result)
+
+    def _returned(self, result: WorkloadResult) -> WorkloadResult:
+        """Return the result of a launch to the test, or raise an error in its place."""
+        return result
+
+    def _run_words(
+        self,
+        name: str,
+        words: tuple[str, ...],
+        environment: Mapping[str, str] | None,
+        settings: Mapping[str, Any],
+        *,
+        starts_ranks: bool = False,
+    ) -> WorkloadResult:
+        where, (script, *args) = f"{'command' if starts_ranks else 'script'} {name!r}", words
+        given = script_settings(where, settings)
+        if absent := [path for path in given.fresh or () if Path(script).is_relative_to(self._options.rootdir / path)]:
+            raise SpecError(f"{where}: fresh: {absent} hold the script, which a launch can't do without")
+        # Settings are part of the config, since a launch with other settings can't be compared.
+        config: dict[str, Any] = {"args": [*words] if starts_ranks else args, **json.loads(to_json(given))}
+        if environment:
+            check_environment(where, environment)
+            config[ENVIRONMENT_KEY] = dict(environment)
+        request = LaunchRequest(name, None, config, script, tuple(args), **asdict(given), starts_ranks=starts_ranks)
+        return self._launch(request)
+
+    def _launch(self, request: LaunchRequest) -> WorkloadResult:
+        bisection = self.launcher.session.bisection
+        version = bisection.good() if bisection else None
+        try:
+            return self._returned(self.launcher.launch(request, version).result)
+        except LaunchError as error:
+            keys = request.spec.properties if request.spec else ()
+            found = NOT_FINITE.search(str(error))
+            if not self._options.locate or found is None:
+                raise
+            if HASH_OPERATORS_STEP in keys:
+                lines = [*self._non_finite(request, version, int(found["step"]))]
+            elif request.record is not None:
+                lines = [self._first_non_finite(request, version)]
+            else:
+                raise
+            raise LaunchError("\n".join([str(error), *lines]), error.kind, error.rank, error.run_dir) from None
+
+    def _first_non_finite(self, request: LaunchRequest, version: AnyReference | None) -> str:
+        """Launch a script again, which looks at its parameters after every step, and return a line on what it finds."""
+        assert request.record is not None
+        try:
+            self.launcher.launch(replace(request, record=request.record.replace(hash_every_step=True)), version)
+        except LaunchError as error:
+            found = NOT_FINITE.search(str(error))
+            return f"launched once more, with a look after every step: {found[0] if found else error}"
+        return "launched once more, all values are finite: launches of the same code differ"
+
+    def _non_finite(self, request: LaunchRequest, version: AnyReference | None, step: int) -> Iterator[str]:
+        """Launch again, and yield lines on the operator that wrote the first NaN.
+
+        A NaN that a gradient has in one step is in the loss only in the next one, often that of another rank.
+        """
+        for captured in range(step, max(0, step - 2), -1):
+            changed = replace(request, config=request.config | {HASH_OPERATORS_STEP: captured})
+            try:
+                run_dir = self.launcher.launch(changed, version).plan.run_dir
+                yield f"step {captured}: launched once more, all values are finite: launches of the same code differ"
+            except LaunchError as error:
+                if error.run_dir is None:
+                    yield f"step {captured}: not located, because a launch failed: {error}"
+                    return
+                run_dir = error.run_dir
+            line, is_origin = locate_non_finite(read_all_operators(run_dir, self.size, captured))
+            yield f"step {captured}, operators: {line}"
+            if is_origin:
+                return
+
+
+def check_result(method: str, given: object) -> None:
+    """Raise SpecError, which names ``method``, unless ``given`` is a result."""
+    if not isinstance(given, WorkloadResult):
+        raise SpecError(f"{method}: got {brief(repr(given))}, allowed is a result that run() or run_script() returned")
+
+
+def _words(script: str, args: object) -> tuple[str, ...]:
+    """Return the arguments of a script as texts; a text in place of the list would be split into characters."""
+    if isinstance(args, list | tuple):
+        return tuple(map(str, args))
+    example = f", such as {os.fsdecode(args).split()!r}" if isinstance(args, str | bytes) else ""
+    raise SpecError(f"script {script!r}: args are {args!r}, allowed is a list with one text per argument{example}")
