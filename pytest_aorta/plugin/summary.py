@@ -70,7 +70,7 @@ def _finding_lines(record: TestRecord) -> Iterator[str]:
     """Yield a line for each finding and note that the failure does not contain."""
     failing = {(one.case, metric) for one in record.comparisons for metric in one.failing if record.has_failed}
     for rows in finding_groups(record):
-        if (rows[0].case, rows[0].metric) not in failing:
+        if failing.isdisjoint((row.case, row.metric) for row in rows):
             yield f"{_name(record, rows[0].case)}: {finding_text(rows)}"
     notes = _unshown_notes(record) if _has_finding(record) else []
     yield from (f"{_name(record)}: {note}" for note in (*notes, *record.traces))
