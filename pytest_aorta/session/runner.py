@@ -405,7 +405,8 @@ class WorkloadRunner(DistributedWorld):
             rows=(*comparison.rows, *verdicts.rows), notes=verdicts.notes, suspect=verdicts.suspect
         )
         is_nothing = bool(self._options.fail_on) and comparison.compared_nothing
-        comparison = comparison.replace(failing=tuple(row.metric for row in failing))
+        raised = failing or (comparison.rows if is_nothing else ())
+        comparison = comparison.replace(failing=tuple(row.metric for row in raised))
         try:
             comparison = located(comparison, failing) if failing and located else comparison
         finally:
@@ -416,7 +417,7 @@ class WorkloadRunner(DistributedWorld):
             text = comparison_text(comparison, failing, self._repeated(comparison.baseline))
             if all(row.outcome is Outcome.MISSING for row in failing):
                 raise NothingCompared(text)
-            raise ComparisonFailed(text, comparison.failing)
+            raise ComparisonFailed(text, tuple(row.metric for row in failing))
         return Verdicts(comparison.case, comparison.rows, comparison.notes)
 
     def _repeated(self, baseline: str) -> Repeated:
