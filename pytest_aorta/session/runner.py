@@ -18,7 +18,7 @@ from pytest_aorta.plan.workloads import ENVIRONMENT_KEY, WorkloadSpec, case_suff
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.series import first_other_weights
-from pytest_aorta.session.baselines import learn
+from pytest_aorta.session.baselines import Recording
 from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, in_pairs, passed, settle, with_baseline, with_both
@@ -37,7 +37,7 @@ from pytest_aorta.verdict.bitwise import (
     split,
 )
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.learning import NewLaunches, varying_buffers
+from pytest_aorta.verdict.learning import with_every_step
 from pytest_aorta.verdict.metrics import METRICS, check_compared, metric_of
 from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.rows import identity
@@ -311,17 +311,20 @@ class WorkloadRunner(DistributedWorld):
     def _learn(self, comparison: Comparison, result: WorkloadResult) -> Verdicts:
         launches, test = (StoredLaunch(comparison.launches[0].facts),), self._test.record.nodeid
         first = Baseline(comparison.case, test, result.platform, result.workload, result.config, launches)
-        learning = learn(first, self._marked, self._defaults(result), self._options)
-        learned, comparison = self._settled(comparison, learning, {Side.CANDIDATE: (result, False)})
-        compared = comparison.replace(rows=learned.verdicts.rows)
+        old = read_baseline(self._options.baselines_dir, first.platform, first.case)
+        recording = Recording(first, self._marked, self._options, old, self._defaults(result))
+        learned, comparison = self._settled(comparison, recording.launched(), {Side.CANDIDATE: (result, False)})
+        new, verdicts = learned
+        compared = comparison.replace(rows=verdicts.rows)
         if self._options.fail_on and compared.compared_nothing:  # as the comparison with this baseline would fail
             self._test.compared(comparison)
             again = Repeated(self._options.argument_of(test), self._options.repeated, is_recording=True)
             raise ComparisonFailed(comparison_text(compared, [], again))
-        hashed = self._refuse_varying(comparison.case, result, is_alone=len(learned.new.baseline.launches) == 1)
-        new = learned.new if hashed is None else _with_every_step(learned.new, hashed.facts)
-        self._test.compared(comparison.replace(new=new, detection=learned.detection))
-        return learned.verdicts
+        hashed = self._refuse_varying(comparison.case, result, is_alone=len(new.launches) == 1)
+        if hashed is not None:
+            new = with_every_step(new, hashed.facts, self._marked)
+        self._test.compared(comparison.replace(new=recording.merged(new)))
+        return verdicts
 
     def _refuse_varying(self, case: str, result: WorkloadResult, *, is_alone: bool) -> WorkloadResult | None:
         """Check that launches of the same code compute the same weights; launch again if the result is alone.
@@ -533,17 +536,6 @@ class WorkloadRunner(DistributedWorld):
 
 def _num_hashes(facts: LaunchFacts) -> int:
     return sum(len(series.weights) for series in facts.series)
-
-
-def _with_every_step(new: NewLaunches, hashed: LaunchFacts) -> NewLaunches:
-    """Return a baseline whose first launch has the hashes of a launch that hashed every step."""
-    first, *others = new.baseline.launches
-    if len(first.facts.series) != len(hashed.series):
-        return new
-    left_out = varying_buffers([hashed, first.facts], new.marked) | new.baseline.left_out
-    series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
-    launches = (first.replace(facts=first.facts.replace(series=series)), *others)
-    return new.replace(baseline=new.baseline.replace(launches=launches, left_out=left_out))
 
 
 def _check_restarts(spec: WorkloadSpec, config: Mapping[str, Any]) -> None:
