@@ -234,7 +234,7 @@ def schemas() -> str:
 _SHOWN = {
     "workload_result": ("WorkloadResult",),
     "baseline": ("Baseline", "StoredLaunch", "LaunchFacts", "LaunchDescription", "Provenance"),
-    "history": ("HistoryEntry", "Verdict"),
+    "history": ("HistoryEntry", "Comparison", "Verdict"),
 }
 
 

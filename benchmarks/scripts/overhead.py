@@ -59,10 +59,10 @@ def measured(script: str, repetitions: int) -> list[tuple[float, float]]:
 
 def run_repetitions(script: str, repetitions: int) -> None:
     """Run the script in this process, and print the medians."""
-    from pytest_aorta.worker import observing
+    from pytest_aorta.worker import optimized
 
     # No step is profiled.
-    observing.TIMED_STEPS = sys.maxsize
+    optimized.TIMED_STEPS = sys.maxsize
     path = FOLDER / f"{script}.py"
     sys.argv = [str(path)]
     print(json.dumps([run_twice(path) for _ in range(repetitions)]))

@@ -22,8 +22,8 @@ WORKLOADS = ("ddp_overlap", "llama_fsdp2")
 ALLOWED = 0.1
 _NO_COUNT = """
 import os
-from pytest_aorta.worker import overlap, steps
-steps.wrapper_problem = overlap.wrapper_problem = lambda: "switched off" if os.path.exists({off!r}) else ""
+from pytest_aorta.worker import overlap, profiling
+profiling.wrapper_problem = overlap.wrapper_problem = lambda: "switched off" if os.path.exists({off!r}) else ""
 """
 
 

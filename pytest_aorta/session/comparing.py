@@ -18,7 +18,7 @@ from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.locating import locate
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, passed, settle, with_baseline, with_both
-from pytest_aorta.verdict.baseline import baseline_path, read_baseline
+from pytest_aorta.verdict.baseline import Baseline, baseline_path, read_baseline
 from pytest_aorta.verdict.bitwise import compare_steps
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.noise import Priors, platform_priors
@@ -37,8 +37,7 @@ def compare_with_baseline(running: RunningComparison) -> Verdicts:
         ComparisonFailed, NothingCompared: A verdict fails the test.
     """
     options, comparison, result = running.options, running.comparison, running.results[Side.CANDIDATE]
-    baseline = read_baseline(options.baselines_dir, result.platform, comparison.case)
-    if baseline:
+    if baseline := running.read_baseline():
         # A key that was added after the baseline was recorded had its default then.
         baseline = baseline.replace(config=running.defaults | baseline.config)
     running.stored = stored = StoredComparison(
@@ -100,6 +99,14 @@ class RunningComparison:
         """The default of each config key that identifies the candidate's baseline; empty for a script."""
         launch = self.launcher.find(self.results[Side.CANDIDATE])
         return identity(launch.defaults) if launch else {}
+
+    def read_baseline(self) -> Baseline | None:
+        """Return the stored baseline of this comparison; None if there is none.
+
+        Raises:
+            BaselineError: It can't be read.
+        """
+        return read_baseline(self.options.baselines_dir, self.comparison.platform, self.comparison.case)
 
     @property
     def recorded(self) -> tuple[LaunchFacts, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.series import first_other_weights
-from pytest_aorta.session.baselines import learn
+from pytest_aorta.session.baselines import Recording
 from pytest_aorta.session.comparing import RunningComparison
 from pytest_aorta.session.locating import every_step, hashes_weights
 from pytest_aorta.session.record import Side
 from pytest_aorta.session.rounds import Repeated, comparison_text, passed
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.bitwise import first_difference, locate_first
-from pytest_aorta.verdict.learning import NewLaunches, varying_buffers
+from pytest_aorta.verdict.learning import with_every_step
 from pytest_aorta.verdict.verdicts import Verdicts
 
 
@@ -20,22 +20,24 @@ def record(running: RunningComparison) -> Verdicts:
     """Launch until the launches make a baseline, which is written if the test passes.
 
     Raises:
-        BaselineError, ComparisonFailed: As in :func:`~pytest_aorta.session.baselines.learn`, or the launches compute
-            different weights, or nothing would be compared.
+        BaselineError, ComparisonFailed: As in :class:`~pytest_aorta.session.baselines.Recording`, or the launches
+            compute different weights, or nothing would be compared.
     """
     options, result, test = running.options, running.results[Side.CANDIDATE], running.launcher.test.record.nodeid
     launches = tuple(StoredLaunch(launch.facts) for launch in running.comparison.launches)
     first = Baseline(running.comparison.case, test, result.platform, result.workload, result.config, launches)
-    learned = running.settle(learn(first, running.marked, running.defaults, options))
-    compared = running.comparison.replace(rows=learned.verdicts.rows)
+    recording = Recording(first, running.marked, options, running.read_baseline(), running.defaults)
+    new, verdicts = running.settle(recording.launched())
+    compared = running.comparison.replace(rows=verdicts.rows)
     if options.fail_on and compared.compared_nothing:  # as the comparison with this baseline would fail
         running.add()
         again = Repeated(options.argument_of(test), options.repeated, is_recording=True)
         raise ComparisonFailed(comparison_text(compared, [], again))
-    hashed = _hashed_again(running, is_alone=len(learned.new.baseline.launches) == 1)
-    new = learned.new if hashed is None else _with_every_step(learned.new, hashed)
-    running.add(new=new, detection=learned.detection)
-    return learned.verdicts
+    hashed = _hashed_again(running, is_alone=len(new.launches) == 1)
+    if hashed is not None:
+        new = with_every_step(new, hashed, running.marked)
+    running.add(new=recording.merged(new))
+    return verdicts
 
 
 def _hashed_again(running: RunningComparison, *, is_alone: bool) -> LaunchFacts | None:
@@ -70,14 +72,3 @@ def _hashed_again(running: RunningComparison, *, is_alone: bool) -> LaunchFacts 
             "checkpoint; or do not record weights (recorder.weights, hash_weights, hash_every)"
         )
     return hashed
-
-
-def _with_every_step(new: NewLaunches, hashed: LaunchFacts) -> NewLaunches:
-    """Return a baseline whose first launch has the hashes of a launch that hashed every step."""
-    first, *others = new.baseline.launches
-    if len(first.facts.series) != len(hashed.series):
-        return new
-    left_out = varying_buffers([hashed, first.facts], new.marked) | new.baseline.left_out
-    series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
-    launches = (first.replace(facts=first.facts.replace(series=series)), *others)
-    return new.replace(baseline=new.baseline.replace(launches=launches, left_out=left_out))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.device_kind import DeviceKind
+from pytest_aorta.worker.torch_private import cuda_sleep
 
 Moment: TypeAlias = "torch.Event | int"
 _PROBE_CYCLES = 20_000_000
@@ -109,8 +110,28 @@ def cycles_per_ms(device: torch.device) -> float:
 def _spin_kernel(device: torch.device) -> Callable[[int], None]:
     if device.type != DeviceKind.CUDA:
         raise ValueError(f"torch has no kernel that spins on {device.type}, so it has neither delays nor overlap")
-    kernel: Callable[[int], None] = torch.cuda._sleep
+    kernel: Callable[[int], None] = cuda_sleep
     return kernel
+
+
+class Delay:
+    """A callable that occupies the current stream, or the CPU rank, for ``delay_ms`` milliseconds."""
+
+    def __init__(self, device: torch.device, delay_ms: float) -> None:
+        """Calibrate the delay; on an accelerator this waits for the device."""
+        self._device, self._delay_ms = device, delay_ms
+        if delay_ms and on_accelerator(device):
+            cycles_per_ms(device)
+
+    def __call__(self) -> None:
+        """Occupy the stream or the rank once; on an accelerator the host does not wait."""
+        if on_accelerator(self._device):
+            spin(self._delay_ms, self._device)
+            return
+        # A rank that slept would look like a rank that waits for its peers.
+        end_s = time.perf_counter() + self._delay_ms / 1e3
+        while time.perf_counter() < end_s:
+            pass
 
 
 def device_facts(device: torch.device) -> dict[str, str | int | float | bool | None]:

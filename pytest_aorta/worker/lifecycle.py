@@ -19,7 +19,7 @@ import torch.distributed as dist
 from msgspec import Meta
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as, write_json, write_json_rows
+from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, raised_as, write_json_rows
 from pytest_aorta.common.model import Count, Milliseconds, Model, Name, convert, to_builtins
 from pytest_aorta.plan.launch_plan import LaunchPlan, StepRecording, read_plan
 from pytest_aorta.plan.plants import Planted
@@ -30,13 +30,13 @@ from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.accelerator import has_graphs, own_device
+from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.finite import refuse_non_finite, refuse_parameters
 from pytest_aorta.worker.groups import keep_groups
 from pytest_aorta.worker.plants import plant
-from pytest_aorta.worker.recorder import recorder
+from pytest_aorta.worker.recorder import recording
 from pytest_aorta.worker.simulation import is_simulated, restore_data, simulate_world, without_values
-from pytest_aorta.worker.steps import run_canary
 from pytest_aorta.worker.workload import RankEnv, Telemetry, Workload
 
 # Objects that stay alive until the rank's process exits, as a script's globals do.
@@ -51,84 +51,90 @@ def run_rank(run_dir: Path, folder: Path, leave: Callable[[], None] = lambda: No
     """
     plan = _begin(run_dir)
     if plan.program:
-        pid = os.getpid()
-        recorder.watch_optimizers()
-        record_script(plan.record or StepRecording())
-        given = dict(os.environ)
-        has_left = _run_script(plan.program, list(plan.args))
-        # A script may clear its environment.
-        os.environ.update({name: given[name] for name in given.keys() - os.environ.keys()})
-        if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
-            return
-        leave_mark(folder, RAN)
-        # A handler of atexit ends the tracer.
-        tracer = python_tracer()
-        if not has_left:
-            leave()
-        _refuse_leaks(plan.reference)
-        recorded = recorder.result()
-        recorder.refuse_non_finite()
-        if recorded is None:
-            refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
-        else:
-            recorded = _checked(recorded, recorder.named_parameters(), "at the end of the script")
-            Telemetry().write(folder, recorded)
-        _finish(folder, recorded, recorder.device, tracer)
-        if has_left:
-            os._exit(0)
-        if not recorder.is_observing:
-            _leave_process_groups()
+        _run_program(plan, plan.program, folder, leave)
+    else:
+        assert plan.spec is not None  # since the plan has no program
+        (_run_aorta_workload if plan.spec.is_of_aorta else _run_workload)(plan, plan.spec, folder)
+
+
+def _run_program(plan: LaunchPlan, program: str, folder: Path, leave: Callable[[], None]) -> None:
+    """Run a script or a module, which may record its steps itself."""
+    pid = os.getpid()
+    record_script(plan.record or StepRecording())
+    given = dict(os.environ)
+    has_left = _run_script(program, list(plan.args))
+    # A script may clear its environment.
+    os.environ.update({name: given[name] for name in given.keys() - os.environ.keys()})
+    if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
         return
-    assert plan.spec is not None  # since the plan has no program
-    if plan.spec.is_of_aorta:
-        _run_aorta_workload(plan, plan.spec, folder)
-        return
-    if plan.spec.min_world_size > 1:
-        RankEnv.read().require(plan.spec.name, plan.spec.min_world_size)
-    workload_class = _load_workload(plan.spec)
-    leave_mark(folder, IMPORTED)
-    workload = workload_class(plan.own_config)
-    _kept.append(workload)
-    workload.setup()
-    leave_mark(folder, SET_UP)
+    # A handler of atexit ends the tracer.
+    tracer = python_tracer()
+    leave_mark(folder, RAN)
+    if not has_left:
+        leave()
+    _finish(folder, _recorded(plan), recording.steps.device, tracer, Telemetry())
+    if has_left:
+        os._exit(0)
+    if recording.steps.end_together:
+        _leave_process_groups()
+
+
+def _recorded(plan: LaunchPlan) -> RankResult:
+    """Return the checked result of a script that has ended."""
+    _refuse_leaks(plan.reference)
+    result = recording.result()
+    recording.refuse_non_finite()
+    return _checked(result, recording.named_parameters(), "at the end of the script")
+
+
+def _run_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
+    if spec.min_world_size > 1:
+        RankEnv.read().require(spec.name, spec.min_world_size)
+    workload = _set_up(plan, spec, folder)
     device = own_device()
     before = run_canary(device)
     result: object = workload.run()
     restore_data()
+    source = f"{spec.class_name}.run()"
     if not isinstance(result, RankResult):
-        raise TypeError(f"{workload_class.__name__}.run() returned {result!r}; it has to return a RankResult")
+        raise TypeError(f"{source} returned {result!r}; it has to return a RankResult")
     # A number that is not finite is named below, with its rank and step.
     if not _non_finite(document := to_builtins(result)):
         with raised_as(TypeError):
-            convert(document, RankResult, f"the result of {workload_class.__name__}.run()")
+            convert(document, RankResult, f"the result of {source}")
     leave_mark(folder, RAN)
     _refuse_leaks(plan.reference)
     result = _checked(result, workload.named_parameters(), "at the end of the run")
     _plain(result)  # the telemetry's error would name no field
-    workload.telemetry().write(folder, result)
-    _finish(folder, result.replace(canary_before=before), device, python_tracer())
+    _finish(folder, result.replace(canary_before=before), device, python_tracer(), workload.telemetry())
     workload.cleanup()
 
 
 def _run_aorta_workload(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> None:
     """Run a class with AORTA's contract, which knows nothing of this package, and measure it as an unedited script."""
-    recorder.watch_optimizers()
-    recorder.observe(StepRecording(), is_asked=False)
-    workload = _load_workload(spec)(plan.own_config)
-    leave_mark(folder, IMPORTED)
-    _kept.append(workload)
-    workload.setup()
-    leave_mark(folder, SET_UP)
-    with recorder.counted_whole(plan.own_config.get("steps")):
+    observer = recording.observe(StepRecording(), is_asked=False)
+    workload = _set_up(plan, spec, folder)
+    with observer.counted_whole(plan.own_config.get("steps")):
         given: object = workload.run()
     leave_mark(folder, RAN)
     _refuse_leaks(plan.reference)
-    result = _with_result_of(given, f"{spec.class_name}.run()", recorder.result(has_own_steps=True))
-    recorder.refuse_non_finite()
-    result = _checked(result, recorder.named_parameters(), "at the end of the run")
-    Telemetry().write(folder, result)
-    _finish(folder, result, recorder.device, python_tracer())
+    recorded = observer.result(recording.values, has_own_steps=True)
+    result = _with_result_of(given, f"{spec.class_name}.run()", recorded)
+    recording.refuse_non_finite()
+    result = _checked(result, recording.named_parameters(), "at the end of the run")
+    _finish(folder, result, observer.device, python_tracer(), Telemetry())
     workload.cleanup()
+
+
+def _set_up(plan: LaunchPlan, spec: WorkloadSpec, folder: Path) -> Any:
+    """Return the workload, imported and set up."""
+    workload_class = _load_workload(spec)
+    leave_mark(folder, IMPORTED)
+    workload = workload_class(plan.own_config)
+    _kept.append(workload)
+    workload.setup()
+    leave_mark(folder, SET_UP)
+    return workload
 
 
 class _ResultOfAorta(Model, frozen=True):
@@ -191,14 +197,11 @@ def observe_rank(run_dir: Path, folder: Path) -> Callable[[], None]:
     Neither waits for other ranks: the command decides when each of them ends.
     """
     plan = _begin(run_dir)
-    recorder.watch_optimizers()
     record_script(plan.record or StepRecording())
 
     def write_result() -> None:
         leave_mark(folder, RAN)
-        _refuse_leaks(plan.reference)
-        recorder.refuse_non_finite()
-        recorded = _checked(recorder.result(), recorder.named_parameters(), "at the end of the script")
+        recorded = _recorded(plan)
         Telemetry().write(folder, recorded)
         _write_result(folder, recorded)
 
@@ -263,7 +266,7 @@ def record_script(record: StepRecording) -> None:
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True)
     # A script that uses the recorder records its steps itself.
-    recorder.observe(record, is_asked=False)
+    recording.observe(record, is_asked=False)
 
 
 def _run_script(script: str, args: list[str]) -> bool:
@@ -283,7 +286,7 @@ def _run_script(script: str, args: list[str]) -> bool:
     def leave(status: int) -> NoReturn:
         is_own = os.getpid() == pid and threading.current_thread() is threading.main_thread()
         # Other ranks do not wait for a rank whose steps are observed.
-        if status == 0 and is_own and recorder.is_observing:
+        if status == 0 and is_own and not recording.steps.end_together:
             raise _ExitNow(status)
         exit_now(status)
 
@@ -341,25 +344,22 @@ def _refuse_leaks(reference: AnyReference | None) -> None:
             )
 
 
-def _finish(folder: Path, result: RankResult | None, device: torch.device, tracer: str | None) -> None:
+def _finish(folder: Path, result: RankResult, device: torch.device, tracer: str | None, telemetry: Telemetry) -> None:
     """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
     This rank's process groups stay alive after the rank leaves them; the process exits without destroying them.
 
     The canary after the steps runs last, when all ranks have written their results. The canary is a collective, and a
-    rank that arrives at it late must be distinguished from a lost rank. If the rank has no result, the file contains
-    only ``"measured": false``, which shows that the rank ended normally. The canary runs on ``device``.
+    rank that arrives at it late must be distinguished from a lost rank. The canary runs on ``device``.
     """
-    if result is None:
-        write_json(folder / RESULT_FILE, {"measured": False}, durable=False)
-    else:
-        if tracer:
-            result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
-        _write_result(folder, result)
+    telemetry.write(folder, result)
+    if tracer:
+        result = result.replace(environment=result.environment | {PYTHON_TRACER: tracer})
+    _write_result(folder, result)
     # Ranks of an unedited script may end at any time, and some may have left the group.
-    if dist.is_initialized() and not recorder.is_observing:
+    if dist.is_initialized() and recording.steps.end_together:
         dist.barrier()
-        if result is not None and result.canary_before:
+        if result.canary_before:
             _write_result(folder, result.replace(canary_after=run_canary(device)))
             dist.barrier()
 

@@ -22,10 +22,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import fx, nn
-from torch._library.utils import zip_schema
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
@@ -40,9 +36,21 @@ from pytest_aorta.result.trace.rank_files import (
 )
 from pytest_aorta.worker.finite import CHECKED
 from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
+from pytest_aorta.worker.torch_private import (
+    CALL_MODULE_NAME,
+    RUN_BACKWARD_NAME,
+    FakeTensor,
+    TorchDispatchMode,
+    c10d,
+    current_autograd_node,
+    disable_current_modes,
+    sequence_number,
+    tree_leaves,
+    wait_tensor,
+    zip_schema,
+)
 from pytest_aorta.worker.weight_hash import tensor_sums
 
-_c10d: Any = dist.distributed_c10d
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = str(Path(__file__).parents[1])
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
@@ -54,8 +62,6 @@ _OBSERVE = "aorta::observe"
 _UNDEFINED = ("philox_seed", "philox_offset", "rng_state", "unused")
 # The sequence number of a node that accumulates a gradient is above this number.
 _NO_SEQUENCE_NUMBER = 2**63
-# Functions of torch that are on the Python stack during a module's call and during a backward pass.
-_CALL_MODULE, _RUN_BACKWARD = "_call_impl", "_engine_run_backward"
 _TRACED_NAME = re.compile(r"^L\['\w+'\]")
 _TRACED_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MAX_TEXT = 200
@@ -106,7 +112,7 @@ class OperatorCapture(TorchDispatchMode):
     @staticmethod
     def paused() -> AbstractContextManager[Any]:
         """Return a context without any dispatch mode, in which no operator is captured."""
-        return _disable_current_modes()
+        return disable_current_modes()
 
     def begin(self, step: int) -> None:
         """Start to capture measured step ``step``, counted from 1."""
@@ -140,19 +146,19 @@ class OperatorCapture(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.name.split("::")[1] in _UNINITIALIZED:
             result = func(*args, **kwargs)
-            with _disable_current_modes():
+            with disable_current_modes():
                 for tensor in _tensors(result):
                     tensor.zero_()
             return result
         if len(self._calls) >= MAX_CALLS:
             return func(*args, **kwargs)
-        with _disable_current_modes():
+        with disable_current_modes():
             read = list(_read_tensors(func, args, kwargs))
             inputs = [_sums(tensor) for tensor in read]
             state = _random_state(func, args, kwargs)
         result = func(*args, **kwargs)
         is_collective = func.namespace in _COLLECTIVE_NAMESPACES
-        with _disable_current_modes():
+        with disable_current_modes():
             written = list(_written_tensors(func, args, kwargs, result))
             if is_collective:
                 _wait(result, written)
@@ -199,9 +205,9 @@ class OperatorCapture(TorchDispatchMode):
         return calls
 
     def _place(self) -> tuple[str, _Place]:
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
-        is_backward = node is not None or any(frame.f_code.co_name == _RUN_BACKWARD for frame in frames)
+        is_backward = node is not None or any(frame.f_code.co_name == RUN_BACKWARD_NAME for frame in frames)
         if any(isinstance(frame.f_locals.get("self"), torch.optim.Optimizer) for frame in frames):
             return "optimizer", _Place("", _source(frames))
         traced = self._place_in_graph(frames)
@@ -211,13 +217,13 @@ class OperatorCapture(TorchDispatchMode):
         if not is_backward:
             place = traced or _Place(self._module(frames), _source(frames))
             # Autograd has just made this operator's node, if it made one.
-            self._forward_places.setdefault(_sequence_number(), place)
+            self._forward_places.setdefault(sequence_number(), place)
             return "forward", place
         if traced is not None:
             return "backward", traced
         if module := self._module(frames):
             place = _Place(module, _source(frames))
-            self._forward_places.setdefault(_sequence_number(), place)
+            self._forward_places.setdefault(sequence_number(), place)
             return "recomputation", place
         if any(_is_generated(frame) for frame in frames):
             # The node stands for the whole graph, whose first line in forward is not this operator's.
@@ -250,14 +256,9 @@ class OperatorCapture(TorchDispatchMode):
         """Return the path of the innermost module that is called; empty for the root and outside of modules."""
         for frame in frames:
             # Module._call_impl names its module self; a module's forward may not.
-            if frame.f_code.co_name == _CALL_MODULE and id(frame.f_locals.get("self")) in self._modules:
+            if frame.f_code.co_name == CALL_MODULE_NAME and id(frame.f_locals.get("self")) in self._modules:
                 return str(self._modules[id(frame.f_locals["self"])])
         return ""
-
-
-def _sequence_number() -> int:
-    """Return the number of the last node that autograd made on this thread in forward."""
-    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
 
 
 def _is_untracked(func: Any) -> bool:
@@ -316,7 +317,7 @@ def _wait(result: Any, written: Sequence[torch.Tensor]) -> None:
         return
     for leaf in tree_leaves(result):
         if isinstance(leaf, torch.Tensor):
-            torch.ops._c10d_functional.wait_tensor(leaf)
+            wait_tensor(leaf)
         elif isinstance(leaf, torch.ScriptObject) and hasattr(leaf, "wait"):
             leaf.wait()
 
@@ -342,7 +343,7 @@ def _group(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     groups = [dist.ProcessGroup.unbox(leaf) for leaf in objects if "ProcessGroup" in str(leaf._type())]
     if not groups and names:
         # The group of a functional collective comes last.
-        groups = [_c10d._resolve_process_group(names.pop())]
+        groups = [c10d._resolve_process_group(names.pop())]
     ranks = "".join(f"ranks {', '.join(map(str, dist.get_process_group_ranks(group)))}" for group in groups[:1])
     return " of ".join([*names, ranks])[:_MAX_TEXT]
 

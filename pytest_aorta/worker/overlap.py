@@ -14,7 +14,7 @@ import gzip
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,9 +23,6 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._autograd import _profiler_enabled
-
-# The classes of torch.profiler import inductor when they start, which takes seconds; these take milliseconds.
 from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
@@ -58,17 +55,13 @@ from pytest_aorta.result.trace.profiled_steps import (
     waits_ms,
 )
 from pytest_aorta.worker.accelerator import cycles_per_ms, group_device, on_accelerator, spin, synchronize
+from pytest_aorta.worker.collectives import recorded_calls
+from pytest_aorta.worker.compilations import with_compilations
+from pytest_aorta.worker.costs import costs_of
 from pytest_aorta.worker.lines import Lines
+from pytest_aorta.worker.profiling import Exported, ScriptProfiler, profiler_of, wrapper_problem
 from pytest_aorta.worker.simulation import is_simulated
-from pytest_aorta.worker.steps import (
-    Exported,
-    costs_of,
-    profiler_of,
-    recorded_calls,
-    script_profiles,
-    with_compilations,
-    wrapper_problem,
-)
+from pytest_aorta.worker.torch_private import profiler_enabled
 
 # Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3
@@ -199,7 +192,7 @@ def count_step(step: Callable[[], object], device: torch.device) -> Costs:
     """Run ``step`` once and return its costs on this rank, or why they can't be counted; collective."""
     if problem := wrapper_problem():
         return Costs(problem=problem)
-    if _profiler_enabled():
+    if profiler_enabled():
         return Costs(problem="torch.profiler runs during the steps, and torch has one profiler per thread")
     try:
         return _counted(step, device)[1]
@@ -279,35 +272,29 @@ class _Window:
 SCRIPT_STEPS = 3
 
 
-class ScriptCapture:
+class ScriptCapture(ScriptProfiler):
     """Capture of some steps of a script, whose loop belongs to the script; nothing is collective.
 
     The script calls no function of ours in its steps: :meth:`boundary` is called at the end of each. On a device, one
     step is learned with the host's operators, then steps are profiled as they run, then with a head start: each is a
-    window, with a profiler of its own. The caller leaves a step between windows, since an optimizer's step, at whose
-    end its hooks run, is itself a scope that one profiler would see begin and the next one would see end.
+    window, with a profiler of its own. The caller leaves a step between windows.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    where, what = "itself", "profile of its steps"
+
+    def __init__(self, device: torch.device, prepared: Collection[int] = ()) -> None:
+        super().__init__(device, prepared)
         if on_accelerator(device):
             self._windows = [_Window(1, True), _Window(SCRIPT_STEPS, False), _Window(MAX_STEPS, False, has_lead=True)]
         else:
             self._windows = [_Window(SCRIPT_STEPS, True)]
         self._mark: torch.Tensor | None = None
-        self._running: profile | None = None
         self._number = 0
-        self.problem = wrapper_problem()
 
     @property
     def is_open(self) -> bool:
         """Return whether further steps have to be profiled."""
         return not self.problem and self._number < len(self._windows)
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether the step that has begun is profiled."""
-        return self._running is not None
 
     @property
     def num_steps_left(self) -> int:
@@ -317,24 +304,21 @@ class ScriptCapture:
 
     def begin(self) -> None:
         """Begin the next window in front of a step."""
-        if script_profiles():
-            self.problem = "the script runs torch.profiler itself, and torch has one profiler per thread"
-        if not self.is_open:
+        if not self.is_free():
             return
         window = self._windows[self._number]
         if self._mark is None:
-            self._mark = _new_mark(self._device)
-        if on_accelerator(self._device):
-            cycles_per_ms(self._device)
-        synchronize(self._device)
-        self._running = profiler_of(self._device, host=window.has_host)
-        self._running.__enter__()
+            self._mark = _new_mark(self.device)
+        if on_accelerator(self.device):
+            cycles_per_ms(self.device)
+        synchronize(self.device)
+        self.start(host=window.has_host)
         window.began_s = time.perf_counter()
         if window.has_lead and (before := self._windows[self._number - 1].passed) is not None:
             # The steps before took this time on the host, with one further step each.
             each_ms = before.host_ms / (1 + self._windows[self._number - 1].num_steps)
             window.lead_ms = next(_leads_ms((1 + window.num_steps) * each_ms))
-            spin(window.lead_ms, self._device)
+            spin(window.lead_ms, self.device)
 
     def boundary(self) -> None:
         """Mark the end of a step, and end the window where its steps are complete."""
@@ -353,19 +337,9 @@ class ScriptCapture:
 
     def end(self) -> None:
         """End the profiler, if one runs; also where the script has ended within the capture."""
-        if self._running is None:
-            return
-        synchronize(self._device)
-        if _profiler_enabled():
-            self._running.__exit__(None, None, None)
-            self._windows[self._number].trace = Exported(self._running)
-        else:
-            self.give_way()
-        self._running = None
-
-    def give_way(self) -> None:
-        """Give the profile up for a profiler of the script."""
-        self.problem = "the script runs torch.profiler itself, which ended the profile of its steps"
+        if self.is_running:
+            synchronize(self.device)
+            self._windows[self._number].trace = self.stop()
 
     def read(self, timed_ms: float) -> Profile:
         """Return the overlap of the steps, of this rank alone; a capture that can't be read has a ``problem``."""
@@ -373,7 +347,7 @@ class ScriptCapture:
             return Profile(problem=self.problem)
         try:
             traces = [window.trace.read() for window in self._windows if window.trace is not None]
-            if not on_accelerator(self._device):
+            if not on_accelerator(self.device):
                 if (kept := _asked_trace_path()) is not None:
                     _keep(steps_alone(traces[0], on_device=False), kept)
                 return overlap_of_cpu(traces[0])
@@ -454,7 +428,7 @@ def _profile(
     ``host=False`` records only the device. ``lead_ms`` gives the host a head start. ``shapes`` and ``memory`` record
     the shapes of operators' inputs and allocations.
     """
-    if _profiler_enabled():
+    if profiler_enabled():
         raise RuntimeError(
             "capture_overlap was called while torch.profiler runs, and torch has one profiler per thread"
         )
@@ -482,7 +456,7 @@ def _profile(
             ended_s, ended_ns = time.perf_counter(), time.time_ns()
             synchronize(device)
             # Without this check, the export of the profiler's trace would crash the process.
-            if not _profiler_enabled():
+            if not profiler_enabled():
                 raise _OwnProfilerError(
                     "the step runs torch.profiler itself, which ends the capture; capture steps without it"
                 )

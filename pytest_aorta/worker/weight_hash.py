@@ -44,10 +44,10 @@ from pytest_aorta.result.series import LocalWeights
 from pytest_aorta.worker.accelerator import group_device
 from pytest_aorta.worker.layout import Axis, Grid, is_dtensor, layout_of, local_grids, local_part
 from pytest_aorta.worker.simulation import is_simulated
+from pytest_aorta.worker.torch_private import WRAPPERS, is_flat_parameter
 
 _Group: TypeAlias = dist.ProcessGroup | None
-# Names of modules with which torch wraps others: torch.compile, activation checkpointing and FSDP1.
-_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+_WRAPPERS = re.compile(rf"(?<![^.])({'|'.join(WRAPPERS)})\.")
 _FSDP1 = "parameters of FSDP1 can be hashed inside of FullyShardedDataParallel.summon_full_params(model)"
 # Replaces the number of elements in the facts of a grid whose size differs from its block's.
 _OTHER_COUNT = -1
@@ -106,7 +106,7 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
     try:
         return _hash_pieces([_dtensor_or_replica(name, _detached(name, tensor)) for name, tensor in unwrapped], group)
     except RuntimeError as error:
-        if not any(getattr(tensor, "_is_flat_param", False) for _, tensor in unwrapped):
+        if not any(is_flat_parameter(tensor) for _, tensor in unwrapped):
             raise
         raise RuntimeError(f"{error}; {_FSDP1}") from None
 

@@ -10,6 +10,7 @@ from aorta_workloads.fsdp.settings import Settings
 
 from pytest_aorta.worker import Recorder, Workload
 from pytest_aorta.worker.finite import NotFinite, refuse_parameters
+from pytest_aorta.worker.recorder import Recording
 from tests.rank.settings import default_config
 
 NAN = float("nan")
@@ -89,16 +90,17 @@ def test_own_shards_of_fsdp_are_checked_where_it_trains(optimizer):
 
 def test_model_that_was_hashed_is_checked_again_when_the_script_ends(monkeypatch):
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
-    recorder, model = Recorder(), torch.nn.Linear(3, 2)
-    assert list(recorder.named_parameters()) == []
+    recording, model = Recording(), torch.nn.Linear(3, 2)
+    recorder = Recorder(recording)
+    assert list(recording.named_parameters()) == []
     with recorder.step():
         pass
     recorder.weights(model)
-    refuse(recorder)
+    refuse(recording)
     with torch.no_grad():
         model.weight[1, 2] = NAN
     with pytest.raises(NotFinite, match=r"^parameter weight of rank 1 has 1 of 6 elements that are NaN or infinite at"):
-        refuse(recorder)
+        refuse(recording)
     # A model that the script has dropped is not kept in memory, so its parameters are no longer known.
     del model
-    assert list(recorder.named_parameters()) == []
+    assert list(recording.named_parameters()) == []

@@ -98,7 +98,7 @@ sys.exit(3)
 def test_process_that_a_script_has_forked_leaves_no_result(folder, tmp_path, monkeypatch):
     pid = os.getpid()
     (tmp_path / "train.py").write_text(FORKING)
-    monkeypatch.setattr(lifecycle.recorder, "result", lambda: None)
+    monkeypatch.setattr(lifecycle.recording, "result", lambda: None)
     write_json(tmp_path / "plan.json", to_builtins(make_plan(tmp_path, script=str(tmp_path / "train.py"))))
     try:
         with pytest.raises(SystemExit):
@@ -106,7 +106,7 @@ def test_process_that_a_script_has_forked_leaves_no_result(folder, tmp_path, mon
     finally:
         if os.getpid() != pid:
             os._exit(0)
-        lifecycle.recorder._observer.stop()
+        lifecycle.recording.steps.stop()
     assert not (folder / "result.json").exists()
 
 

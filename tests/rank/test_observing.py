@@ -15,31 +15,33 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.profiler import profile
 from torch.utils.checkpoint import checkpoint
 
+from pytest_aorta.common import variables
 from pytest_aorta.plan.launch_plan import StepRecording
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.series import Series
-from pytest_aorta.worker import Recorder, finite, overlap
+from pytest_aorta.worker import Recorder, finite, overlap, profiling
 from pytest_aorta.worker import observing as observing_module
 from pytest_aorta.worker.finite import NotFinite, Optimizers
+from pytest_aorta.worker.recorder import Recording
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
     monkeypatch.setenv("RANK", "1")
-    recorder = Recorder()
-    recorder.observe(StepRecording(warmup=1, hash_weights=True))
-    yield recorder
-    assert recorder._observer is None or recorder._observer.stop() is None
+    recording = Recording()
+    observer = recording.observe(StepRecording(warmup=1, hash_weights=True))
+    yield recording
+    observer.stop()
 
 
 @contextmanager
-def observing(**settings: Any) -> Iterator[Recorder]:
-    """Observe the training of the block by a recorder of its own."""
-    own = Recorder()
-    own.observe(StepRecording(**settings))
+def observing(**settings: Any) -> Iterator[Recording]:
+    """Observe the training of the block by a recording of its own."""
+    own = Recording()
+    observer = own.observe(StepRecording(**settings))
     yield own
-    own._observer.stop()
+    observer.stop()
 
 
 class Net(torch.nn.Linear):
@@ -64,10 +66,10 @@ def only(result: RankResult) -> Series:
     return series
 
 
-def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recorder):
+def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recording):
     norms: list[float] = []
     _kept = train(11, lambda _, model, __: norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 9.0))))
-    series = only(result := recorder.result())
+    series = only(result := recording.result())
     assert (series.name, series.num_steps, series.collectives, series.is_main) == ("SGD of Net", 11, 0, True)
     # The first step has no begin, and one is warm-up.
     assert len(result.step_times_ms) == len(series.step_times_ms) == 9
@@ -77,13 +79,13 @@ def test_steps_losses_norms_and_weights_are_counted_from_the_first_step(recorder
     assert (series.weights.names, [*series.weights.tensors]) == (["bias", "weight"], ["0", "1", "2", "4", "8", "11"])
 
 
-def test_weights_are_not_hashed_within_profiled_steps(recorder):
-    recorder.observe(StepRecording(warmup=8, hash_weights=True))
+def test_weights_are_not_hashed_within_profiled_steps(recording):
+    recording.observe(StepRecording(warmup=8, hash_weights=True))
     _kept = train(40)
-    [observed] = recorder._observer._all
+    [observed] = recording.steps._all
     assert observed.timed[:20] == list(range(10, 30))
     # Four steps from step 30 are profiled.
-    assert list(only(recorder.result()).weights.hashes) == ["0", "1", "2", "4", "8", "16", "33", "40"]
+    assert list(only(recording.result()).weights.hashes) == ["0", "1", "2", "4", "8", "16", "33", "40"]
 
 
 class Normed(torch.nn.Sequential):
@@ -126,7 +128,7 @@ def test_gradients_are_hashed_from_the_first_step_on(monkeypatch):
         assert list(only(own.result()).gradients) == ["1", "2", "3"]
 
 
-def test_clock_that_the_script_stops_does_not_stop_the_recorders(recorder, monkeypatch):
+def test_clock_that_the_script_stops_does_not_stop_the_recorders(recording, monkeypatch):
     clocks = {getattr(time, name) for name in ("time", "time_ns", "monotonic", "perf_counter", "perf_counter_ns")}
 
     def stop() -> None:
@@ -138,25 +140,25 @@ def test_clock_that_the_script_stops_does_not_stop_the_recorders(recorder, monke
 
     _kept = train(9, lambda step, *_: stop() if step == 2 else None)
     monkeypatch.undo()
-    assert min(recorder.result().step_times_ms) > 0
+    assert min(recording.result().step_times_ms) > 0
 
 
-def test_model_that_the_script_drops_is_hashed_after_its_last_step(recorder):
+def test_model_that_the_script_drops_is_hashed_after_its_last_step(recording):
     train(11)
-    [observed] = recorder._observer._all
+    [observed] = recording.steps._all
     assert observed.optimizer() is None
-    assert list(only(recorder.result()).weights.hashes)[-1] == "11"
+    assert list(only(recording.result()).weights.hashes)[-1] == "11"
 
 
-def test_model_that_is_freed_while_torch_fakes_tensors_is_hashed_after_its_last_step(recorder):
+def test_model_that_is_freed_while_torch_fakes_tensors_is_hashed_after_its_last_step(recording):
     kept = train(5)
     with FakeTensorMode():
         del kept
         gc.collect()
-    assert [*only(recorder.result()).weights.hashes] == ["0", "1", "2", "4", "5"]
+    assert [*only(recording.result()).weights.hashes] == ["0", "1", "2", "4", "5"]
 
 
-def test_gradient_that_is_lost_in_the_last_step_is_seen(recorder):
+def test_gradient_that_is_lost_in_the_last_step_is_seen(recording):
     def hashes(change: float) -> dict[str, str]:
         with observing(hash_weights=True) as own:
             train(45, lambda step, model, _: model.weight.grad.mul_(1 + change if step == 45 else 1))
@@ -167,7 +169,7 @@ def test_gradient_that_is_lost_in_the_last_step_is_seen(recorder):
 
 
 @pytest.mark.parametrize("steps", [8, 11])
-def test_hash_of_the_last_step_has_what_the_script_does_after_it(recorder, steps):
+def test_hash_of_the_last_step_has_what_the_script_does_after_it(recording, steps):
     def hashes(factor: float, *, every: bool) -> dict[str, str]:
         with observing(hash_weights=True, hash_every_step=every) as own:
             kept = train(steps)
@@ -179,10 +181,10 @@ def test_hash_of_the_last_step_has_what_the_script_does_after_it(recorder, steps
     assert [step for step in plain if plain[step] != changed[step]] == [str(steps)]
 
 
-def test_type_that_changes_after_the_last_step_leaves_the_tensors_of_other_steps(recorder):
+def test_type_that_changes_after_the_last_step_leaves_the_tensors_of_other_steps(recording):
     model, _optimizer = train(11)
     model.bfloat16()
-    weights = only(recorder.result()).weights
+    weights = only(recording.result()).weights
     assert ([*weights.hashes], [*weights.tensors]) == (["0", "1", "2", "4", "8", "11"], ["0", "1", "2", "4", "8"])
 
 
@@ -197,7 +199,7 @@ def test_parameter_at_the_address_of_a_freed_one_has_a_name_of_its_own(monkeypat
     assert [name for name, _ in optimizers.named(torch.optim.SGD([model.bias]))] == ["bias"]
 
 
-def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(recorder):
+def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(recording):
     nets = [Net(4, 4), Net(4, 4)]
     one = torch.optim.SGD([parameter for net in nets for parameter in net.parameters()])
     other = torch.optim.SGD((last := Net(4, 4)).parameters())
@@ -207,24 +209,24 @@ def test_parameters_of_modules_that_are_in_no_common_one_have_different_names(re
             nets[0].weight.grad.fill_(math.nan)
         one.step()
         other.step()
-    found = recorder.result().series
+    found = recording.result().series
     names = ["bias", "bias (2)", "weight", "weight (2)"]
     assert [series.weights.names for series in found] == [names, ["bias", "weight"]]
     with pytest.raises(NotFinite, match=r"^parameter weight of rank 1 .* first after step 5; "):
-        recorder.refuse_non_finite()
+        recording.refuse_non_finite()
 
 
-def test_losses_of_one_backward_pass_are_added_up_unless_they_have_gradients(recorder):
+def test_losses_of_one_backward_pass_are_added_up_unless_they_have_gradients(recording):
     model = Net(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for gradients in [None] * 4 + [[torch.ones(()), torch.ones(())]]:
         first, second = losses = [*model(torch.ones(4))]
         torch.autograd.backward(losses, grad_tensors=gradients)
         optimizer.step()
-    assert only(recorder.result()).loss == dict.fromkeys("1234", first.item() + second.item())
+    assert only(recording.result()).loss == dict.fromkeys("1234", first.item() + second.item())
 
 
-def test_modules_that_the_script_has_frozen_name_the_parameters(recorder):
+def test_modules_that_the_script_has_frozen_name_the_parameters(recording):
     def freeze(step: int, *_: object) -> None:
         if step == 1:
             gc.freeze()
@@ -234,11 +236,11 @@ def test_modules_that_the_script_has_frozen_name_the_parameters(recorder):
         _kept = train(6, freeze)
     finally:
         gc.unfreeze()
-    series = only(recorder.result())
+    series = only(recording.result())
     assert (series.name, series.weights.names) == ("SGD of Net", ["bias", "weight"])
 
 
-def test_optimizers_of_each_step_are_neither_searched_for_modules_nor_profiled_without_end(recorder, monkeypatch):
+def test_optimizers_of_each_step_are_neither_searched_for_modules_nor_profiled_without_end(recording, monkeypatch):
     searches: list[None] = []
     for module in (finite, observing_module):
         monkeypatch.setattr(module, "modules", lambda: searches.append(None) or [])
@@ -249,23 +251,23 @@ def test_optimizers_of_each_step_are_neither_searched_for_modules_nor_profiled_w
             latent.grad = torch.ones(2)
             optimizer.step()
     assert len(searches) <= 2 * finite.MOST_SEARCHED
-    found = recorder._observer._all
+    found = recording.steps._all
     assert len(found) == 40
     assert sum(one.counter is not None for one in found) <= finite.MOST_SEARCHED
 
 
-def test_each_of_many_optimizers_of_one_model_names_its_parameter(recorder):
+def test_each_of_many_optimizers_of_one_model_names_its_parameter(recording):
     model = torch.nn.Sequential(*(Net(2, 2) for _ in range(20)))
     optimizers = [torch.optim.SGD([parameter]) for parameter in model.parameters()]
     for _ in range(3):
         model(torch.ones(2)).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
-    names = [series.weights.names[0] for series in recorder.result().series]
+    names = [series.weights.names[0] for series in recording.result().series]
     assert names == [name for name, _ in model.named_parameters()]
 
 
-def test_micro_batches_are_one_loss_and_recomputation_is_none(recorder):
+def test_micro_batches_are_one_loss_and_recomputation_is_none(recording):
     def second(_: int, model: torch.nn.Module, __: torch.optim.Optimizer) -> None:
         # Reentrant checkpointing computes gradients inside of the backward pass.
         hidden = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=True)
@@ -275,7 +277,7 @@ def test_micro_batches_are_one_loss_and_recomputation_is_none(recorder):
 
     _kept = train(3, second)
     first = (torch.nn.functional.linear(torch.ones(2, 4), *initial()).square().mean()).item()
-    assert only(recorder.result()).loss["1"] == pytest.approx(first + 10.0)
+    assert only(recording.result()).loss["1"] == pytest.approx(first + 10.0)
 
 
 def initial() -> tuple[torch.Tensor, torch.Tensor]:
@@ -284,7 +286,7 @@ def initial() -> tuple[torch.Tensor, torch.Tensor]:
     return model.weight, model.bias
 
 
-def test_each_optimizer_has_a_series_and_those_that_take_turns_share_a_step(recorder):
+def test_each_optimizer_has_a_series_and_those_that_take_turns_share_a_step(recording):
     torch.manual_seed(0)
     nets = [Net(4, 4), torch.nn.Linear(4, 4)]
     optimizers = [torch.optim.SGD(nets[0].parameters(), lr=0.1), torch.optim.Adam(nets[1].parameters())]
@@ -293,15 +295,15 @@ def test_each_optimizer_has_a_series_and_those_that_take_turns_share_a_step(reco
             optimizer.zero_grad()
             net(torch.ones(2, 4)).square().mean().backward()
             optimizer.step()
-    found = recorder.result().series
+    found = recording.result().series
     assert [series.name for series in found] == ["SGD of Net", "Adam of Linear"]
     assert [len(series.loss) for series in found] == [6, 6]
     assert found[0].loss["1"] != found[1].loss["1"]
     assert all(list(series.weights.hashes) == ["0", "1", "2", "4", "6"] for series in found)
-    assert recorder._observer._progress._count == 7
+    assert recording.steps._progress._count == 7
 
 
-def test_optimizer_within_an_optimizer_is_no_series(recorder):
+def test_optimizer_within_an_optimizer_is_no_series(recording):
     class Outer(torch.optim.SGD):
         def step(self, closure: object = None) -> None:
             self.inner.step()
@@ -315,10 +317,10 @@ def test_optimizer_within_an_optimizer_is_no_series(recorder):
     for _ in range(4):
         model(torch.ones(1, 2)).sum().backward()
         outer.step()
-    assert only(recorder.result()).optimizer == "Outer"
+    assert only(recording.result()).optimizer == "Outer"
 
 
-def test_step_that_calls_the_step_of_its_base_class_is_one_step(recorder):
+def test_step_that_calls_the_step_of_its_base_class_is_one_step(recording):
     class Own(torch.optim.SGD):
         def step(self, closure: object = None) -> None:
             super().step()
@@ -333,11 +335,11 @@ def test_step_that_calls_the_step_of_its_base_class_is_one_step(recorder):
         with suppress(MemoryError):
             own.step()
         plain.step()
-    assert [(series.num_steps, len(series.loss)) for series in recorder.result().series] == [(4, 4), (5, 1)]
+    assert [(series.num_steps, len(series.loss)) for series in recording.result().series] == [(4, 4), (5, 1)]
 
 
 @pytest.mark.parametrize("is_passed_on", [False, True], ids=["scaled", "scaled and divided"])
-def test_loss_is_what_a_scaler_was_given(recorder, is_passed_on):
+def test_loss_is_what_a_scaler_was_given(recording, is_passed_on):
     scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), []
     net = Net(4, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -349,11 +351,11 @@ def test_loss_is_what_a_scaler_was_given(recorder, is_passed_on):
         (scaled / 2 if is_passed_on else scaled).backward()
         scaler.step(optimizer)
         scaler.update()
-    found = only(recorder.result()).loss
+    found = only(recording.result()).loss
     assert list(found.values()) == losses
 
 
-def test_iteration_that_a_scaler_skips_is_no_loss_of_the_next_step(recorder):
+def test_iteration_that_a_scaler_skips_is_no_loss_of_the_next_step(recording):
     torch.manual_seed(0)
     model = Net(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -364,22 +366,22 @@ def test_iteration_that_a_scaler_skips_is_no_loss_of_the_next_step(recorder):
         if number != 2:
             optimizer.step()
         optimizer.zero_grad()
-    series = only(recorder.result())
+    series = only(recording.result())
     assert [*series.loss.values()] == [0, 1, 3, 4, 5]
     assert all(map(math.isfinite, series.grad_norm.values()))
-    recorder.refuse_non_finite()
+    recording.refuse_non_finite()
 
 
 @pytest.mark.parametrize("is_before", [True, False])
-def test_losses_that_the_script_records_belong_to_the_timed_steps(recorder, is_before):
+def test_losses_that_the_script_records_belong_to_the_timed_steps(recording, is_before):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
     for number in range(1, 6):
         if is_before:
-            recorder.loss(number)
+            Recorder(recording).loss(number)
         optimizer.step()
         if not is_before:
-            recorder.loss(number)
-    result = recorder.result()
+            Recorder(recording).loss(number)
+    result = recording.result()
     assert (len(result.step_times_ms), result.loss) == (3, [3.0, 4.0, 5.0])
 
 
@@ -397,51 +399,51 @@ def _at_9(step: int, model: Net, _optimizer: object) -> object:
         model.bias.grad.fill_(math.inf), torch.nn.utils.clip_grad_norm_([model.bias], 1.0)),
      "gradient norm of rank 1 is inf first in step 5 of 12; ", True),
 ], ids=["loss", "every step", "last step", "norm"])  # fmt: skip
-def test_value_that_is_not_finite_names_the_step(recorder, planted, found, every):
-    recorder.observe(StepRecording(hash_every_step=every))
+def test_value_that_is_not_finite_names_the_step(recording, planted, found, every):
+    recording.observe(StepRecording(hash_every_step=every))
     _kept = train(12, planted)
-    recorder.result()
+    recording.result()
     with pytest.raises(NotFinite, match=f"^{found}"):
-        recorder.refuse_non_finite()
+        recording.refuse_non_finite()
 
 
-def test_script_may_record_its_steps_itself_unless_both_were_asked_for(recorder):
+def test_script_may_record_its_steps_itself_unless_both_were_asked_for(recording):
     _kept = train(2)
-    with pytest.raises(RuntimeError, match="use one of the two"), recorder.step():
+    with pytest.raises(RuntimeError, match="use one of the two"), Recorder(recording).step():
         pass
-    recorder.observe(StepRecording(), is_asked=False)
-    with recorder.step():
+    recording.observe(StepRecording(), is_asked=False)
+    with Recorder(recording).step():
         pass
-    assert (recorder.result().series, len(recorder.result().step_times_ms)) == ([], 1)
+    assert (recording.result().series, len(recording.result().step_times_ms)) == ([], 1)
 
 
 @pytest.mark.parametrize(("script", "cause"), [
     (lambda: train(2), "its optimizer made 2 steps, and the first 2 are not timed, .* run at least 3 steps"),
     (lambda: torch.optim.SGD([torch.zeros(1)]), "made an optimizer, and no optimizer stepped"),
 ], ids=["fewer than the warm-up", "no step"])  # fmt: skip
-def test_cause_of_no_step_is_named(recorder, script, cause):
+def test_cause_of_no_step_is_named(recording, script, cause):
     _kept = script()
     with pytest.raises(RuntimeError, match=f"^the script recorded no step: .*{cause}"):
-        recorder.result()
+        recording.result()
 
 
 def test_simulated_script_that_ends_early_says_why_it_may(monkeypatch):
-    monkeypatch.setattr("pytest_aorta.worker.observing.is_simulated", lambda: True)
+    monkeypatch.setenv(variables.SIMULATED, "1")
     with observing(warmup=3) as own:
         _kept = train(4)
         with pytest.raises(RuntimeError, match=r"made 4 steps, fewer than 5: .*simulated ranks exchange no values"):
             own.result()
 
 
-def test_script_without_an_optimizer_is_measured_as_a_whole(recorder):
-    result = recorder.result()
+def test_script_without_an_optimizer_is_measured_as_a_whole(recording):
+    result = recording.result()
     assert (len(result.step_times_ms), len(result.memory_bytes)) == (1, 1)
     assert "no optimizer" in result.costs.problem
 
 
-def test_steps_are_profiled_after_twenty_timed_ones_and_timing_goes_on(recorder):
+def test_steps_are_profiled_after_twenty_timed_ones_and_timing_goes_on(recording):
     _kept = train(40)
-    result = recorder.result()
+    result = recording.result()
     # One step begins, three are profiled, and the one after them is not timed.
     assert (len(result.profile.steps), len(result.step_times_ms)) == (3, 38 - 1 - 3 - 1)
     assert result.metrics["exposed_comm_ms"] == 0.0
@@ -450,13 +452,13 @@ def test_steps_are_profiled_after_twenty_timed_ones_and_timing_goes_on(recorder)
 
 
 @pytest.mark.parametrize(("steps", "missing"), [(12, 14), (24, 2)])
-def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs(recorder, steps, missing):
+def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs(recording, steps, missing):
     kept = train(steps)
-    result = recorder.result()
+    result = recording.result()
     assert (result.profile.steps, len(result.step_times_ms)) == ([], min(steps - 2, 20))
     assert result.profile.problem.endswith(f"run {missing} more steps")
     del kept
-    recorder._observer.stop()
+    recording.steps.stop()
     with observing(warmup=1) as again:
         _longer = train(steps + missing)
         assert len(again.result().profile.steps) == 3
@@ -474,30 +476,30 @@ def test_script_that_is_too_short_for_profiled_steps_says_how_many_more_it_needs
         ("a" + "b" * 110, {"tanh": 0, "sin": 1}, 3),
     ],
 )
-def test_costs_are_those_of_steps_of_all_optimizers(recorder, order, counted, profiled):
-    recorder.observe(StepRecording(warmup=2, hash_weights=True))
+def test_costs_are_those_of_steps_of_all_optimizers(recording, order, counted, profiled):
+    recording.observe(StepRecording(warmup=2, hash_weights=True))
     nets = {"a": (Net(4, 4), torch.tanh), "b": (Net(4, 4), torch.sin)}
     optimizers = {name: torch.optim.SGD(net.parameters()) for name, (net, _) in nets.items()}
     for name in order:
         net, function = nets[name]
         function(net(torch.ones(2, 4))).sum().backward()
         optimizers[name].step()
-    result = recorder.result()
+    result = recording.result()
     assert {name: result.costs.operators.get(f"aten::{name}", 0) for name in counted} == counted
     assert len(result.profile.steps) == profiled
 
 
 @pytest.mark.parametrize(("every", "windows"), [(1, 1), (2, 1), (5, 1), (1, 3), (2, 3), (500, 3)])
-def test_no_scope_is_entered_under_one_profiler_and_left_under_another(recorder, monkeypatch, every, windows):
+def test_no_scope_is_entered_under_one_profiler_and_left_under_another(recording, monkeypatch, every, windows):
     """Torch would end by SIGSEGV now and then; each step of an optimizer, and of a loop, is such a scope."""
     if windows > 1:  # as on a device
         for name, value in {"on_accelerator": True, "cycles_per_ms": 1.0, "spin": None, "_new_mark": None}.items():
             monkeypatch.setattr(overlap, name, lambda *_, value=value: value)
-        monkeypatch.setattr(overlap, "profiler_of", lambda *_, **__: profile(use_cpu=True, use_kineto=True))
+        monkeypatch.setattr(profiling, "profiler_of", lambda *_, **__: profile(use_cpu=True, use_kineto=True))
     begun: list[profile] = []
     enter = profile.__enter__
     monkeypatch.setattr(profile, "__enter__", lambda self: begun.append(self) or enter(self))
-    recorder.observe(StepRecording(warmup=2))
+    recording.observe(StepRecording(warmup=2))
     nets = [Net(4, 4), Net(4, 4)]
     optimizers = [torch.optim.SGD(net.parameters()) for net in nets]
     for iteration in range(120):
@@ -509,7 +511,7 @@ def test_no_scope_is_entered_under_one_profiler_and_left_under_another(recorder,
         is_profiled = torch.autograd.profiler._is_profiler_enabled
         assert not (was_profiled and is_profiled and len(begun) > number), iteration
     assert len(begun) >= 1 + windows
-    recorder.result()
+    recording.result()
 
 
 @pytest.mark.parametrize(("wait", "costs", "overlap"), [
@@ -518,21 +520,21 @@ def test_no_scope_is_entered_under_one_profiler_and_left_under_another(recorder,
     (24, "", "the script runs torch.profiler itself, which ended the profile of its steps"),
     (40, "", ""),
 ], ids=["before the counted step", "in the counted step", "in a profiled step", "after them"])  # fmt: skip
-def test_profiler_of_the_script_ends_that_of_the_recorder(recorder, wait, costs, overlap):
-    recorder.observe(StepRecording(warmup=2))
+def test_profiler_of_the_script_ends_that_of_the_recorder(recording, wait, costs, overlap):
+    recording.observe(StepRecording(warmup=2))
     schedule = torch.profiler.schedule(wait=wait, warmup=1, active=2, repeat=1)
     # Without acc_events, torch 2.11 warns, and a warning is an error here.
     with torch.profiler.profile(schedule=schedule, acc_events=True) as own:
         _kept = train(50, lambda *_: own.step())
-    result = recorder.result()
+    result = recording.result()
     assert result.costs.problem.endswith(costs)
     assert bool(result.costs.problem) is bool(costs)
     assert result.profile.problem == overlap
     assert len(own.events()) > 0
 
 
-def test_steps_within_a_backward_pass_end_with_it(recorder):
-    recorder.observe(StepRecording(warmup=2))
+def test_steps_within_a_backward_pass_end_with_it(recording):
+    recording.observe(StepRecording(warmup=2))
     net = torch.nn.Sequential(Net(4, 4), Net(4, 4))
     optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in net.parameters()}
     for parameter, optimizer in optimizers.items():
@@ -540,7 +542,7 @@ def test_steps_within_a_backward_pass_end_with_it(recorder):
     for _ in range(30):
         # The last stage of a pipeline passes its loss in a tuple.
         torch.autograd.backward((net(torch.ones(2, 4)).tanh().sum(),))
-    result = recorder.result()
+    result = recording.result()
     assert len(result.series) == 4
     assert [len(series.loss) for series in result.series] == [30, 0, 0, 0]
     assert (result.profile.problem, len(result.profile.steps)) == ("", 3)
@@ -550,10 +552,10 @@ def test_steps_within_a_backward_pass_end_with_it(recorder):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # of inductor's imports
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of tracing a backward pass
 @pytest.mark.parametrize("has_backward", [False, True])
-def test_compiled_step_is_not_compiled_anew_in_each_step(recorder, has_backward):
+def test_compiled_step_is_not_compiled_anew_in_each_step(recording, has_backward):
     numbers: list[int] = []
     counter = CompileCounter()
-    recorder.observe(StepRecording(hash_weights=True, hash_every_step=has_backward))
+    recording.observe(StepRecording(hash_weights=True, hash_every_step=has_backward))
     model = Net(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -573,30 +575,30 @@ def test_compiled_step_is_not_compiled_anew_in_each_step(recorder, has_backward)
         optimizer.zero_grad()
         numbers.append(counter.frame_count)
     assert numbers[2] == numbers[-1]
-    assert only(recorder.result()).num_steps == 12
+    assert only(recording.result()).num_steps == 12
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_loss_without_data_is_none_of_the_steps(recorder, device):
+def test_loss_without_data_is_none_of_the_steps(recording, device):
     def attempt(step: int, *_: object) -> None:
         with FakeTensorMode() if device == "cpu" else nullcontext():
             torch.zeros(2, device=device, requires_grad=True).square().mean().backward()
 
     _kept = train(6, attempt)
-    assert list(only(recorder.result()).loss) == ["1", "2", "3", "4", "5", "6"]
+    assert list(only(recording.result()).loss) == ["1", "2", "3", "4", "5", "6"]
 
 
-def test_what_the_recorder_computes_is_no_cost_of_a_step(recorder):
-    def counts(recorder: Recorder, other: torch.nn.Module | None) -> dict[str, int]:
+def test_what_the_recorder_computes_is_no_cost_of_a_step(recording):
+    def counts(recording: Recording, other: torch.nn.Module | None) -> dict[str, int]:
         second = torch.optim.SGD(other.parameters()) if other else None
         _kept = train(9, lambda *_: second and second.step())
-        costs = recorder.result().costs
+        costs = recording.result().costs
         return costs.operators
 
-    recorder.observe(StepRecording(warmup=2, hash_weights=True))
-    recorder._observer.stop()
+    recording.observe(StepRecording(warmup=2, hash_weights=True))
+    recording.steps.stop()
     with observing(warmup=2, hash_weights=False) as own:
         plain = counts(own, torch.nn.Linear(2, 2))
-    recorder._observer.start()
-    assert counts(recorder, torch.nn.Linear(2, 2)) == plain
+    recording.steps.start()
+    assert counts(recording, torch.nn.Linear(2, 2)) == plain
     assert "aten::item" not in plain

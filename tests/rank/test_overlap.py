@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pytest_aorta.result.trace import kineto as reading
 from pytest_aorta.result.trace.kineto import overlap_of_cpu, parse_trace, read_trace
 from pytest_aorta.result.trace.profiled_steps import Profile
-from pytest_aorta.worker import capture_overlap, overlap, profiled, steps
+from pytest_aorta.worker import capture_overlap, overlap, profiled, profiling
 from tests.rank.ranks import own_group
 from tests.unit.builders import make_rank
 from tests.unit.kineto_traces import boundary, event, kernel, overlap_with_host, trace
@@ -149,7 +149,7 @@ def test_kept_trace_beyond_the_limits_is_left_out(keeping, tmp_path, monkeypatch
             raise reading.TraceTooLarge(path, num_bytes=reading.MAX_TRACE_BYTES + 1)
         return parse_trace(path, data)
 
-    monkeypatch.setattr(steps, "parse_trace", parse_but_the_first_kept)
+    monkeypatch.setattr(profiling, "parse_trace", parse_but_the_first_kept)
     message = r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
     with pytest.warns(UserWarning, match=message):
         capture = capture_overlap(Training(beside=True).step, 1, CPU)
@@ -182,8 +182,8 @@ class FakeProfiler:
 def device(monkeypatch):
     """A CUDA device that exists in name only: no kernel runs, and the profiler returns the traces of the test."""
     leads = []
-    monkeypatch.setattr(steps, "profile", FakeProfiler)
-    monkeypatch.setattr(overlap, "_profiler_enabled", lambda: FakeProfiler.is_on)
+    monkeypatch.setattr(profiling, "profile", FakeProfiler)
+    monkeypatch.setattr(overlap, "profiler_enabled", lambda: FakeProfiler.is_on)
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
     monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)
     monkeypatch.setattr(overlap, "spin", lambda lead_ms, _device: leads.append(lead_ms))

@@ -10,14 +10,20 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.finite import NotFinite, refuse_non_finite
+from pytest_aorta.worker.recorder import Recording
 from tests.rank.ranks import own_group
 from tests.unit.builders import make_plan, run_python
 
 
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
     monkeypatch.setenv("AORTA_DEVICE", "cpu")
-    return Recorder()
+    return Recording()
+
+
+@pytest.fixture
+def recorder(recording: Recording) -> Recorder:
+    return Recorder(recording)
 
 
 def record(recorder: Recorder, losses: list[float]) -> None:
@@ -27,34 +33,34 @@ def record(recorder: Recorder, losses: list[float]) -> None:
         recorder.loss(loss)
 
 
-def test_first_step_starts_the_recorder(recorder):
+def test_first_step_starts_the_recorder(recorder, recording):
     record(recorder, [3.0, 2.0])
-    result = recorder.result()
+    result = recording.result()
     assert (len(result.step_times_ms), result.loss, result.environment["device"]) == (2, [3.0, 2.0], "cpu")
     assert result.metrics["tokens_per_s"] == pytest.approx(20 / (sum(result.step_times_ms) / 1000))
 
 
-def test_warm_up_has_neither_times_nor_losses_nor_tokens(recorder):
+def test_warm_up_has_neither_times_nor_losses_nor_tokens(recorder, recording):
     recorder.start(warmup=2)
     record(recorder, [5.0, 4.0, 3.0])
-    result = recorder.result()
+    result = recording.result()
     assert (result.loss, len(result.step_times_ms)) == ([3.0], 1)
     assert result.metrics["tokens_per_s"] == pytest.approx(10 / (result.step_times_ms[0] / 1000))
 
 
-def test_without_tokens_there_is_no_throughput(recorder):
+def test_without_tokens_there_is_no_throughput(recorder, recording):
     with recorder.step():
         pass
-    assert recorder.result().metrics == {}
+    assert recording.result().metrics == {}
 
 
-def test_own_throughput_is_not_replaced(recorder):
+def test_own_throughput_is_not_replaced(recorder, recording):
     recorder.metric("tokens_per_s", 7.0)
     record(recorder, [1.0])
-    assert recorder.result().metrics == {"tokens_per_s": 7.0}
+    assert recording.result().metrics == {"tokens_per_s": 7.0}
 
 
-def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder):
+def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder, recording):
     loss = torch.tensor(2.0, requires_grad=True)
     with recorder.step():
         pass
@@ -62,17 +68,17 @@ def test_loss_may_be_a_tensor_that_the_script_writes_over(recorder):
     recorder.grad_norm(loss.detach() * 2)
     with torch.no_grad():
         loss.fill_(9.0)
-    assert (recorder.result().loss, recorder.result().grad_norm) == ([2.0], [4.0])
+    assert (recording.result().loss, recording.result().grad_norm) == ([2.0], [4.0])
 
 
-def test_weights_are_hashed_after_the_last_step(recorder):
+def test_weights_are_hashed_after_the_last_step(recorder, recording):
     model = torch.nn.Linear(3, 3)
     record(recorder, [1.0, 1.0])
     recorder.weights(model)
-    assert recorder.result().weight_hashes == {"2": hash_parameters(model.named_parameters()).hex}
+    assert recording.result().weight_hashes == {"2": hash_parameters(model.named_parameters()).hex}
 
 
-def test_weights_under_ddp_have_the_hash_of_the_model(recorder, tmp_path):
+def test_weights_under_ddp_have_the_hash_of_the_model(recorder, recording, tmp_path):
     model = torch.nn.Linear(2, 3)
     with own_group(tmp_path):
         record(recorder, [1.0])
@@ -83,7 +89,7 @@ def test_weights_under_ddp_have_the_hash_of_the_model(recorder, tmp_path):
         recorder.weights(compiled)
         recorder.weights(wrapped)
         recorder.weights(model)
-    assert [name for name, _ in recorder.named_parameters()] == ["weight", "bias"]
+    assert [name for name, _ in recording.named_parameters()] == ["weight", "bias"]
 
 
 @pytest.mark.parametrize("given", [7, {"w": torch.zeros(1)}, [torch.nn.Linear(2, 2)]], ids=["number", "state", "list"])
@@ -114,15 +120,15 @@ def test_second_model_after_the_same_step_is_refused(recorder):
         recorder.weights(other)
 
 
-def test_same_weights_may_be_recorded_again(recorder):
+def test_same_weights_may_be_recorded_again(recorder, recording):
     model = torch.nn.Linear(3, 3)
     record(recorder, [1.0])
     recorder.weights(model)
     recorder.weights(model)
-    assert list(recorder.result().weight_hashes) == ["1"]
+    assert list(recording.result().weight_hashes) == ["1"]
 
 
-def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder):
+def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder, recording):
     def last_step() -> None:
         with recorder.step():
             recorder.loss(1.0)
@@ -131,18 +137,18 @@ def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder
     record(recorder, [3.0, 2.0])
     with pytest.raises(SystemExit):
         last_step()
-    result = recorder.result()
+    result = recording.result()
     # Reading the result refuses a loss without a step.
     assert (len(result.step_times_ms), result.loss) == (2, [3.0, 2.0, 1.0])
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recorder, warmup):
+def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recorder, recording, warmup):
     recorder.start(warmup=warmup)
     with recorder.step(), pytest.raises(RuntimeError, match="inside of another step"), recorder.step():
         pass
     record(recorder, [1.0])
-    assert len(recorder.result().step_times_ms) == 2 - warmup
+    assert len(recording.result().step_times_ms) == 2 - warmup
 
 
 def test_second_start_is_refused(recorder):
@@ -151,16 +157,18 @@ def test_second_start_is_refused(recorder):
         recorder.start()
 
 
-def test_script_without_a_measured_step_fails_with_what_to_do(recorder):
+def test_script_without_a_measured_step_fails_with_what_to_do(recorder, recording):
     recorder.start(warmup=5)
     record(recorder, [1.0])
     with pytest.raises(RuntimeError, match="run more steps than the warm-up has"):
-        recorder.result()
+        recording.result()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(("method", "quantity"), [("loss", "loss"), ("grad_norm", "gradient norm")])
-def test_value_that_is_not_finite_names_quantity_rank_and_first_step(recorder, monkeypatch, method, quantity, value):
+def test_value_that_is_not_finite_names_quantity_rank_and_first_step(
+    recorder, recording, monkeypatch, method, quantity, value
+):
     monkeypatch.setenv("RANK", "3")
     for recorded in (2.0, value, value, 1.0):
         with recorder.step():
@@ -168,26 +176,26 @@ def test_value_that_is_not_finite_names_quantity_rank_and_first_step(recorder, m
         getattr(recorder, method)(torch.tensor(recorded))
     expected = f"{quantity} of rank 3 is {value} first in measured step 2 of 4; "
     with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
-        refuse_non_finite(recorder.result())
+        refuse_non_finite(recording.result())
     with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
         recorder.weights(torch.nn.Linear(2, 2))
 
 
-def test_loss_that_only_some_steps_have_names_the_recorded_value(recorder, monkeypatch):
+def test_loss_that_only_some_steps_have_names_the_recorded_value(recorder, recording, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     record(recorder, [1.0, float("nan")])
     with recorder.step():
         pass
     with pytest.raises(NotFinite, match="first in recorded value 2 of 2; "):
-        refuse_non_finite(recorder.result())
+        refuse_non_finite(recording.result())
 
 
-def test_metric_that_is_not_finite_is_named(recorder, monkeypatch):
+def test_metric_that_is_not_finite_is_named(recorder, recording, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     recorder.metric("samples_per_s", float("inf"))
     record(recorder, [1.0])
     with pytest.raises(NotFinite, match=r"^metric samples_per_s of rank 1 is inf; "):
-        refuse_non_finite(recorder.result())
+        refuse_non_finite(recording.result())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -247,12 +255,12 @@ def test_weights_that_become_nan_are_refused_on_every_way_of_recording(tmp_path,
     assert not (folder / "result.json").exists()
 
 
-def test_hashes_of_single_parameters_are_recorded_of_the_first_steps(recorder):
+def test_hashes_of_single_parameters_are_recorded_of_the_first_steps(recorder, recording):
     model = torch.nn.Linear(3, 2)
     for _ in range(6):
         with recorder.step():
             model.weight.data.add_(1)
         recorder.weights(model)
-    found = recorder.result().tensor_hashes["weights"]
+    found = recording.result().tensor_hashes["weights"]
     assert (found.names, found.shapes, [*found.steps]) == (["bias", "weight"], [[2], [2, 3]], ["1", "2", "3", "4"])
     assert [len({row[place] for row in found.steps.values()}) for place in (0, 1)] == [1, 4]

@@ -16,15 +16,11 @@ import torch
 from pytest_aorta.common import variables
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.rank_files import read_arrivals
-from pytest_aorta.worker import Delay, StepTimer
+from pytest_aorta.worker import Delay, StepTimer, collectives
 from pytest_aorta.worker import steps as timer_module
-from pytest_aorta.worker.steps import (
-    MEMORY_EVERY_CPU_STEPS,
-    _recorded_collectives,
-    _waits_of_steps_ms,
-    calls_by_step,
-    run_canary,
-)
+from pytest_aorta.worker.canary import run_canary
+from pytest_aorta.worker.collectives import calls_by_step, recorded_collectives, waits_of_steps_ms
+from pytest_aorta.worker.steps import MEMORY_EVERY_CPU_STEPS
 from tests.rank.ranks import own_group
 
 CPU = torch.device("cpu")
@@ -134,14 +130,14 @@ BATCH = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
     ],
 )
 def test_waits_are_summed_by_the_step_they_began_in(entries, waits_ms):
-    assert _waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == waits_ms
+    assert waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == waits_ms
 
 
 def test_collectives_between_steps_are_part_of_none_and_without_steps_there_are_no_waits():
     """Reduce the loss for a log, or hash weights, after a step has ended."""
     entries = [at(50), at(110, 2.0), at(170, 99.0), at(199, None), at(310, 5.0)]
-    assert _waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]
-    assert _waits_of_steps_ms(entries, [], ENDED_NS) == []
+    assert waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]
+    assert waits_of_steps_ms(entries, [], ENDED_NS) == []
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,7 @@ def test_collectives_between_steps_are_part_of_none_and_without_steps_there_are_
 )
 def test_messages_are_no_collectives_of_a_step(monkeypatch, first, later, calls):
     record = [entry | {"record_id": number} for number, entry in enumerate(later, first)]
-    monkeypatch.setattr(timer_module, "flight_records", lambda kind: record if kind == "nccl" else None)
+    monkeypatch.setattr(collectives, "flight_records", lambda kind: record if kind == "nccl" else None)
     spans = [(100 * MS, 200 * MS), (200 * MS, 300 * MS)]
     assert calls_by_step(spans) == calls
 
@@ -164,7 +160,7 @@ def test_timer_knows_when_each_step_ended(monkeypatch):
         with timer.step():
             pass
     left = []
-    monkeypatch.setattr(timer_module, "_leave_arrivals", lambda *steps: left.append(steps))
+    monkeypatch.setattr(timer_module, "leave_arrivals", lambda *steps: left.append(steps))
     timer.collective_ms()
     assert left == [([10, 50], [20, 90])]
 
@@ -173,12 +169,12 @@ def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
     dumped = json.dumps({"entries": [part(110), BATCH]})
     found = SimpleNamespace(_dump_nccl_trace_json=lambda **_: dumped)
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", found)
-    monkeypatch.setattr(timer_module.time, "sleep", lambda _: pytest.fail("it waited"))
-    assert len(_recorded_collectives()) == 2
+    monkeypatch.setattr(collectives.time, "sleep", lambda _: pytest.fail("it waited"))
+    assert len(recorded_collectives()) == 2
 
 
 def test_process_without_nccl_and_a_process_group_has_neither_a_record_nor_a_canary():
-    assert (_recorded_collectives(), run_canary(CPU)) == ([], {})
+    assert (recorded_collectives(), run_canary(CPU)) == ([], {})
 
 
 def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp_path):

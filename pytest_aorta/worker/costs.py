@@ -1,0 +1,99 @@
+"""Costs of one step: operators and their operations, groups of collectives, compilations and their places."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+
+from pytest_aorta.common.clock import time
+from pytest_aorta.result.trace.kineto import BOUNDARY, TraceTooLarge, excess, overlap_of_cpu
+from pytest_aorta.result.trace.kineto_costs import RecordedCall, costs_of_step
+from pytest_aorta.result.trace.profiled_steps import Costs, Profile
+from pytest_aorta.worker.accelerator import on_accelerator
+from pytest_aorta.worker.collectives import recorded_calls
+from pytest_aorta.worker.compilations import with_compilations
+from pytest_aorta.worker.flops import flops_of
+from pytest_aorta.worker.lines import Lines
+from pytest_aorta.worker.profiling import Exported, ScriptProfiler
+
+# The warm-up steps that costs need: one that is counted, and one that settles after it.
+STEPS_TO_COUNT = 2
+NOT_COUNTED = (
+    f"costs are counted in a warm-up step, and there are fewer than {STEPS_TO_COUNT}: give recorder.start() or "
+    f"record_optimizer_steps() warmup={STEPS_TO_COUNT}, and run as many steps more"
+)
+
+
+def costs_of(trace: Mapping[str, Any], device: torch.device, recorded: Sequence[RecordedCall], lines: Lines) -> Costs:
+    """Return the costs of the first step of a trace with shapes, with their places if ``lines`` were noted."""
+    on_device = on_accelerator(device)
+    return costs_of_step(trace, flops_of, on_device=on_device, recorded=recorded, moments=lines.moments)
+
+
+class StepCounter(ScriptProfiler):
+    """Counter of the costs of one step of a script, whose number of steps is not known.
+
+    The trace is parsed when the script has ended, so that no rank waits for another one's parsing.
+    """
+
+    where, what = "in its warm-up steps", "count of costs"
+    _trace: Exported | None = None
+    _recorded: Sequence[RecordedCall] = ()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Count the body as the step; a body that raises is not counted."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.end()
+            self._trace = None
+            raise
+        self.end()
+
+    def begin(self) -> None:
+        """Begin the step."""
+        self._lines = Lines()
+        if self.is_free():
+            self.start(shapes=True)
+            _leave_boundary()
+            self._began_ns = time.time_ns()
+            self._lines.__enter__()
+
+    def end(self) -> None:
+        """End the step, if it is counted."""
+        if self.is_running:
+            self._lines.__exit__()
+            _leave_boundary()
+            self._trace = self.stop()
+            self._recorded = recorded_calls(self._began_ns, time.time_ns(), self.device)
+
+    # The first boundary of steps ends the counted one.
+    boundary = end
+
+    def costs(self) -> Costs:
+        """Return the costs of the step and the compilations since the measured steps began."""
+        if self.problem or self._trace is None:
+            return Costs(problem=self.problem or "no step was counted, since the step was not completed")
+        try:
+            trace = self._trace.read()
+        except TraceTooLarge as error:
+            return Costs(problem=f"the trace of one step has {excess(error.num_bytes, error.num_values)}")
+        return with_compilations(costs_of(trace, self.device, self._recorded, self._lines))
+
+    def overlap(self) -> Profile:
+        """Return the overlap of the step on CPU ranks; its kernels on a device would need a head start of the host."""
+        if self.problem or self._trace is None or on_accelerator(self.device):
+            return Profile(problem=self.problem or "overlap on a device is measured between steps of an optimizer")
+        try:
+            return overlap_of_cpu(self._trace.read())
+        except TraceTooLarge as error:
+            return Profile(problem=f"the trace of one step has {excess(error.num_bytes, error.num_values)}")
+
+
+def _leave_boundary() -> None:
+    with record_function(BOUNDARY):
+        pass

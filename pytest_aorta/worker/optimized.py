@@ -1,0 +1,363 @@
+"""The record of one optimizer's steps: times, losses, gradient norms, hashes, and its profiled steps.
+
+Nothing here reads a number from a device before the script has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
+from statistics import median
+from typing import Any, TypeAlias
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from pytest_aorta.common.text import counted, distinct
+from pytest_aorta.result.series import Series, digest
+from pytest_aorta.result.trace.profiled_steps import Profile
+from pytest_aorta.worker.collectives import calls_by_step
+from pytest_aorta.worker.costs import STEPS_TO_COUNT, StepCounter
+from pytest_aorta.worker.finite import untraced
+from pytest_aorta.worker.layout import is_dtensor, local_part
+from pytest_aorta.worker.overlap import ScriptCapture
+from pytest_aorta.worker.steps import StepTimer
+from pytest_aorta.worker.torch_private import FakeTensor, buffers_of, disable_current_modes
+from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
+
+_Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
+# Steps of an optimizer that are timed before some are profiled; those after the profiled ones are timed too.
+TIMED_STEPS = 20
+# Steps of other optimizers in one profiled step; after more, the script has left the loop of the profiled optimizer.
+MOST_WITHIN = 64
+# Values on a device are joined when there are this many, since each value alone takes a block of memory.
+_JOINED = 256
+# Hashes of each parameter show where launches differ; those of many steps would make a large result.
+_STEPS_BY_TENSOR, _MOST_TENSORS = 5, 20_000
+# Of a launch that hashes every step, the first steps that it hashes.
+MOST_EVERY = 1000
+# Wrappers by the short names that readers know.
+_SHORT_NAMES = {"DistributedDataParallel": "DDP", "FullyShardedDataParallel": "FSDP", "OptimizedModule": "compiled"}
+_LONGEST_NAME = 200
+LOSS, NORM = "loss", "gradient norm"
+
+
+class Values:
+    """Numbers in the order of their recording; those on a device are read only at the end."""
+
+    def __init__(self) -> None:
+        self._parts: list[float | torch.Tensor] = []
+        self._waiting: list[torch.Tensor] = []
+
+    def add(self, value: float | torch.Tensor) -> None:
+        """Add a number, or a tensor with one element on a device."""
+        if isinstance(value, torch.Tensor):
+            self._waiting.append(value)
+            if len(self._waiting) == _JOINED:
+                self._join()
+        else:
+            self._join()
+            self._parts.append(value)
+
+    def _join(self) -> None:
+        if self._waiting:
+            self._parts.append(torch.cat(self._waiting))
+            self._waiting = []
+
+    def read(self) -> list[float]:
+        """Return all values, and wait for the device."""
+        self._join()
+        lists = ([part] if isinstance(part, float) else part.tolist() for part in self._parts)
+        return [value for values in lists for value in values]
+
+
+class Gradients:
+    """Hashes by step of what this rank adds to gradients, before they are reduced; sharded parameters have none.
+
+    Attributes:
+        step: The step that runs.
+        names: Id of a parameter -> its name. In the first backward pass, modules of FSDP2 have other parameters.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.step, self.names = 1, dict[str, str]()
+        self._hashes, self._steps = LocalHashes(0), list[int]()
+        for part in (part for group in optimizer.param_groups for part in group["params"]):
+            if part.requires_grad and part.is_leaf and not is_dtensor(part):
+                part.register_hook(untraced(functools.partial(self._note, str(id(part)))))
+
+    def _note(self, key: str, gradient: torch.Tensor) -> None:
+        if self.step <= MOST_EVERY:
+            self._steps.append(self.step)
+            self._hashes.add(len(self._steps), [(key, gradient)])
+
+    def by_step(self) -> dict[str, str]:
+        """Return step -> hash, and wait for the device."""
+        found = self._hashes.digests(self.names).hashes
+        by_step: dict[int, list[str]] = {}
+        for number, step in enumerate(self._steps, 1):
+            by_step.setdefault(step, []).append(found.get(str(number), ""))
+        # The order in which gradients are computed may vary.
+        return {str(step): digest(sorted(parts)) for step, parts in by_step.items()}
+
+
+class Optimized:
+    """The series of one optimizer: its steps from the first, which has the number 1, with what belongs to each."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        named: _Named,
+        device: torch.device,
+        warmup: int,
+        gradients: Gradients | None,
+        prepared: Collection[int],
+    ) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.name, self.model = type(optimizer).__name__, ""
+        self.num_steps = 0
+        # The numbers of the timed steps.
+        self.timed: list[int] = []
+        # Places of the steps in the order of all optimizers' steps.
+        self.turns: list[int] = []
+        self.timer = StepTimer(device, has_progress=False)
+        self.counter: StepCounter | None = None
+        self.capture: ScriptCapture | None = None
+        self._profiled_until = 0
+        # The optimizers that stepped in the counted step, this one too.
+        self.counted_with: set[Optimized] = set()
+        self._is_count_due = False
+        self._num_within = 0
+        # Gradients are hashed where every step is.
+        self._gradients = gradients
+        if gradients is not None:
+            gradients.names = {str(id(part)): logical_name(name) for name, part in named(optimizer)}
+        by_tensor = max(_STEPS_BY_TENSOR, _MOST_TENSORS // max(1, len(named(optimizer)))) if gradients else 0
+        self.hashes, self.buffers = (LocalHashes(by_tensor or _STEPS_BY_TENSOR) for _ in range(2))
+        # What has the model's buffers, kept as long as the optimizer: the names before them, and the module's mapping
+        # of buffers with the names of those that are not persistent.
+        self._owners: list[tuple[str, Mapping[str, torch.Tensor | None], Collection[str]]] = []
+        # A step whose weights should be hashed was profiled, so that the next one that is not has its place.
+        self.is_hash_due = False
+        self._named, self._warmup = named, warmup
+        self._prepared = prepared
+        self._places: list[tuple[int, str]] = []
+        self._values = Values()
+        self._last_words: weakref.finalize[Any, Optimizer] | None = None
+
+    @property
+    def running(self) -> StepCounter | ScriptCapture | None:
+        """The count or the profile of the step that has begun."""
+        return next((one for one in (self.counter, self.capture) if one is not None and one.is_running), None)
+
+    def note_step(self, other: Optimized) -> None:
+        """Note a step of any optimizer, which is a part of this one's step; end a profile that would not end."""
+        running = self.running
+        if running is not None and running is self.counter:
+            self.counted_with.add(other)
+        self._num_within = 0 if other is self else self._num_within + 1
+        if self._num_within <= MOST_WITHIN or running is None:
+            return
+        running.end()
+        running.problem = f"in one profiled step, other optimizers made more than {MOST_WITHIN} steps"
+        if running is self.counter:
+            self.counter = None
+            self.counted_with.clear()
+
+    def end_profile(self) -> None:
+        """End the profile of steps, or the count of one, if it runs."""
+        if (running := self.running) is not None:
+            running.end()
+
+    def give_way(self) -> None:
+        """End the profile of steps, or the count of one, for a profiler of the script."""
+        if (running := self.running) is not None:
+            running.give_way()
+            running.end()
+
+    def profile(self) -> Profile:
+        """Return the overlap of the profiled steps, or how many steps the script lacks for them."""
+        capture = self.capture or ScriptCapture(self.timer.device)
+        if capture.is_open:
+            left = capture.num_steps_left + (0 if self.capture else max(TIMED_STEPS - self.timer.num_steps, 0))
+            return Profile(
+                problem=f"the script ended before steps were profiled, which follow {TIMED_STEPS} timed ones; run "
+                f"{counted(left, 'more step')}"
+            )
+        return capture.read(median(self.timer.step_times_ms()))
+
+    def end_step(self, values: Sequence[tuple[str, float | torch.Tensor]]) -> None:
+        """End the step at the optimizer's step; ``values`` are the quantities of the step."""
+        self.num_steps += 1
+        if self._gradients is not None:
+            self._gradients.step = self.num_steps + 1
+        if self.timer.close():
+            self.timed.append(self.num_steps)
+        if (running := self.running) is not None:
+            running.boundary()
+        for quantity, value in values:
+            self._places.append((self.num_steps, quantity))
+            self._values.add(copied(value) if isinstance(value, torch.Tensor) else value)
+
+    def begin_step(self, *, may_profile: bool, is_covered: bool) -> bool:
+        """Begin the next step, and return whether it is profiled; the warm-up comes after the first step.
+
+        ``may_profile`` is whether a profiler may begin here, ``is_covered`` whether such a step was counted
+        with a step of this optimizer in it.
+        """
+        left = self._warmup - self.num_steps + 1
+        self._is_count_due = self._is_count_due or left == STEPS_TO_COUNT
+        if self.running is not None:
+            self._profiled_until = self.num_steps + 1
+            return True
+        # A step that is not timed follows, so that the timed steps begin without the profiler's end.
+        if self.num_steps == self._profiled_until:
+            return False
+        if may_profile and self.timer.num_steps >= TIMED_STEPS:
+            self.capture = self.capture or ScriptCapture(self.timer.device, self._prepared)
+        begun: StepCounter | ScriptCapture | None = None
+        if may_profile and self.capture is not None and self.capture.is_open:
+            begun = self.capture
+        elif may_profile and self._is_count_due and not is_covered:
+            self._is_count_due = False
+            begun = self.counter = StepCounter(self.timer.device, self._prepared)
+        if begun is not None:
+            begun.begin()
+            self._profiled_until = self.num_steps + 1
+            return begun.is_running
+        if left <= 0:
+            self.timer.open()
+        return False
+
+    def belongs_to(self, roots: Sequence[tuple[int, torch.nn.Module]], *, hash_buffers: bool) -> None:
+        """Take the names and the buffers of the largest modules that have the parameters, as of :func:`roots_of`."""
+        self.model = " + ".join(dict.fromkeys(_title(root) for _, root in roots))[:_LONGEST_NAME]
+        # The order in which modules are found may vary.
+        ordered = sorted(roots, key=itemgetter(0)) if hash_buffers else []
+        every = [each for _, root in ordered for each in root.named_modules()]
+        self._owners = [(f"{name}." if name else "", *buffers_of(module)) for name, module in every]
+
+    def hash(self, *, is_last: bool = False) -> None:
+        """Hash this rank's parts of the parameters, and its buffers, after this step, unless that is done.
+
+        The hash of the last step has what the script did to them after it, whichever steps are hashed.
+        """
+        if (optimizer := self.optimizer()) is not None:
+            self._hash(self._named(optimizer), again=is_last)
+
+    def _hash(self, named: Iterable[tuple[str, torch.Tensor]], *, again: bool) -> None:
+        self.hashes.add(self.num_steps, named, again=again)
+        buffers = [
+            (before + key, buffer)
+            for before, own, left_out in self._owners
+            for key, buffer in own.items()
+            if buffer is not None and key not in left_out
+        ]
+        names = distinct((name for name, _ in buffers), " ({})")
+        pairs = zip(names, (buffer for _, buffer in buffers), strict=True)
+        self.buffers.add(self.num_steps, pairs, again=again)
+
+    def hash_at_the_end(self) -> None:
+        """Have the parameters hashed when the optimizer is freed, in case that the script drops it with the model."""
+        if (optimizer := self.optimizer()) is None:
+            return
+        if self._last_words is not None:
+            self._last_words.detach()
+        # The optimizer keeps the tensors alive itself, and this list is dropped with it.
+        named = self._named(optimizer)
+        self._last_words = weakref.finalize(optimizer, self._hash_freed, named)
+        self._last_words.atexit = False
+
+    def _hash_freed(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        # The collector may free an optimizer while torch traces with fake tensors.
+        with disable_current_modes():
+            self._hash(named, again=True)
+        self._owners.clear()
+
+    def stop(self) -> None:
+        """End a profile that runs, and no longer wait for the optimizer's end."""
+        self.end_profile()
+        if self._last_words is not None:
+            self._last_words.detach()
+
+    def values(self) -> dict[str, dict[int, float]]:
+        """Return the quantities by step: the sum of the micro-batches' losses, and the norm of all gradients.
+
+        A norm that is not finite, with a loss after it, is of an iteration whose step a ``GradScaler`` has skipped.
+        """
+        steps: dict[int, list[tuple[str, float]]] = {}
+        for (step, quantity), value in zip(self._places, self._values.read(), strict=True):
+            found = steps.setdefault(step, [])
+            if quantity == LOSS and any(name == NORM and not math.isfinite(norm) for name, norm in found):
+                found.clear()
+            found.append((quantity, value))
+        by_step: dict[str, dict[int, float]] = {LOSS: {}, NORM: {}}
+        for step, found in steps.items():
+            losses, norms = ([value for name, value in found if name == kind] for kind in (LOSS, NORM))
+            if losses:
+                by_step[LOSS][step] = sum(losses)
+            if norms:
+                by_step[NORM][step] = norms[0] if len(norms) == 1 else math.hypot(*norms)
+        return by_step
+
+    def series(self, *, is_main: bool, is_alone: bool) -> Series:
+        """Return everything that was recorded of this optimizer."""
+        values = self.values()
+        return Series(
+            optimizer=self.name,
+            model=self.model,
+            num_steps=self.num_steps,
+            is_main=is_main,
+            collectives=self.calls,
+            step_times_ms=self.timer.step_times_ms(),
+            loss={str(step): value for step, value in values[LOSS].items()},
+            grad_norm={str(step): value for step, value in values[NORM].items()},
+            weights=self.hashes.digests(),
+            buffers=self.buffers.digests(),
+            gradients=self._gradients.by_step() if self._gradients else {},
+            turns=[] if is_alone else self.turns,
+        )
+
+    @property
+    def calls(self) -> float | None:
+        """The number of collectives in a timed step; None without one."""
+        return calls_by_step(self.timer.spans_ns)
+
+
+def is_empty(value: torch.Tensor) -> bool:
+    """Return whether a tensor has no data, as where a program tries a kernel or estimates memory before it trains."""
+    return value.is_meta or isinstance(local_part(value), FakeTensor)
+
+
+def copied(value: torch.Tensor) -> float | torch.Tensor:
+    """Return a copy of a tensor with one element, since the script may write into its memory; a number on CPU."""
+    if value.device.type == "cpu" and not is_dtensor(value):
+        return float(value.item())
+    own = local_part(value.detach())
+    return float(own) if own.device.type == "cpu" else own.reshape(1).to(torch.float64, copy=True)
+
+
+def roots_of(
+    named: Iterable[tuple[str, torch.Tensor]], every: Sequence[torch.nn.Module]
+) -> list[tuple[int, torch.nn.Module]]:
+    """Return the largest modules that have some of the parameters, each with the place of its first parameter."""
+    places = {id(part): place for place, (_, part) in enumerate(named)}
+    parents = {id(child): module for module in every for child in module.children()}
+    found: dict[int, tuple[int, torch.nn.Module]] = {}
+    for module in every:
+        if own := [places[id(part)] for part in module.parameters(recurse=False) if id(part) in places]:
+            while (parent := parents.get(id(module))) is not None:
+                module = parent
+            first, _ = found.get(id(module), (len(places), module))
+            found[id(module)] = min(first, *own), module
+    return list(found.values())
+
+
+def _title(module: torch.nn.Module) -> str:
+    """Return the class of a module such as ``DDP(Net)``: wrappers of torch are followed by what they wrap."""
+    name = type(module).__name__
+    children = list(module.children())
+    return f"{_SHORT_NAMES[name]}({_title(children[0])})" if name in _SHORT_NAMES and len(children) == 1 else name
