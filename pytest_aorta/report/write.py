@@ -13,7 +13,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.common.model import to_json
 from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
-from pytest_aorta.report.data import Case, Report, run_pairs, session_report
+from pytest_aorta.report.data import Case, Report, session_report, version_values
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, findings, markdown
 from pytest_aorta.report.timeline import compared_iterations
 from pytest_aorta.result.provenance import code_version, provenance
@@ -114,7 +114,7 @@ def _append_step_summary(text: str, file: Path) -> list[str]:
 
 def _write_page(report: Report, file: Path, options: Options) -> list[str]:
     if not report.has_result:
-        report = replace(report, run=tuple(run_pairs(provenance(options.rootdir), options.command)))
+        report = replace(report, run=version_values(provenance(options.rootdir), options.command))
     written = write_report(report, file)
     return [*(f"WARNING: {warning}" for warning in report.warnings), f"report: {', '.join(map(str, written))}"]
 

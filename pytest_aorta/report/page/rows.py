@@ -165,7 +165,7 @@ def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:
     If no launch left a result, only the version and the command are known.
     """
     if report.run and not report.has_result:
-        return {report.candidate: dict(report.run)}
+        return {report.candidate: {**report.run}}
     cases = report.cases
     names = {case.reference_name for case in cases if case.reference}
     name = names.pop() if len(names) == 1 else AB_REFERENCE
