@@ -366,7 +366,7 @@ def _of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[Hist
 
 
 def _branch(entry: HistoryEntry) -> str:
-    return entry.launches[0].facts.provenance.branch or DETACHED
+    return entry.comparison.launches[0].facts.provenance.branch or DETACHED
 
 
 def case_histories(entries: Sequence[HistoryEntry]) -> list[_CaseHistory]:
@@ -376,7 +376,7 @@ def case_histories(entries: Sequence[HistoryEntry]) -> list[_CaseHistory]:
     """
     grouped: dict[tuple[str, str], list[HistoryEntry]] = defaultdict(list)
     for entry in entries:
-        grouped[entry.case, entry.platform].append(entry)
+        grouped[entry.comparison.case, entry.comparison.platform].append(entry)
     histories = (
         _CaseHistory(case, group[0].test, platform, _versions(group))
         for (case, platform), group in sorted(grouped.items())
@@ -387,7 +387,7 @@ def case_histories(entries: Sequence[HistoryEntry]) -> list[_CaseHistory]:
 def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
     found: dict[tuple[str | None, str], list[tuple[LaunchFacts, HistoryEntry]]] = defaultdict(list)
     for entry in entries:
-        for launch in entry.launches:
+        for launch in entry.comparison.launches:
             if launch.side is Side.CANDIDATE and not launch.facts.profiler:
                 # Uncommitted changes of two runs may differ, as may two versions without a known commit.
                 is_commit = launch.facts.provenance.commit is not None and not launch.facts.provenance.dirty
@@ -398,7 +398,9 @@ def _versions(entries: Sequence[HistoryEntry]) -> tuple[Version, ...]:
 def _version(measured: Sequence[tuple[LaunchFacts, HistoryEntry]]) -> Version:
     launches = sorted((facts for facts, _ in measured), key=lambda facts: facts.provenance.measured_at)
     revisions = [entry.revision for _, entry in measured if entry.revision is not None]
-    rows = [row for _, entry in measured for row in entry.verdicts if row.reference.kind is ReferenceKind.BASELINE]
+    rows = [
+        row for _, entry in measured for row in entry.comparison.rows if row.reference.kind is ReferenceKind.BASELINE
+    ]
     first, last = launches[0], launches[-1]
     torch, accelerator = (last.environment.get(name) for name in ("torch", "device_name"))
     return Version(

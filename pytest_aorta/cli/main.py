@@ -107,14 +107,20 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors name the subcommand and its help."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``."""
-        known, unknown = super().parse_known_args(args, namespace)
-        # argparse takes all positional arguments at once, and those after -- are left over if options are in between.
-        if unknown[:1] == ["--"] and getattr(known, "args", None) == []:
-            known.args, unknown = unknown[1:], []
+        """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``.
+
+        If the subcommand has a default for ``args``, these are the words after ``--``, as they are.
+        """
+        words, passed_on = list(args), self.get_default("args")
+        if passed_on is not None and "--" in words:
+            at = words.index("--")
+            words, passed_on = words[:at], tuple(words[at + 1 :])
+        known, unknown = super().parse_known_args(words, namespace)
+        if passed_on is not None:
+            known.args = passed_on
         if unknown:
-            script = "; arguments of the script follow --" if getattr(known, "script", None) else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{script}")
+            hint = "; arguments of a script or of pytest follow --" if passed_on is not None else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:

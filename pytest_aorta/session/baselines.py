@@ -2,26 +2,29 @@
 
 from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 from pytest_aorta.common.errors import AortaError, BaselineError, ComparisonFailed
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.series import digest
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord
 from pytest_aorta.session.rounds import comparison_text
 from pytest_aorta.verdict.baseline import Baseline, locked_baselines, orphans, read_baseline, write_baseline
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import (
-    NewLaunches,
+    NewBaseline,
+    are_undecided,
     detection_lines,
     left_out,
+    merged,
     needs_another,
     refusal_of_left_out,
 )
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value, middle
-from pytest_aorta.verdict.noise import platform_priors
+from pytest_aorta.verdict.noise import Priors, platform_priors
 from pytest_aorta.verdict.rows import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Reason, ReferenceKind, Verdicts
@@ -35,68 +38,83 @@ _ENDS = {
 
 
 @dataclass(frozen=True)
-class _Learned:
+class Recording:
     """Launches that become a baseline if the test passes.
 
     Attributes:
-        new: The launches, to be merged with the stored baseline.
-        verdicts: The comparison of the new baseline with itself.
-        detection: Lines on the changes that the baseline will detect.
-    """
-
-    new: NewLaunches
-    verdicts: Verdicts
-    detection: tuple[str, ...]
-
-
-def learn(
-    first: Baseline, marked: Mapping[str, Tolerance], defaults: Mapping[str, Any], options: Options
-) -> Generator[Side, LaunchFacts, _Learned]:
-    """Ask for as many launches as a baseline needs, like a comparison of :mod:`pytest_aorta.session.rounds`.
-
-    Args:
         first: The first launch, as a baseline of its own.
         marked: The tolerances that markers set.
-        defaults: The default of each config key.
         options: The options of the run.
-
-    Raises:
-        BaselineError: The launches ran under a profiler or with a planted fault, can't be added, or are too noisy for a
-            metric that a marker names.
-        ComparisonFailed: A metric is missing in a launch.
+        old: The stored baseline; None if there is none.
+        defaults: The default of each config key: a stored baseline that is older than a key was recorded with it.
     """
-    case, config, (facts,) = first.case, first.config, first.center_launches
-    if config.get(TEST_HOOK_KEY, {}) not in ({}, None):
-        raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
-    if profiler := facts.profiler:
-        raise BaselineError(f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without")
-    first = first.replace(config=identity(config))
-    launches, baseline = [facts], first
-    new = partial(NewLaunches, marked=dict(marked), defaults=dict(defaults), fresh=options.recording.replaces)
-    priors = platform_priors(options.baselines_dir, first.platform, facts.device, case)
-    while needs_another(baseline, marked, priors, options) or (
-        len(launches) < options.launches and new(baseline).are_undecided(options.baselines_dir)
-    ):
-        launches.append((yield Side.CANDIDATE))
-        baseline = first.of_launches(launches)
-    noisy = left_out(launches, marked)
-    if options.recording.reason is None:
-        baseline = baseline.replace(left_out=noisy)
-    elif noisy:
-        baseline = baseline.replace(forced={str(baseline.revision): options.recording.reason})
-    # Comparing the baseline with itself shows metrics that are missing or differ between launches.
-    verdicts = StoredComparison(case, first.config, baseline, marked, priors, len(launches)).judge(launches)
-    failing = verdicts.failing({Outcome.MISSING})
-    if failing := [row for row in failing if row.not_applicable is not Reason.NOISY]:
-        compared = tuple(ComparedLaunch(Side.CANDIDATE, launch) for launch in launches)
-        recorded_now = Comparison(case, platform=first.platform, workload=first.workload, launches=compared)
-        raise ComparisonFailed(comparison_text(recorded_now, failing))
-    # Merge now, so that launches that can't be added fail the test. They are merged again when the session ends,
-    # since other sessions may have updated the baseline by then.
-    stored = new(baseline).merged(options.baselines_dir)
-    if refusal := refusal_of_left_out(stored, marked, options, priors):
-        raise BaselineError(f"{case}: not recorded, because the launches can't hold what a marker names:\n{refusal}")
-    return _Learned(new(baseline), verdicts, tuple(detection_lines(stored, marked, priors, options.max_launches)))
+
+    first: Baseline
+    marked: Mapping[str, Tolerance]
+    options: Options
+    old: Baseline | None
+    defaults: Mapping[str, Any]
+
+    @cached_property
+    def _priors(self) -> Priors:
+        device = self.first.center_launches[0].device
+        return platform_priors(self.options.baselines_dir, self.first.platform, device, self.first.case)
+
+    @property
+    def _stored(self) -> Baseline | None:
+        return self.old and self.old.replace(config={**self.defaults, **self.old.config})
+
+    def launched(self) -> Generator[Side, LaunchFacts, tuple[Baseline, Verdicts]]:
+        """Ask for as many launches as a baseline needs, like a comparison of :mod:`pytest_aorta.session.rounds`.
+
+        Returns:
+            The launches as a baseline of their own, and its comparison with itself.
+
+        Raises:
+            BaselineError: The launches ran under a profiler or with a planted fault.
+            ComparisonFailed: A metric is missing in a launch.
+        """
+        case, config, options, (facts,) = self.first.case, self.first.config, self.options, self.first.center_launches
+        if config.get(TEST_HOOK_KEY, {}) not in ({}, None):
+            raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
+        if profiler := facts.profiler:
+            raise BaselineError(f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without")
+        first = self.first.replace(config=identity(config))
+        launches, baseline = [facts], first
+        old = None if options.recording.replaces else self._stored
+        while needs_another(baseline, self.marked, self._priors, options) or (
+            old and len(launches) < options.launches and are_undecided(old, baseline, self.marked, self._priors)
+        ):
+            launches.append((yield Side.CANDIDATE))
+            baseline = first.of_launches(launches)
+        noisy = left_out(launches, self.marked)
+        if options.recording.reason is None:
+            baseline = baseline.replace(left_out=noisy)
+        elif noisy:
+            baseline = baseline.replace(forced={str(baseline.revision): options.recording.reason})
+        # Comparing the baseline with itself shows metrics that are missing or differ between launches.
+        itself = StoredComparison(case, first.config, baseline, self.marked, self._priors, len(launches))
+        verdicts = itself.judge(launches)
+        failing = verdicts.failing({Outcome.MISSING})
+        if failing := [row for row in failing if row.not_applicable is not Reason.NOISY]:
+            compared = tuple(ComparedLaunch(Side.CANDIDATE, launch) for launch in launches)
+            recorded_now = Comparison(case, platform=first.platform, workload=first.workload, launches=compared)
+            raise ComparisonFailed(comparison_text(recorded_now, failing))
+        return baseline, verdicts
+
+    def merged(self, new: Baseline) -> NewBaseline:
+        """Return the launches merged with the stored baseline.
+
+        Raises:
+            BaselineError: The launches can't be added, or are too noisy for a metric that a marker names.
+        """
+        marked, priors, options = self.marked, self._priors, self.options
+        baseline = merged(self._stored, new, marked, priors, options.recording.replaces).condensed()
+        if refusal := refusal_of_left_out(baseline, marked, options, priors):
+            reason = f"not recorded, because the launches can't hold what a marker names:\n{refusal}"
+            raise BaselineError(f"{new.case}: {reason}")
+        lines = detection_lines(baseline, marked, priors, options.max_launches)
+        return NewBaseline(baseline, digest(self.old), tuple(lines))
 
 
 def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options: Options) -> tuple[list[str], bool]:
@@ -104,26 +122,28 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
 
     If a test was retried, only its last attempt counts.
 
-    The launches are merged with the current files under a lock, so that sessions that update the same baseline at once
-    do not lose each other's launches.
+    A file that another session has written since a test merged its launches with it stays as it is.
     """
     notes: list[str] = []
     good = True
+    folder = options.baselines_dir
     final = [record for record in records if not record.is_retried]
-    compared = [(record, comparison, comparison.new) for record in final for comparison in record.comparisons]
-    for record, comparison, launches in compared:
-        if launches is None:
+    compared = [(record, comparison.new) for record in final for comparison in record.comparisons]
+    for tested, new in compared:
+        if new is None:
             continue
-        platform, case = comparison.platform, comparison.case
-        if record.nodeid not in passed:
-            notes.append(f"not recorded, because the test {_ENDS.get(record.outcome, 'failed')}: {case}")
+        baseline = new.baseline
+        if tested.nodeid not in passed:
+            notes.append(f"not recorded, because the test {_ENDS.get(tested.outcome, 'failed')}: {baseline.case}")
             continue
         try:
-            with locked_baselines(options.baselines_dir):
-                old = read_baseline(options.baselines_dir, platform, case)
-                baseline = launches.merged(options.baselines_dir)
-                write_baseline(options.baselines_dir, baseline)
-            notes += [*change_lines(old, baseline), *comparison.detection]
+            with locked_baselines(folder):
+                old = read_baseline(folder, baseline.platform, baseline.case)
+                if digest(old) != new.before:
+                    changed = "not recorded, because another run has changed the baseline meanwhile; record again"
+                    raise BaselineError(f"{baseline.case}: {changed}")
+                write_baseline(folder, baseline)
+            notes += [*change_lines(old, baseline), *new.detection]
         except AortaError as error:
             notes.append(f"ERROR {error}")
             good = False

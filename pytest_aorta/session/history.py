@@ -9,14 +9,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pytest_aorta.common.errors import AortaError, BaselineError
+from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import UnreadableFile, raised_as, read_bytes, write_text
-from pytest_aorta.common.model import Model, Platform, Positive, Text, decode, to_json
+from pytest_aorta.common.model import Model, Positive, Text, decode, to_json
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options import Options
-from pytest_aorta.session.record import ComparedLaunch, Comparison, TestRecord
-from pytest_aorta.verdict.baseline import read_baseline
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
+from pytest_aorta.session.record import Comparison, TestRecord
 
 SCHEMA_VERSION = 3
 SUFFIX = ".jsonl"
@@ -33,26 +31,18 @@ class HistoryEntry(Model, frozen=True, kw_only=True):
         run: UTC time of the run's end and eight random hex digits; also the name of the file.
         command: Command line of the run.
         test: Node id of the test.
-        case: Node id and label of the comparison.
         outcome: pytest's word for the outcome of the test.
-        platform: Accelerator model, number of ranks and backend.
-        workload: Name of the workload or script.
         revision: Revision of the baseline that the launches were compared with or recorded in; None without one.
-        launches: Launches of both sides, in order.
-        verdicts: One verdict per metric; empty if a baseline was recorded.
+        comparison: The comparison, without a new baseline.
     """
 
     schema_version: Literal[3] = 3
     run: Annotated[str, Meta(pattern="^[0-9]{8}T[0-9]{6}\\.[0-9]{6}Z-[0-9a-f]{8}$")]
     command: str
     test: Text
-    case: Text
     outcome: str
-    platform: Platform
-    workload: Text
     revision: Positive | None
-    launches: Annotated[tuple[ComparedLaunch, ...], Meta(min_length=1)]
-    verdicts: tuple[Verdict, ...] = ()
+    comparison: Comparison
 
 
 def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
@@ -84,24 +74,10 @@ def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
         for number, line in enumerate(content.split(b"\n"), 1):
             if line:
                 try:
-                    entries.append(parse_entry(line, f"{file}:{number}"))
+                    entries.append(decode(line, HistoryEntry, f"{file}:{number}", by_hand=False))
                 except UnreadableFile as error:
                     problems.append(str(error))
     return entries, problems
-
-
-def parse_entry(line: bytes, name: str) -> HistoryEntry:
-    """Return the entry of one line; ``name`` is the file and line that an error message names.
-
-    Raises:
-        UnreadableFile: The line is not UTF-8, not strict JSON, of another version, or violates the schema.
-    """
-    try:
-        return decode(line, HistoryEntry, name, by_hand=False)
-    except UnreadableFile as error:
-        if "$.schema_version: " in str(error):
-            error = UnreadableFile(f"{error}; this pytest-aorta reads version {SCHEMA_VERSION}, earlier ones others")
-        raise error from None
 
 
 # A command line may name thousands of tests.
@@ -122,7 +98,7 @@ def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], option
         options: The options of the run, with the folder.
 
     Raises:
-        AortaError: The file can't be written, or a value does not fit the schema.
+        AortaError: The file can't be written.
     """
     if options.history is None:
         return []
@@ -135,13 +111,9 @@ def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], option
                 run=run,
                 command=command,
                 test=record.nodeid,
-                case=comparison.case,
                 outcome=record.outcome,
-                platform=comparison.platform,
-                workload=comparison.workload,
-                revision=_revision(comparison, options.baselines_dir),
-                launches=comparison.launches,
-                verdicts=comparison.rows,
+                revision=_revision(comparison),
+                comparison=comparison.replace(new=None),
             )
         )
         for record in records
@@ -151,22 +123,13 @@ def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], option
         return []
     file = options.history / f"{run}{SUFFIX}"
     with raised_as(AortaError, f"--aorta-history: {file}: not written: "):
-        for number, line in enumerate(lines, 1):
-            parse_entry(line.encode(), f"line {number}")
         options.history.mkdir(parents=True, exist_ok=True)
         write_text(file, "".join(f"{line}\n" for line in lines))
     return [f"history: {file}"]
 
 
-def _revision(comparison: Comparison, baselines_dir: Path) -> int | None:
-    """Return the revision that the verdicts name, or that the launches of ``--update-baselines`` now belong to."""
-    revisions = [row.reference.revision for row in comparison.rows if row.reference.kind is ReferenceKind.BASELINE]
-    if known := [revision for revision in revisions if revision is not None]:
-        return known[0]
-    if comparison.new is None:
-        return None
-    try:
-        baseline = read_baseline(baselines_dir, comparison.platform, comparison.case)
-    except BaselineError:  # reported when the baseline could not be written
-        return None
-    return None if baseline is None else baseline.revision
+def _revision(comparison: Comparison) -> int | None:
+    """Return the revision that the verdicts name, or that the launches of ``--update-baselines`` belong to."""
+    if comparison.new is not None:
+        return comparison.new.baseline.revision
+    return next((row.reference.revision for row in comparison.rows if row.reference.revision is not None), None)

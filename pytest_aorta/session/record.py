@@ -22,7 +22,7 @@ from pytest_aorta.common.text import brief, counted, duration
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.diagnosis import LaunchFailure
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.learning import NewLaunches
+from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.metrics import measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import DIFFERS, FINDINGS, Decided, Reason, ReferenceKind, Verdict
@@ -65,8 +65,7 @@ class Comparison(Model, frozen=True):
         notes: Explanations of the verdicts.
         suspect: The rank that explains a slower step; None if no rank does.
         baseline: File of the stored baseline, which may not exist; empty for a comparison of two variants.
-        new: The launches to store as a baseline if the test passes.
-        detection: Lines on the changes that the new baseline detects.
+        new: The baseline to store if the test passes.
         has_failed: Whether the comparison raised ``ComparisonFailed``.
     """
 
@@ -79,8 +78,7 @@ class Comparison(Model, frozen=True):
     notes: tuple[str, ...] = ()
     suspect: int | None = None
     baseline: str = ""
-    new: NewLaunches | None = None
-    detection: tuple[str, ...] = ()
+    new: NewBaseline | None = None
     has_failed: bool = False
 
     def facts(self, side: Side) -> list[LaunchFacts]:

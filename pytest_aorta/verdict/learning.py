@@ -3,23 +3,19 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
-from typing import Any
-
-from msgspec import field
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.model import Model
 from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.result.series import BUFFERS, first_other_weights
-from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
+from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.by_rank import MEMORY_GROWTH
 from pytest_aorta.verdict.causes import STEP_GROWTH, launch_notes
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import LARGEST, Metric, MetricKind, Tolerance, metric_of
-from pytest_aorta.verdict.noise import Priors, next_block, platform_priors, transformed_values, wider_or_paired
+from pytest_aorta.verdict.noise import Priors, next_block, transformed_values, wider_or_paired
 from pytest_aorta.verdict.rows import (
     applicable,
     is_not_profiled_again,
@@ -116,46 +112,38 @@ def _held(
     return None
 
 
-class NewLaunches(Model, frozen=True):
-    """Launches to store for a case, with the values needed to merge them with the stored baseline.
+class NewBaseline(Model, frozen=True):
+    """A baseline to store if its test passes.
 
     Attributes:
-        baseline: The launches as a baseline of their own, without the launches stored before.
-        marked: The tolerances that markers set.
-        defaults: The default of each config key; a baseline that is older than a key was recorded with the default.
-        fresh: Whether the launches start a new revision.
+        baseline: The launches of the test, merged with those that were stored.
+        before: Digest of the stored baseline that they were merged with.
+        detection: Lines on the changes that the baseline detects.
     """
 
     baseline: Baseline
-    marked: dict[str, Tolerance] = field(default_factory=dict)
-    defaults: dict[str, Any] = field(default_factory=dict)
-    fresh: bool = False
+    before: str
+    detection: tuple[str, ...] = ()
 
-    def merged(self, folder: Path) -> Baseline:
-        """Return the baseline to store: the launches merged with what ``folder`` contains now.
 
-        Raises:
-            BaselineError: As in :func:`merged`, or the stored baseline is unreadable.
-        """
-        return merged(*self._with_stored(folder), self.fresh).condensed()
+def are_undecided(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> bool:
+    """Return whether launches are not shown to equal those of a stored baseline, and more could show it."""
+    if other_setup(old, new.workload, new.config, [*new.center_launches]):
+        return False
+    rows = _differences(old, new, marked, priors)
+    return bool(rows) and not any(map(_is_settled, rows))
 
-    def are_undecided(self, folder: Path) -> bool:
-        """Return whether the launches are not shown to equal those stored in ``folder``, and more could show it.
 
-        Raises:
-            BaselineError: The stored baseline is unreadable.
-        """
-        old, new, marked, priors = self._with_stored(folder)
-        if old is None or self.fresh or other_setup(old, new.workload, new.config, [*new.center_launches]):
-            return False
-        rows = _differences(old, new, marked, priors)
-        return bool(rows) and not any(map(_is_settled, rows))
-
-    def _with_stored(self, folder: Path) -> tuple[Baseline | None, Baseline, dict[str, Tolerance], Priors]:
-        new = self.baseline
-        old = read_baseline(folder, new.platform, new.case)
-        priors = platform_priors(folder, new.platform, new.launches[-1].facts.device, new.case)
-        return old and old.replace(config={**self.defaults, **old.config}), new, self.marked, priors
+def with_every_step(new: Baseline, hashed: LaunchFacts, marked: Collection[str]) -> Baseline:
+    """Return a baseline whose first launch has the hashes of a launch that hashed every step."""
+    first, *others = new.launches
+    if len(first.facts.series) != len(hashed.series):
+        return new
+    series = [one.with_every_step(same) for one, same in zip(first.facts.series, hashed.series, strict=True)]
+    return new.replace(
+        launches=(first.replace(facts=first.facts.replace(series=series)), *others),
+        left_out=_varying_buffers([hashed, first.facts], marked) | new.left_out,
+    )
 
 
 def merged(
@@ -239,7 +227,7 @@ def _fitted(baseline: Baseline) -> Baseline:
 
 def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> dict[str, str]:
     """Return the metrics that launches are too noisy for -> why: noise, a late host, outliers, growth or throttling."""
-    return varying_buffers(launches, marked) | {
+    return _varying_buffers(launches, marked) | {
         name: "; ".join(problems)
         for name, tolerance in applicable(marked, launches[0]).items()
         if tolerance.value is not None
@@ -248,7 +236,7 @@ def left_out(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -
     }
 
 
-def varying_buffers(launches: Iterable[LaunchFacts], marked: Collection[str]) -> dict[str, str]:
+def _varying_buffers(launches: Iterable[LaunchFacts], marked: Collection[str]) -> dict[str, str]:
     """Return that ``buffer_hash`` can't be compared, as buffers that are never given a value, -> why; or empty.
 
     Weights can still be compared.

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
 from pytest_aorta.plan.device_kind import DeviceKind
+from pytest_aorta.worker.torch_private import cuda_sleep
 
 Moment: TypeAlias = "torch.Event | int"
 _PROBE_CYCLES = 20_000_000
@@ -109,7 +110,7 @@ def cycles_per_ms(device: torch.device) -> float:
 def _spin_kernel(device: torch.device) -> Callable[[int], None]:
     if device.type != DeviceKind.CUDA:
         raise ValueError(f"torch has no kernel that spins on {device.type}, so it has neither delays nor overlap")
-    kernel: Callable[[int], None] = torch.cuda._sleep
+    kernel: Callable[[int], None] = cuda_sleep
     return kernel
 
 

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
@@ -24,6 +23,7 @@ from pytest_aorta.result.trace.kineto_costs import RecordedCall
 from pytest_aorta.result.trace.rank_files import Arrivals, flight_records
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.simulation import is_simulated, requested_calls
+from pytest_aorta.worker.torch_private import c10d
 
 # NCCL's watchdog checks every 100 ms which collectives have ended.
 _RETIRED_WITHIN_S = 2.0
@@ -131,8 +131,7 @@ def recorded_calls(began_ns: int, ended_ns: int, device: torch.device) -> list[R
         return []  # NCCL's record of a collective is a part of the trace
     if is_simulated():
         return requested_calls(began_ns, ended_ns)
-    names = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
-    sizes = {str(name): group.size() for group, name in names.items()}
+    sizes = {str(name): group.size() for group, name in c10d._world.pg_names.items()}
     return [
         RecordedCall(
             group := str(entry["process_group"][0]),

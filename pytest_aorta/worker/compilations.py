@@ -1,10 +1,10 @@
 """What torch.compile compiles in the measured steps, which should compile nothing."""
 
-import sys
 from collections import Counter
 
 from pytest_aorta.result.trace.profiled_steps import Cost, Costs
 from pytest_aorta.worker.lines import is_locating, shown
+from pytest_aorta.worker.torch_private import dynamo_utils
 
 # Compiled frames when the measured steps began; None before, or where nothing was compiled until then.
 _compiled_before: int | None = None
@@ -26,7 +26,7 @@ def with_compilations(costs: Costs) -> Costs:
 
 def _compiled(number: int) -> dict[str, int]:
     """Return the functions of dynamo's last compilations and what had changed, with their numbers."""
-    metrics = sys.modules["torch._dynamo.utils"].get_compilation_metrics()[-number:]
+    metrics = dynamo_utils().get_compilation_metrics()[-number:]
     found = Counter(
         f"{one.co_name} at {shown(one.co_filename or '')}:{one.co_firstlineno}"
         # Such as "0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3".
@@ -38,6 +38,6 @@ def _compiled(number: int) -> dict[str, int]:
 
 def _counters() -> tuple[int, int]:
     """Return the frames that dynamo compiled and its graph breaks; dynamo is not imported for this."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    counters = getattr(dynamo_utils(), "counters", {})
     frames, breaks = counters.get("frames", {}), counters.get("graph_break", {})
     return int(frames.get("total", 0)), sum(breaks.values())

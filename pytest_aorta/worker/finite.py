@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch._compile import _disable_dynamo
 from torch.nn.parameter import is_lazy
 
 from pytest_aorta.common.text import distinct
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.layout import local_part
+from pytest_aorta.worker.torch_private import disable_dynamo, foreach_norm
 
 # torch.isfinite supports these types on every device.
 CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -36,7 +36,7 @@ def untraced(hook: Callable[..., _Result]) -> Callable[..., _Result]:
     the first call does so, when the first optimizer has imported it.
     """
 
-    @_disable_dynamo
+    @disable_dynamo
     def call(*arguments: Any) -> _Result:
         # A bound method can't have the attribute that torch sets.
         return hook(*arguments)
@@ -93,7 +93,7 @@ class Optimizers:
             if part.dtype in CHECKED:
                 alike.setdefault((part.device, part.dtype), {})[name] = part
         for parts in alike.values():
-            largest = torch.stack(torch._foreach_norm([*parts.values()], math.inf))
+            largest = torch.stack(foreach_norm([*parts.values()], math.inf))
             self._looks.append((step, when, list(parts), largest))
 
     def refuse(self, rank: int, before: float = math.inf) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pytest_aorta.worker.torch_private import OpOverloadPacket
+
 # Operators of convolutions, whose formulas need the shape of the result, and their arguments by position.
 _CONVOLUTIONS = ("aten::convolution", "aten::_convolution", "aten::convolution_overrideable")
 _CONVOLUTION_BACKWARD = "aten::convolution_backward"
@@ -63,7 +65,7 @@ def _formulas() -> dict[str, tuple[Callable[..., Any], int]]:
 
     found = {}
     # The registry also has formulas of higher-order operators and of kernels of Triton.
-    for packet in (key for key in flop_registry if isinstance(key, torch._ops.OpOverloadPacket)):
+    for packet in (key for key in flop_registry if isinstance(key, OpOverloadPacket)):
         arguments = getattr(packet, packet.overloads()[0])._schema.arguments
         name = str(packet).replace(".", "::", 1)
         found[name] = flop_registry[packet], sum(not argument.kwarg_only for argument in arguments)

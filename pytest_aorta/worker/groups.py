@@ -8,7 +8,7 @@ torch forgets how many default groups it has made when the last one is destroyed
 addresses of its predecessor in the store. So the keys of later groups have a prefix. The store is the file of
 ``AORTA_STORE`` if the agent has made one, since anyone on the host can write into a TCPStore.
 
-This module replaces two functions of torch's private module: the one that lists a new group, and the rendezvous.
+Two functions of torch are replaced: the one that lists a new group, and the rendezvous.
 """
 
 import os
@@ -21,17 +21,17 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
 from pytest_aorta.common import variables
+from pytest_aorta.worker.torch_private import c10d
 
 # Destroyed groups that stay alive while a script makes others, as each has threads and sockets. The thread of a group
 # that is older has freed its last collective long ago.
 MAX_DESTROYED = 16
-_c10d: Any = dist.distributed_c10d
 
 
 @cache
 def keep_groups() -> None:
     """Keep the process groups that this process makes from now on; further calls do nothing."""
-    register, meet = _c10d._register_process_group, _c10d.rendezvous
+    register, meet = c10d._register_process_group, c10d.rendezvous
     path, endpoint = os.environ.get(variables.STORE), _endpoint()
     kept: list[dist.ProcessGroup] = []
     # How many default groups have met at a URL. Ranks may have made different numbers of groups that met elsewhere.
@@ -44,7 +44,7 @@ def keep_groups() -> None:
             num_worlds[meeting_at] += 1
             meeting_at = ""
         kept.append(group)
-        destroyed = [one for one in kept if one not in _c10d._world.pg_map]
+        destroyed = [one for one in kept if one not in c10d._world.pg_map]
         for one in destroyed[:-MAX_DESTROYED]:
             kept.remove(one)
         register(name, group)
@@ -59,7 +59,7 @@ def keep_groups() -> None:
                 store = FileStore(path, size)
             yield PrefixStore(f"aorta/{number}", store) if number else store, rank, size
 
-    _c10d._register_process_group, _c10d.rendezvous = register_process_group, rendezvous
+    c10d._register_process_group, c10d.rendezvous = register_process_group, rendezvous
 
 
 def _endpoint() -> tuple[str | None, ...]:

@@ -9,13 +9,13 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
+    from torch.distributed.tensor.placement_types import Placement
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,16 @@ class Axis:
             return positions + self.held.start
         return self.held.to(positions.device)[positions]
 
-    def chunk(self, num_chunks: int, number: int) -> Axis:
-        """Return piece ``number`` of ``torch.chunk``, which is empty if ``torch.chunk`` returns fewer pieces."""
+    def chunk(self, num_chunks: int, number: int, split_factor: int = 1) -> Axis:
+        """Return piece ``number`` of ``torch.chunk``, which is empty if ``torch.chunk`` returns fewer pieces.
+
+        With a ``split_factor`` above 1, return the pieces of as many chunks of the axis, as ``_StridedShard`` does.
+        """
+        if split_factor > 1:
+            parts = (self.chunk(split_factor, part).chunk(num_chunks, number) for part in range(split_factor))
+            return Axis(self.size, torch.cat([part.vector() for part in parts]))
         length = -(-len(self.held) // num_chunks)
         return Axis(self.size, self.held[number * length : (number + 1) * length])
-
-    def strided_chunk(self, num_chunks: int, number: int, split_factor: int) -> Axis:
-        """Return piece ``number`` of each of the axis's ``split_factor`` chunks, as ``_StridedShard`` does."""
-        parts = (self.chunk(split_factor, part).chunk(num_chunks, number) for part in range(split_factor))
-        return Axis(self.size, torch.cat([part.vector() for part in parts]))
 
     def simplified(self) -> Axis:
         """Return the same axis, with a range in place of a vector without gaps."""
@@ -111,9 +112,6 @@ class Grid:
         return index
 
 
-_Sharding: TypeAlias = "tuple[int, Shard | _StridedShard]"
-
-
 def dtensor_type() -> type[DTensor] | None:
     """Return the class of DTensors; None if this process has not imported it, and has no DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
@@ -165,37 +163,33 @@ def _placed_grids(
     that the ``split_factor`` shards to its right were made first: FSDP2 shards the parts that tensor parallelism
     leaves. If pieces are uneven, the two readings may give a rank different numbers of elements.
     """
-    from torch.distributed.tensor.placement_types import Shard, _StridedShard
-
     left_to_right = [Axis(size, range(size)) for size in shape]
     as_made = list(left_to_right)
-    shardings = [(at, place) for at, place in enumerate(placements) if isinstance(place, Shard | _StridedShard)]
     for dim in range(len(shape)):
-        of_dim = [(mesh_dim, place) for mesh_dim, place in shardings if place.dim == dim]
-        for mesh_dim, place in of_dim:
-            pieces = mesh_shape[mesh_dim], coordinate[mesh_dim]
-            if isinstance(place, _StridedShard):
-                left_to_right[dim] = left_to_right[dim].strided_chunk(*pieces, int(place.split_factor))
-            else:
-                left_to_right[dim] = left_to_right[dim].chunk(*pieces)
+        # Only the private class of strided shards has a split factor.
+        of_dim = [
+            (mesh_dim, getattr(place, "split_factor", 1))
+            for mesh_dim, place in enumerate(placements)
+            if getattr(place, "dim", None) == dim
+        ]
+        for mesh_dim, factor in of_dim:
+            left_to_right[dim] = left_to_right[dim].chunk(mesh_shape[mesh_dim], coordinate[mesh_dim], factor)
         for mesh_dim in _order_of_making(of_dim, mesh_shape):
             as_made[dim] = as_made[dim].chunk(mesh_shape[mesh_dim], coordinate[mesh_dim])
     grids = [Grid.of(*(axis.simplified() for axis in axes)) for axes in (left_to_right, as_made)]
     return (grids[0],) if grids[0].key == grids[1].key else tuple(grids)
 
 
-def _order_of_making(shardings: Sequence[_Sharding], mesh_shape: Sequence[int]) -> list[int]:
-    """Return the mesh dims in the order in which they split one dim.
+def _order_of_making(shardings: Sequence[tuple[int, int]], mesh_shape: Sequence[int]) -> list[int]:
+    """Return the mesh dims, which are given with their split factors, in the order in which they split one dim.
 
     Mesh dims that the factor of a ``_StridedShard`` counts come before that ``_StridedShard``.
     """
-    from torch.distributed.tensor.placement_types import _StridedShard
-
     if not shardings:
         return []
-    (mesh_dim, place), *rest = shardings
+    (mesh_dim, split_factor), *rest = shardings
     earlier, factor = 0, 1
-    while isinstance(place, _StridedShard) and factor < int(place.split_factor) and earlier < len(rest):
+    while factor < split_factor and earlier < len(rest):
         factor *= mesh_shape[rest[earlier][0]]
         earlier += 1
     return [

@@ -21,9 +21,9 @@ from pytest_aorta.common.clock import time
 from pytest_aorta.common.text import is_library
 from pytest_aorta.result.trace.kineto_places import Moment
 from pytest_aorta.worker.finite import modules
+from pytest_aorta.worker.torch_private import CALL_MODULE
 from pytest_aorta.worker.weight_hash import logical_name
 
-_CALL_MODULE = nn.Module._call_impl.__code__
 # Beyond, as in a loop over single samples in Python, a step takes too much memory.
 _MOST = 2_000_000
 
@@ -75,7 +75,7 @@ class Lines:
 
     def _called(self, frame: FrameType, _event: str, _arg: object) -> Any:
         code = frame.f_code
-        if code is _CALL_MODULE:
+        if code is CALL_MODULE:
             frame.f_trace_lines = False
             self._stack.append(self._stack[-1]._replace(module=frame.f_locals["self"]))
         elif not _is_of_library(code.co_filename):

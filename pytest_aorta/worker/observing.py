@@ -43,11 +43,10 @@ from pytest_aorta.worker.optimized import (
 from pytest_aorta.worker.recorded import Recorded
 from pytest_aorta.worker.simulation import is_simulated, note_padded
 from pytest_aorta.worker.steps import Progress
+from pytest_aorta.worker.torch_private import STEP_OPTIMIZER
 
 # Checks of all parameters take at most this part of the time, beside those after steps 1, 2, 4, 8 and so on.
 _CHECKING = 0.002
-# The code with which torch calls an optimizer's step, between the hooks.
-_STEP = Optimizer.profile_hook_step(len).__code__
 _NO_STEP = "the script steps no optimizer, so it has no step whose costs could be counted"
 # Steps of a loop without an optimizer, whose trace has to be read as a whole.
 _MOST_COUNTED_WHOLE = 100
@@ -420,4 +419,4 @@ class Observer:
 
 def _num_running_steps() -> int:
     """Return how many optimizers' steps have begun, each called by the one before; 0 where they are compiled."""
-    return sum(frame.f_code is _STEP for frame, _ in walk_stack(sys._getframe()))
+    return sum(frame.f_code is STEP_OPTIMIZER for frame, _ in walk_stack(sys._getframe()))

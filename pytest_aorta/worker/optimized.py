@@ -14,9 +14,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_aorta.common.text import counted, distinct
 from pytest_aorta.result.series import Series, digest
@@ -27,6 +25,7 @@ from pytest_aorta.worker.finite import untraced
 from pytest_aorta.worker.layout import is_dtensor, local_part
 from pytest_aorta.worker.overlap import ScriptCapture
 from pytest_aorta.worker.steps import StepTimer
+from pytest_aorta.worker.torch_private import FakeTensor, buffers_of, disable_current_modes
 from pytest_aorta.worker.weight_hash import LocalHashes, logical_name
 
 _Named: TypeAlias = Callable[[Optimizer], list[tuple[str, torch.Tensor]]]
@@ -239,10 +238,7 @@ class Optimized:
         # The order in which modules are found may vary.
         ordered = sorted(roots, key=itemgetter(0)) if hash_buffers else []
         every = [each for _, root in ordered for each in root.named_modules()]
-        self._owners = [
-            (f"{name}." if name else "", module._buffers, getattr(module, "_non_persistent_buffers_set", ()))
-            for name, module in every
-        ]
+        self._owners = [(f"{name}." if name else "", *buffers_of(module)) for name, module in every]
 
     def hash(self, *, is_last: bool = False) -> None:
         """Hash this rank's parts of the parameters, and its buffers, after this step, unless that is done.
@@ -277,7 +273,7 @@ class Optimized:
 
     def _hash_freed(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         # The collector may free an optimizer while torch traces with fake tensors.
-        with _disable_current_modes():
+        with disable_current_modes():
             self._hash(named, again=True)
         self._owners.clear()
 
@@ -352,7 +348,7 @@ def roots_of(
     parents = {id(child): module for module in every for child in module.children()}
     found: dict[int, tuple[int, torch.nn.Module]] = {}
     for module in every:
-        if own := [places[id(part)] for part in module._parameters.values() if id(part) in places]:
+        if own := [places[id(part)] for part in module.parameters(recurse=False) if id(part) in places]:
             while (parent := parents.get(id(module))) is not None:
                 module = parent
             first, _ = found.get(id(module), (len(places), module))

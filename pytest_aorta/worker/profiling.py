@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch._C._autograd import _profiler_enabled
 
 # The classes of torch.profiler import inductor when they start, which takes seconds; these take milliseconds.
 from torch.autograd.profiler import profile
@@ -16,6 +15,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.plan.options import WRAPPERS
 from pytest_aorta.result.trace.kineto import TraceTooLarge, check_size, parse_trace
 from pytest_aorta.worker.accelerator import on_accelerator
+from pytest_aorta.worker.torch_private import profiler_enabled
 
 
 def wrapper_problem() -> str:
@@ -86,7 +86,7 @@ class ScriptProfiler:
 
     def is_free(self) -> bool:
         """Return whether a profile may begin; else there is a problem."""
-        if not self.problem and (self._prepared or _profiler_enabled()):
+        if not self.problem and (self._prepared or profiler_enabled()):
             self.problem = f"the script runs torch.profiler {self.where}, and torch has one profiler per thread"
         return not self.problem
 
@@ -98,7 +98,7 @@ class ScriptProfiler:
     def stop(self) -> Exported | None:
         """Stop the profiler that runs; return its trace, or None if a profiler of the script has ended it."""
         running, self._running = self._running, None
-        if not _profiler_enabled():
+        if not profiler_enabled():
             self.give_way()
         elif running is not None:
             running.__exit__(None, None, None)

@@ -31,6 +31,7 @@ from pytest_aorta.worker.observing import Observer
 from pytest_aorta.worker.recorded import Recorded, Steps
 from pytest_aorta.worker.simulation import is_simulated
 from pytest_aorta.worker.steps import StepTimer
+from pytest_aorta.worker.torch_private import uncompiled
 from pytest_aorta.worker.weight_hash import hash_parameters, logical_name
 
 # Hashes of each parameter show where launches differ; those of many steps would make a large result.
@@ -285,7 +286,7 @@ class Recorder:
                 f"recorder.weights: got a {type(model).__name__}, allowed is a torch.nn.Module, or several in a "
                 f"torch.nn.ModuleList"
             )
-        inner = getattr(model, "_orig_mod", model)
+        inner = uncompiled(model)
         model = inner.module if isinstance(inner, DistributedDataParallel) else model
         self._recording.follow(model)
         if is_simulated():

@@ -1,7 +1,6 @@
 """One rank of a simulated world: a process group without peers, tensors without data, and an estimate of memory.
 
-This is the only module that uses the private parts of torch which simulated worlds need: ``FakeStore`` of torch's
-process group ``fake``, the table of backends, ``FakeTensorMode``, and the context of a compilation.
+Functions of torch that would meet or wait for peers are replaced, as long as torch has no public group without peers.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._guards import TracingContext
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
-from torch.utils._pytree import tree_leaves
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.clock import time
@@ -32,10 +28,18 @@ from pytest_aorta.result.trace.kineto_costs import RecordedCall
 from pytest_aorta.worker.accelerator import on_accelerator
 from pytest_aorta.worker.finite import untraced
 from pytest_aorta.worker.layout import is_dtensor
+from pytest_aorta.worker.torch_private import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    TracingContext,
+    c10d,
+    fake_store,
+    is_traceable_wrapper_subclass_type,
+    tree_leaves,
+)
 
 # CUDA's allocator rounds the size of each tensor up to a multiple of this many bytes.
 _ROUNDED_BYTES = 512
-_c10d: Any = dist.distributed_c10d
 # Names of padded parameters that a result keeps.
 _NAMED = 4
 # The tracker of this rank's memory, on tensors without data.
@@ -65,16 +69,7 @@ def simulate_world() -> None:
     """Let every process group that is created from now on, of any backend, be one that exchanges nothing.
 
     ``init_process_group`` takes the rank and the size of the world from the environment.
-
-    Raises:
-        RuntimeError: This version of torch lacks the process group ``fake``.
     """
-    try:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-    except ImportError as error:
-        raise _lacking("FakeStore of torch.testing._internal.distributed.fake_pg", error) from None
-    if not hasattr(dist.Backend, "register_backend") or "__new__" not in vars(dist.Backend):
-        raise _lacking("Backend.__new__ of torch.distributed", "the class has changed")
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
@@ -86,7 +81,7 @@ def simulate_world() -> None:
     def init_process_group(*_args: Any, **given: Any) -> None:
         kept = {name: given[name] for name in ("timeout", "group_name") if given.get(name)}
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        original(Backend.FAKE, store=FakeStore(), rank=rank, world_size=size, **kept)
+        original(Backend.FAKE, store=fake_store(), rank=rank, world_size=size, **kept)
 
     _replace(original, init_process_group)
     for name in _REQUESTS & vars(dist.ProcessGroup).keys():
@@ -177,13 +172,6 @@ def requested_calls(began_ns: int, ended_ns: int) -> list[RecordedCall]:
     return [call for moment_ns, call in _requested if began_ns <= moment_ns <= ended_ns]
 
 
-def _lacking(what: str, reason: object) -> RuntimeError:
-    return RuntimeError(
-        f"simulated world: torch {torch.__version__} lacks {what} ({reason}); use a version of torch that pytest-aorta "
-        f"supports, or start real ranks"
-    )
-
-
 def _replace(original: object, replacement: Callable[..., Any]) -> None:
     """Replace a function of torch under every name by which modules of torch have imported it."""
     for module in [module for name, module in sys.modules.items() if name.startswith("torch")]:
@@ -197,9 +185,6 @@ def drop_data() -> None:
 
     Code that runs afterwards must not read a value, as ``.item()`` does. :func:`peak_memory` estimates the memory that
     the data would need. Meshes are made before, since they are tensors that are read.
-
-    Raises:
-        RuntimeError: This version of torch lacks fake tensors.
     """
     if is_simulated():
         _vote_alone()
@@ -208,15 +193,7 @@ def drop_data() -> None:
 
 @contextmanager
 def without_data() -> Iterator[TensorMemory]:
-    """Give tensors that the body makes no data, and count the bytes that the data would need.
-
-    Raises:
-        RuntimeError: This version of torch lacks fake tensors.
-    """
-    try:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-    except ImportError as error:
-        raise _lacking("FakeTensorMode of torch._subclasses.fake_tensor", error) from None
+    """Give tensors that the body makes no data, and count the bytes that the data would need."""
     memory = TensorMemory()
     with memory.follows_resizing(), FakeTensorMode(allow_non_fake_inputs=True), memory:
         yield memory
@@ -322,7 +299,7 @@ class TensorMemory(TorchDispatchMode):
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented  # such as a DTensor, whose own operators on local tensors come here next
         if func.namespace == "_c10d_functional" and isinstance(args[-1], str):
-            _note(_c10d._resolve_process_group(args[-1]), args)
+            _note(c10d._resolve_process_group(args[-1]), args)
         result = func(*args, **(kwargs or {}))
         if TracingContext.try_get() is not None:
             return result  # which a graph keeps that is being compiled, and which no step computes

@@ -24,9 +24,10 @@ def test_each_run_adds_a_file_with_every_launch(learned):
         learned.run(*HISTORY).stdout.fnmatch_lines(["history: *history/*.jsonl"])
     first, second = kept(learned)
     assert (first.outcome, second.outcome) == ("passed", "failed")
-    assert [launch.facts.step_time_ms["p50"] for launch in second.launches] == [13.0, 13.01, 13.02]
-    assert (first.revision, first.platform, first.workload) == (1, "toy-gpu-x2-nccl", "toy")
-    verdicts = {row.metric: row for row in second.verdicts}
+    assert [launch.facts.step_time_ms["p50"] for launch in second.comparison.launches] == [13.0, 13.01, 13.02]
+    compared = first.comparison
+    assert (first.revision, compared.platform, compared.workload) == (1, "toy-gpu-x2-nccl", "toy")
+    verdicts = {row.metric: row for row in second.comparison.rows}
     assert verdicts["step_time_p50"].outcome == "regression"
     assert verdicts["step_time_p50"].baseline == pytest.approx(10, rel=0.01)
     assert second.command.endswith(" --aorta-history=history")
@@ -37,7 +38,8 @@ def test_ini_key_is_read_and_recorded_baselines_are_kept_with_their_revision(gpu
     gpu.plant(step_ms=[10.0, 10.01, 9.99])
     for arguments in ([], ["--aorta-record=replace"]):
         gpu.run("--update-baselines", "--aorta-launches=3", *arguments).assert_outcomes(passed=1)
-    assert [(entry.revision, len(entry.launches), entry.verdicts) for entry in kept(gpu)] == [(1, 3, ()), (2, 3, ())]
+    kinds = [(entry.revision, len(entry.comparison.launches), entry.comparison.rows) for entry in kept(gpu)]
+    assert kinds == [(1, 3, ()), (2, 3, ())]
 
 
 def test_commit_is_kept_and_launches_of_a_reference_are_marked(versioned):
@@ -45,8 +47,10 @@ def test_commit_is_kept_and_launches_of_a_reference_are_marked(versioned):
     versioned.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.0})")
     versioned.run(*HISTORY)
     (entry,) = kept(versioned)
-    assert {launch.facts.provenance.commit for launch in entry.launches} == {versioned.git("rev-parse", "HEAD")}
-    sides = [launch.side for launch in entry.launches]
+    assert {launch.facts.provenance.commit for launch in entry.comparison.launches} == {
+        versioned.git("rev-parse", "HEAD")
+    }
+    sides = [launch.side for launch in entry.comparison.launches]
     assert sides.count(Side.CANDIDATE) == sides.count(Side.REFERENCE) >= 2
 
 
@@ -57,7 +61,8 @@ def test_comparisons_of_variants_in_one_test_have_a_case_and_verdicts_each(gpu):
         "        workload.compare(variant, variant, label='B' if step_ms == 20 else 'A')\n"
     )
     gpu.run("--junitxml=junit.xml", *HISTORY).assert_outcomes(passed=1)
-    times = {entry.case: [row.value for row in entry.verdicts if row.metric == "step_time_p50"] for entry in kept(gpu)}
+    compared = [entry.comparison for entry in kept(gpu)]
+    times = {one.case: [row.value for row in one.rows if row.metric == "step_time_p50"] for one in compared}
     name = "test_toy.py::test_one"
     assert times == {f"{name}::A": [10.0], f"{name}::A 2": [30.0], f"{name}::B": [20.0]}
     assert (gpu.path / "junit.xml").read_text().count('"aorta.A.step_time_p50.baseline"') == 1

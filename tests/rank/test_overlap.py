@@ -183,7 +183,7 @@ def device(monkeypatch):
     """A CUDA device that exists in name only: no kernel runs, and the profiler returns the traces of the test."""
     leads = []
     monkeypatch.setattr(profiling, "profile", FakeProfiler)
-    monkeypatch.setattr(overlap, "_profiler_enabled", lambda: FakeProfiler.is_on)
+    monkeypatch.setattr(overlap, "profiler_enabled", lambda: FakeProfiler.is_on)
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
     monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)
     monkeypatch.setattr(overlap, "spin", lambda lead_ms, _device: leads.append(lead_ms))

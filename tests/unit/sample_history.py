@@ -11,10 +11,10 @@ from typing import Any
 from pytest_aorta.common.model import to_json
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.history import HistoryEntry
-from pytest_aorta.session.record import ComparedLaunch, Side
+from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
-from tests.unit.builders import make_facts
+from tests.unit.builders import make_facts, replace
 from tests.unit.builders import make_verdict as verdict
 
 STATISTICS = ("p50", "p99", "mean", "tail5", "max")
@@ -57,10 +57,12 @@ def make_verdict(**changes: Any) -> Verdict:
 def make_entry(number: int = 0, *values: float, **changes: object) -> HistoryEntry:
     """Return the comparison of commit ``number``, with one launch per value of ``step_time_p50``."""
     launches = tuple(make_launch({"step_time_p50": value}, number=number) for value in values or (10.0,))
+    comparison = Comparison("tests/test_a.py::test_x::fsdp", platform=PLATFORM, workload="fsdp", launches=launches)
+    of_comparison = {name: changes.pop(name) for name in comparison.__struct_fields__ if name in changes}
     defaults = HistoryEntry(
         run=f"{time.strftime('%Y%m%dT%H%M%S.000000Z', time.gmtime(BEGAN_S + COMMIT_S * number))}-{number:08x}",
-        command="pytest -m overlap", test="tests/test_a.py::test_x", case="tests/test_a.py::test_x::fsdp",
-        outcome="passed", platform=PLATFORM, workload="fsdp", revision=1, launches=launches,
+        command="pytest -m overlap", test="tests/test_a.py::test_x", outcome="passed", revision=1,
+        comparison=replace(comparison, **of_comparison),
     )  # fmt: skip
     return defaults.replace(**changes)
 
@@ -98,11 +100,12 @@ def _entry(rng: random.Random, case: int, number: int, age: float, launches: int
     measured = [block_ms * rng.gauss(1, 0.0013) for _ in range(launches)]
     baseline_ms = base_ms * (1.03 * 0.96 if age >= 0.7 else 1.0)
     verdict = make_verdict(value=measured[0], baseline=baseline_ms, delta=measured[0] / baseline_ms - 1)
-    return make_entry(number).replace(
+    return make_entry(
+        number,
         test=label,
         case=f"{label}::fsdp",
         revision=2 if age >= 0.7 else 1,
-        verdicts=(verdict,),
+        rows=(verdict,),
         launches=tuple(_launch(rng, number, age, step_ms) for step_ms in measured),
     )
 

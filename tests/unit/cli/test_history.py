@@ -50,7 +50,7 @@ def one(entries):
 
 
 def with_values(number, values, **changes):
-    return make_entry(number).replace(launches=(make_launch(values, number=number, **changes),))
+    return make_entry(number, launches=(make_launch(values, number=number, **changes),))
 
 
 def hashes(*texts):
@@ -72,7 +72,7 @@ def test_uncommitted_changes_of_two_runs_are_two_versions():
 
 def test_launches_of_a_reference_or_under_a_profiler_are_left_out():
     launches = [make_launch(), make_launch(side=Side.REFERENCE), make_launch(profiler="nsys")]
-    assert one([make_entry().replace(launches=tuple(launches))]).num_launches == 1
+    assert one([make_entry(launches=tuple(launches))]).num_launches == 1
 
 
 def test_new_revision_of_the_baseline_is_at_its_first_version():
@@ -215,7 +215,7 @@ def test_without_otava_the_command_says_how_to_install_it(here, capsys, monkeypa
 
 
 def test_baseline_center_is_drawn_where_a_verdict_has_one():
-    entries = [make_entry(0).replace(verdicts=(make_verdict(baseline=9.5), make_verdict(metric=HASH, baseline="a")))]
+    entries = [make_entry(rows=(make_verdict(baseline=9.5), make_verdict(metric=HASH, baseline="a")))]
     assert one(entries).versions[0].baselines == {"step_time_p50": 9.5}
-    ab = [make_entry(0).replace(verdicts=(make_verdict(reference=VerdictReference(ReferenceKind.AB)),))]
+    ab = [make_entry(rows=(make_verdict(reference=VerdictReference(ReferenceKind.AB)),))]
     assert one(ab).versions[0].baselines == {}

@@ -129,21 +129,29 @@ def test_schemas_of_structs_are_current():
         assert schema(f"{name}.schema.json") == json.loads(generator().current_schema(name)), "run docs/generate.py"
 
 
-WORKLOADS = ROOT / "workloads"
-PRIVATE = re.compile(r"(torch|functorch)\b.*\._")
+PRIVATE = re.compile(r"(torch|functorch)\b.*\._(?!_)")
+ALIASES = {"dist": "torch.distributed", "nn": "torch.nn", "fx": "torch.fx"}
 
 
-def imported(path):
-    """Yield what a module imports, by dotted name."""
+def reached(path):
+    """Yield what a module imports or reaches from torch, by dotted name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and path.is_relative_to(ROOT / "pytest_aorta"):
+            root, _, rest = ast.unparse(node).partition(".")
+            yield f"{ALIASES.get(root, root)}.{rest}"
 
 
-def test_two_modules_import_private_interfaces_of_torch():
-    found = {
-        str(path.relative_to(WORKLOADS)) for path in WORKLOADS.rglob("*.py") if any(map(PRIVATE.match, imported(path)))
-    }
-    assert found == {"common/torch_private.py", "passes/torch_private.py"}
+@pytest.mark.parametrize(
+    ("folder", "modules"),
+    [
+        ("workloads", {"common/torch_private.py", "passes/torch_private.py"}),
+        ("pytest_aorta/worker", {"torch_private.py"}),
+    ],
+)
+def test_private_interfaces_of_torch_are_in_modules_that_say_what_replaces_them(folder, modules):
+    paths = (ROOT / folder).rglob("*.py")
+    assert {str(path.relative_to(ROOT / folder)) for path in paths if any(map(PRIVATE.match, reached(path)))} == modules

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.plugin.summary import summary_lines
 from pytest_aorta.session.record import Comparison, TestRecord, totals
-from pytest_aorta.verdict.learning import NewLaunches
+from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import NotApplicable, Reason, ReferenceKind, VerdictReference
@@ -100,7 +100,10 @@ def test_metrics_without_a_baseline_share_a_line_per_comparison():
         ({"outcome": "error"}, "1 of 1 test failed, 1 test failed without a verdict, 1 launch in"),
         ({"outcome": "failed", "launches": (), "can_launch": True}, "no test launched, 1 test failed before a launch"),
         ({"launches": (), "lacked_devices": "2"}, "no test launched, 1 test skipped for lack of devices"),
-        ({"comparisons": (Comparison("case", new=NewLaunches(make_baseline())),)}, "1 test OK, 1 baseline measured, 1"),
+        (
+            {"comparisons": (Comparison("case", new=NewBaseline(make_baseline(), "")),)},
+            "1 test OK, 1 baseline measured, 1",
+        ),
     ],
 )
 def test_test_without_a_verdict_is_counted_by_what_became_of_it(changes, text):

@@ -1,9 +1,13 @@
 from concurrent.futures import ThreadPoolExecutor
 
-from pytest_aorta.session.baselines import write_new_baselines
+import pytest
+
+from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.plan.options import Recording as Recordings
+from pytest_aorta.session.baselines import Recording, write_new_baselines
 from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.verdict.baseline import LOCK_FILE, Baseline, locked_baselines, read_baseline, write_baseline
-from pytest_aorta.verdict.learning import NewLaunches
+from pytest_aorta.verdict.learning import NewBaseline
 from tests.unit.builders import launches_near, make_baseline, make_options, stored
 
 NODE = make_baseline().test
@@ -13,8 +17,15 @@ def baseline_of(p50: float, seed: int, count: int = 5, **changes) -> Baseline:
     return make_baseline(launches=stored(*launches_near(p50, count, seed=seed)), **changes)
 
 
-def write(folder, *new: NewLaunches) -> tuple[list[str], bool]:
-    comparisons = tuple(Comparison(one.baseline.case, platform=one.baseline.platform, new=one) for one in new)
+def recorded(folder, new: Baseline, *, fresh: bool = False, defaults=None) -> NewBaseline:
+    """Return a baseline that a test has merged with the stored one."""
+    options = make_options(baselines_dir=folder, recording=Recordings(replaces=fresh))
+    old = read_baseline(folder, new.platform, new.case)
+    return Recording(new, {}, options, old, defaults or {}).merged(new)
+
+
+def write(folder, *new: NewBaseline) -> tuple[list[str], bool]:
+    comparisons = tuple(Comparison(one.baseline.case, new=one) for one in new)
     record = TestRecord(NODE, comparisons=comparisons)
     return write_new_baselines([record], {NODE}, make_options(baselines_dir=folder))
 
@@ -25,43 +36,34 @@ def stored_in(folder) -> Baseline:
     return baseline
 
 
-def facts(baseline: Baseline) -> list:
-    return [launch.facts for launch in baseline.launches]
-
-
-def test_session_that_writes_later_keeps_the_revision_that_another_session_wrote(tmp_path):
+def test_launches_are_merged_with_what_is_stored_when_their_test_ends(tmp_path):
     write_baseline(tmp_path, baseline_of(10.0, 0))
-    ours, theirs = (NewLaunches(baseline_of(p50, seed), fresh=True) for p50, seed in [(20.0, 1), (30.0, 2)])
-    for session in (ours, theirs):
-        session.merged(tmp_path)  # both tests end before either session does
-    for session in (ours, theirs):
-        assert write(tmp_path, session)[1]
-    assert [launch.revision for launch in stored_in(tmp_path).launches] == [1] * 5 + [2] * 5 + [3] * 5
-    assert facts(stored_in(tmp_path))[5:] == [one for new in (ours, theirs) for one in facts(new.baseline.condensed())]
+    for fresh in (False, True):
+        assert write(tmp_path, recorded(tmp_path, baseline_of(10.0, 1), fresh=fresh))[1]
+    assert [launch.revision for launch in stored_in(tmp_path).launches] == [1] * 10 + [2] * 5
 
 
-def test_launches_that_no_longer_fit_what_another_session_wrote_are_refused(tmp_path):
+def test_launches_that_do_not_fit_what_is_stored_are_refused_in_their_test(tmp_path):
     write_baseline(tmp_path, baseline_of(10.0, 0))
-    assert write(tmp_path, NewLaunches(baseline_of(20.0, 1), fresh=True))[1]
-    lines, good = write(tmp_path, NewLaunches(baseline_of(10.0, 2)))
-    assert not good
-    assert lines[0].startswith(f"ERROR {make_baseline().case}: not added to the stored baseline")
-    assert len(stored_in(tmp_path).launches) == 10
+    with pytest.raises(BaselineError, match="not added to the stored baseline"):
+        recorded(tmp_path, baseline_of(20.0, 1))
 
 
-def test_sessions_that_write_at_once_drop_nothing(tmp_path):
-    sessions = [NewLaunches(baseline_of(10.0 * number, number), fresh=True) for number in range(1, 9)]
+def test_of_sessions_that_record_at_once_one_writes_and_the_others_are_told(tmp_path):
+    write_baseline(tmp_path, baseline_of(10.0, 0))
+    sessions = [recorded(tmp_path, baseline_of(10.0 * number, number), fresh=True) for number in range(1, 9)]
     with ThreadPoolExecutor(len(sessions)) as pool:
-        assert all(good for _, good in pool.map(lambda session: write(tmp_path, session), sessions))
-    assert stored_in(tmp_path).revision == len(sessions)
-    assert len(stored_in(tmp_path).launches) == 5 * len(sessions)
+        ends = list(pool.map(lambda session: write(tmp_path, session), sessions))
+    assert sum(good for _, good in ends) == 1
+    told = f"ERROR {make_baseline().case}: not recorded, because another run has changed the baseline meanwhile"
+    assert sum(lines[0].startswith(told) for lines, _ in ends) == 7
+    assert (stored_in(tmp_path).revision, len(stored_in(tmp_path).launches)) == (2, 10)
 
 
-def test_key_that_is_newer_than_the_baseline_has_its_default_at_the_write_too(tmp_path):
+def test_key_that_is_newer_than_the_baseline_had_its_default(tmp_path):
     write_baseline(tmp_path, baseline_of(10.0, 0))
     newer = make_baseline().config | {"compile": False}
-    assert write(tmp_path, NewLaunches(baseline_of(10.0, 1, config=newer), defaults={"compile": False}))[1]
-    assert stored_in(tmp_path).revision == 1
+    assert recorded(tmp_path, baseline_of(10.0, 1, config=newer), defaults={"compile": False}).baseline.revision == 1
 
 
 def test_lock_leaves_no_file(tmp_path):
@@ -72,6 +74,6 @@ def test_lock_leaves_no_file(tmp_path):
 
 def test_folder_that_cannot_be_locked_fails_the_run(tmp_path):
     (tmp_path / "file").write_text("")
-    lines, good = write(tmp_path / "file", NewLaunches(baseline_of(10.0, 0)))
+    lines, good = write(tmp_path / "file", NewBaseline(baseline_of(10.0, 0), ""))
     assert not good
     assert lines == [f"ERROR {tmp_path / 'file'}: can't be locked: File exists"]

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
-from pytest_aorta.verdict.learning import NewLaunches
+from pytest_aorta.verdict.learning import NewBaseline
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import (
@@ -39,7 +39,7 @@ COMPARISON = st.builds(
     Comparison, case=st.text(), kind=st.sampled_from(ReferenceKind),
     launches=st.lists(st.builds(ComparedLaunch, st.sampled_from(Side), st.just(make_facts())), max_size=2).map(tuple),
     rows=st.lists(VERDICT, max_size=2).map(tuple), notes=st.lists(st.text(), max_size=2).map(tuple), baseline=st.text(),
-    new=st.none() | st.just(NewLaunches(make_baseline(), MARKED, {"steps": 1}, fresh=True)),
+    new=st.none() | st.just(NewBaseline(make_baseline(), "digest", ("a line",))),
 )  # fmt: skip
 TIMES_S = st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6))
 LAUNCH = st.builds(
