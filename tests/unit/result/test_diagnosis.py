@@ -659,7 +659,8 @@ COMMAND_ENDED = {0: "the command train.py ended with exit code 0", 1: "the comma
      f"{VANISHED}; {COMMAND_ENDED[1]}", 1),
     ({0: DONE, 1: STARTED}, ended(EndReason.RANK_GONE, None),
      f"{VANISHED}; the command train.py was still run", 1),
-], ids=["none", "absent", "absent at the limit", "absent, gone", "killed", "exit code", "raised", "peer lost", "gone"])  # fmt: skip
+], ids=["none", "absent", "absent at the limit", "absent beside gone", "killed", "exit code", "raised", "peer lost",
+        "gone"])  # fmt: skip
 def test_rank_of_a_command_that_did_not_end_well_is_named(tmp_path, ranks, outcome, said, rank):
     found = diagnose(tmp_path, Left(ranks, outcome, starts_ranks=True))
     assert said in found.headline
