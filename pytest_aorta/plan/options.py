@@ -516,7 +516,7 @@ def make_options(values: Mapping[str, Any], rootdir: Path, **others: Any) -> Opt
                 _check_place(f"{option.flag}={path}", rootdir / path, is_file=option.name in ("report", "markdown"))
     for path in found["workloads"]:
         if path not in Options.workloads and not (rootdir / path).is_dir():
-            raise SpecError(f"aorta_workloads: there is no folder {rootdir / path}")
+            raise SpecError(f"aorta_workloads, --workloads: there is no folder {rootdir / path}")
     found["workloads"] = tuple(rootdir / path for path in found["workloads"])
     found["launcher"] = LauncherKind(found["launcher"])
     found["without_gpus"] = WithoutGpus(found["without_gpus"])

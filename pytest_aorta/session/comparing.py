@@ -173,7 +173,8 @@ class RunningComparison:
         failing, before = self.failing(verdicts), self.comparison
         now = before.replace(rows=(*before.rows, *verdicts.rows), notes=verdicts.notes, suspect=verdicts.suspect)
         is_nothing = bool(self.options.fail_on) and now.compared_nothing
-        self.comparison = now.replace(has_failed=bool(failing) or is_nothing)
+        raised = failing or (now.rows if is_nothing else ())
+        self.comparison = now.replace(failing=tuple(row.metric for row in raised))
         try:
             locate(self, failing)
         finally:

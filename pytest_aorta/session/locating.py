@@ -29,7 +29,7 @@ from pytest_aorta.verdict.bitwise import (
 )
 from pytest_aorta.verdict.metrics import METRICS, metric_of
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import Note, NoteKind, Verdict
 
 if TYPE_CHECKING:
     from pytest_aorta.session.comparing import RunningComparison
@@ -115,16 +115,16 @@ def locate(running: RunningComparison, failing: Sequence[Verdict]) -> None:
     for locator in _LOCATORS:
         if not (rows := locator.choose(running, failing)):
             continue
-        note = f"{LOCATE} launches once more to {locator.aim}"
+        notes = [Note(f"{LOCATE} launches once more to {locator.aim}", NoteKind.LOCATE)]
         if running.locates:
             sides = list(Side) if rows[0].reference.is_ab else [Side.CANDIDATE]
             try:
                 launched = {side: running.again(side, locator.capture).facts for side in sides}
-                note = locator.name(running, rows, launched)
+                text = locator.name(running, rows, launched)
             except (LaunchError, SpecError) as error:
-                note = f"not located, because a launch failed: {error}"
-        notes = filter(None, (*running.comparison.notes, note))
-        running.comparison = running.comparison.replace(notes=tuple(notes))
+                text = f"not located, because a launch failed: {error}"
+            notes = [Note(text)] if text else []
+        running.comparison = running.comparison.replace(notes=(*running.comparison.notes, *notes))
     return None
 
 
@@ -136,7 +136,7 @@ def _locate_step(running: RunningComparison, failing: Sequence[Verdict]) -> None
         launch = launcher.launch_of(result)
         return launcher.repeat(launch, config={**launch.request.config, **changes}).result
 
-    found = [f"config: {keys}"] if (keys := other_keys(here, there)) else []
+    found = [Note(f"config: {keys}")] if (keys := other_keys(here, there)) else []
     different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
     if difference := first_difference(here, there, running.steps, different):
         launches = [launch.defaults.keys() for launch in map(launcher.find, (here, there)) if launch]
