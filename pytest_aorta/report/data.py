@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.provenance import UTC_FORMAT, Provenance, version_text
+from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.rank_files import Iteration, read_iterations
 from pytest_aorta.session.record import Comparison, Side, TestRecord
@@ -121,7 +120,7 @@ class Report:
     warnings: tuple[str, ...] = ()
     num_launches: int = 0
     num_failed_launches: int = 0
-    run: Mapping[str, str] = field(default_factory=dict)
+    run: tuple[tuple[str, str], ...] = ()
     created_at: str = field(default_factory=lambda: time.strftime(UTC_FORMAT, time.gmtime()))
 
     @property
@@ -204,42 +203,9 @@ def _case(record: TestRecord, comparison: Comparison) -> Case:
             baseline = read_baseline_file(Path(comparison.baseline))
         except BaselineError as error:
             warnings = (*warnings, f"baseline left out of the report: {error}")
-    versions = {row.reference.name for row in verdicts if row.reference.kind is ReferenceKind.AB}
+    versions = {row.reference.name for row in verdicts if row.reference.is_ab}
     name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
     return Case(record.label_of(comparison), verdicts, candidate, reference, baseline, name, warnings)
-
-
-_NOT_KNOWN = "unknown"
-
-
-def version_values(version: Provenance, command: Sequence[str]) -> dict[str, str]:
-    """Return what is known of a run in which no launch left a result: commit, branch and command."""
-    return {
-        "commit": version_text(version.commit, version.dirty) or _NOT_KNOWN,
-        "branch": version.branch or ("none (detached head)" if version.commit else _NOT_KNOWN),
-        "command": shlex.join(version.command or command) or _NOT_KNOWN,
-    }
-
-
-_LABELS = ("commit", "branch", "measured", "device", "torch", "command")
-
-
-def provenance_values(launches: Sequence[LaunchFacts], command: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return what was measured, when, where and by which command: label -> distinct values of the launches.
-
-    The labels and their order are always the same, a value that was not stored is "unknown", and of the times there are
-    the first and the last. ``command`` is that of the run, for launches that have none.
-    """
-    rows = []
-    for launch in launches:
-        named = "CPU ranks" if launch.device == "cpu" else launch.environment.get("device_name")
-        known = {"device": named, "torch": launch.environment.get("torch")}
-        version = version_values(launch.provenance, command) | {"measured": launch.provenance.measured_at}
-        rows.append(version | {label: str(value or _NOT_KNOWN) for label, value in known.items()})
-    values = {label: list(dict.fromkeys(row[label] for row in rows)) for label in _LABELS if rows}
-    if times := values.get("measured"):
-        values["measured"] = list(dict.fromkeys((min(times), max(times))))
-    return values
 
 
 _MAX_PLAN_BYTES = 1 << 20

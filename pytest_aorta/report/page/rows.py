@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_aorta.common.text import brief
-from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test, provenance_values
+from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
+from pytest_aorta.report.provenance import provenance_values
 from pytest_aorta.report.timeline import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
@@ -165,7 +166,7 @@ def provenance_of_report(report: Report) -> dict[str, dict[str, str]]:
     If no launch left a result, only the version and the command are known.
     """
     if report.run and not report.has_result:
-        return {report.candidate: {**report.run}}
+        return {report.candidate: dict(report.run)}
     cases = report.cases
     names = {case.reference_name for case in cases if case.reference}
     name = names.pop() if len(names) == 1 else AB_REFERENCE
