@@ -5,10 +5,9 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.machinery import all_suffixes
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
@@ -20,6 +19,8 @@ from pytest_aorta.common.files import raised_as, read_regular, write_text
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, did_you_mean, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.launchers import RankLauncher, make_launcher
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.launch.work_folder import changed, files_of, outermost, reads
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -277,14 +278,15 @@ def _measured(options: Options, target: _Target, given_size: int | None) -> _Fin
     Raises:
         AortaError: A launch failed.
     """
-    with closing(Session(options)) as session, terminable():
+    watch = _Watch(options.rootdir)
+    with closing(Session(options, watch.make_launcher, line=SpokenState())) as session, terminable():
         size = given_size or min(_WORLD_SIZE, len(session.devices) or _WORLD_SIZE)
         with raised_as(UsageError, "--nproc, --gpus: ", DevicesUnavailable):
             world = resolve_world(WorldSpec(size), options, session.devices)
         require_torch()
         folder = options.rootdir / _RESULTS / OWNER.replace(" ", "-")
         with session.launcher(world, TestSpec(WorldSpec(size)), RunningTest(OWNER), folder, timed=True) as launcher:
-            return _Trial(target, DistributedWorld(launcher), options.rootdir).findings()
+            return _Trial(target, DistributedWorld(launcher), watch).findings()
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,44 @@ class _Use:
     written: Sequence[str]
 
 
+class _Watch:
+    """The files of a folder, and the files that each launch in it, or in a copy of it, has read and written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uses: list[_Use] = []
+        self.before = self.files(root)
+        self.known = {name for name in self.before if name.endswith(_SOURCES)}
+        with suppress(SpecError):  # no repository
+            self.known.update(git(root, "ls-files", "-z", "--recurse-submodules").split("\0"))
+
+    def files(self, folder: Path) -> dict[str, tuple[int, int]]:
+        return files_of(folder, [str(_RESULTS)])
+
+    def make_launcher(self, kind: LauncherKind) -> RankLauncher:
+        return _WatchedLauncher(make_launcher(kind), self)
+
+
+@dataclass(frozen=True)
+class _WatchedLauncher:
+    """A launcher that notes which files each launch uses."""
+
+    launcher: RankLauncher
+    watch: _Watch
+
+    def launch(self, plan: LaunchPlan) -> LaunchOutcome:
+        before = self.watch.files(plan.folder)
+        # Checkpoints are newer than data, and not every file may be watched.
+        newest = sorted(before.keys() - self.watch.known, key=lambda name: before[name][1], reverse=True)
+        with reads(plan.folder, [name for name in newest if not _METADATA.search(name)]) as read:
+            outcome = self.launcher.launch(plan)
+        self.watch.uses.append(_Use(read, changed(before, self.watch.files(plan.folder))))
+        return outcome
+
+    def close(self) -> None:
+        self.launcher.close()
+
+
 class _Trial:
     """The launches of a script, and what they show.
 
@@ -302,30 +342,11 @@ class _Trial:
     a clean clone. If it reads what it has written, the test launches it in copies of the folder that lack these files.
     """
 
-    def __init__(self, target: _Target, world: DistributedWorld, root: Path) -> None:
+    def __init__(self, target: _Target, world: DistributedWorld, watch: _Watch) -> None:
         self._target = target
         self._world = world
-        self._root = root
+        self._watch = watch
         self._notes: list[str] = []
-        self._uses: list[_Use] = []
-        self._before = self._files(root)
-        self._known = {name for name in self._before if name.endswith(_SOURCES)}
-        with suppress(SpecError):  # no repository
-            self._known.update(git(root, "ls-files", "-z", "--recurse-submodules").split("\0"))
-        session = world.launcher.session
-        session.start = partial(self._watched, session.start)
-
-    def _watched(self, start: Callable[[LaunchPlan], LaunchOutcome], plan: LaunchPlan) -> LaunchOutcome:
-        before = self._files(plan.folder)
-        # Checkpoints are newer than data, and not every file may be watched.
-        newest = sorted(before.keys() - self._known, key=lambda name: before[name][1], reverse=True)
-        with reads(plan.folder, [name for name in newest if not _METADATA.search(name)]) as read:
-            outcome = start(plan)
-        self._uses.append(_Use(read, changed(before, self._files(plan.folder))))
-        return outcome
-
-    def _files(self, folder: Path) -> dict[str, tuple[int, int]]:
-        return files_of(folder, [str(_RESULTS)])
 
     def findings(self) -> _Findings:
         """Launch until it is known whether launches repeat, and return what the test should say."""
@@ -334,7 +355,7 @@ class _Trial:
         if fresh != settings.get("fresh", []):
             settings, pair = self._settled(fresh)
         self._notes += lacking
-        if left := outermost(changed(self._before, self._files(self._root)), self._before):
+        if left := outermost(changed(self._watch.before, self._watch.files(self._watch.root)), self._watch.before):
             self._notes.append(f"these launches left {', '.join(left)} in this folder")
         return self._fitted(settings, *pair)
 
@@ -345,17 +366,17 @@ class _Trial:
         """
         settings: dict[str, Any] = {"record": {"hash_weights": True}} | ({"fresh": [*fresh]} if fresh else {})
         self._notes = [_copied(fresh)] if fresh else []
-        begun = len(self._uses)
+        begun = len(self._watch.uses)
         first = self._tried(settings)
         if isinstance(first, AortaError):
             return settings, (first, first)
         pair: _Pair = first, self._tried(settings)
         varies = _varies(*pair)
-        uses = self._uses[begun:]
+        uses = self._watch.uses[begun:]
         written = [name for use in uses for name in use.written]
         carried = written if varies else [name for name in written if any(name in use.read for use in uses)]
         if varies != _NO_WEIGHTS and carried and not fresh:
-            own = sorted(outermost(carried, self._before))
+            own = sorted(outermost(carried, self._watch.before))
             copied = settings | {"fresh": own}
             again = self._tried(copied), self._tried(copied)
             # A file that is written and read within each launch needs no copy.
@@ -376,15 +397,15 @@ class _Trial:
 
         A launch without such a file writes it again, and computes something else.
         """
-        read = {name: None for use in self._uses[-2:] for name in use.read}
-        groups, notes = outermost(read, self._known), []
+        read = {name: None for use in self._watch.uses[-2:] for name in use.read}
+        groups, notes = outermost(read, self._watch.known), []
         repeats = _varies(*pair) in ("", _NO_WEIGHTS)
         for name in groups[:_MOST_TRIALS]:
             without = self._tried(settings | {"fresh": [*fresh, name]})
             differs = _varies(pair[1], without, in_bits=repeats)
             if differs in ("", _NO_WEIGHTS):
                 continue
-            is_written = any(PurePath(path).is_relative_to(name) for path in self._uses[-1].written)
+            is_written = any(PurePath(path).is_relative_to(name) for path in self._watch.uses[-1].written)
             if is_written and not isinstance(without, AortaError):
                 fresh = [*(path for path in fresh if not PurePath(path).is_relative_to(name)), name]
                 notes.append(f"{name} was here before, from another run; with and without it, {differs}")

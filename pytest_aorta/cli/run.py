@@ -18,6 +18,7 @@ from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.strict_yaml import parse_yaml, read_yaml
 from pytest_aorta.common.text import brief, counted, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import OPTIONS, Options, check_profiler, integer_from, make_options
 from pytest_aorta.plan.workloads import WorkloadSpec, find_workload, resolve_config
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     launch = given_launch(arguments, options)
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
     test = RunningTest(OWNER)
-    with closing(Session(options)) as session, terminable():
+    with closing(Session(options, line=SpokenState())) as session, terminable():
         world = _world(session, spec, launch)
         folder = arguments.results / launch.folder
         require_torch()

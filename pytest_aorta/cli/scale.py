@@ -17,6 +17,7 @@ from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import aligned, counted, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import file_ending_in
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec, resolve_world
 from pytest_aorta.report.write import require_packages
@@ -127,7 +128,7 @@ def _of_launch(arguments: argparse.Namespace) -> Iterator[WorkloadResult]:
     arguments.steps = None
     launch = given_launch(arguments, options)
     require_torch()
-    with closing(Session(options)) as session, terminable():
+    with closing(Session(options, line=SpokenState())) as session, terminable():
         for size in arguments.sizes:
             spec = TestSpec(WorldSpec(size, simulated=(arguments.rank,)))
             world, base = resolve_world(spec.world, options, []), arguments.results / launch.folder / f"x{size}"

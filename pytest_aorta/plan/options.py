@@ -127,10 +127,11 @@ FAIL_ON_NOTHING = "none"
 
 
 class LauncherKind(StrEnum):
-    """A way to start ranks: a torchrun agent, or a fork of a process that has imported torch."""
+    """A way to start ranks: a torchrun agent, a fork of a process that has imported torch, or agents of nodes."""
 
     TORCHRUN = "torchrun"
     FORKSERVER = "forkserver"
+    NODES = "nodes"
 
 
 class WithoutGpus(StrEnum):
@@ -389,7 +390,7 @@ class Options:
         metavar="LIST", shown=FailOn.MISSING)
     launcher: LauncherKind = _option(
         "launcher", "how ranks start: by torchrun, or by a fork server with torch imported",
-        LauncherKind.TORCHRUN, choices=tuple(kind.value for kind in LauncherKind))
+        LauncherKind.TORCHRUN, choices=(LauncherKind.TORCHRUN.value, LauncherKind.FORKSERVER.value))
     launches: int = _option(
         "launches", "most launches per test that --update-baselines records, 1 to 50; it ends earlier, once the "
         "tolerances are enforced or can't be", 10, integer_from(1, 50), "int", metavar="N", writes=True)

@@ -273,8 +273,8 @@ def _of_command(
 
 
 def _agent_end(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
-    agent = "torchrun" if outcome.launcher == LauncherKind.TORCHRUN else "the fork server's agent"
-    agent = f"the command {plan.script}" if plan.starts_ranks else agent
+    warm: dict[str, str] = {LauncherKind.FORKSERVER: "the fork server's agent"}
+    agent = f"the command {plan.script}" if plan.starts_ranks else warm.get(outcome.launcher, outcome.launcher)
     if outcome.agent_status is None:
         return f"{agent} was still running"
     return f"{agent} ended with {_exit_text(outcome.agent_status)}"
