@@ -26,7 +26,7 @@ from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.rows import changed_settings, identity
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import Note, ReferenceKind, Verdict, Verdicts
 
 # The name of the other variant or version in an A/B.
 AB_REFERENCE = "A/B reference"
@@ -326,9 +326,10 @@ def _test(name: str, case: str, sides: Mapping[str, Sequence[Launch]]) -> Test:
     (candidate, here), (reference, there) = sides.items()
     if here and there:
         verdicts = _verdicts(name, sides)
-        verdicts = verdicts.replace(notes=(*_differences(sides), *verdicts.notes))
+        verdicts = verdicts.replace(notes=(*map(Note, _differences(sides)), *verdicts.notes))
     else:
-        verdicts = Verdicts(name, (), (f"only in {candidate if here else reference}: no result to compare with",))
+        only = Note(f"only in {candidate if here else reference}: no result to compare with")
+        verdicts = Verdicts(name, (), (only,))
     wrong = [launch.result for launch in here if not launch.result.passed]
     has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
     outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"

@@ -299,14 +299,8 @@ def broken():
             "E  *Missing: final_loss, *",
             {"failed": 1},
         ),
-        (
-            "workload.check(result); workload.check(result)",
-            "",
-            "E  *test_one::toy: compared twice in one test; give each one a label: check(result, label=...)",
-            {"failed": 1},
-        ),
     ],
-    ids=["failed", "failed in its teardown", "planted fault", "lost metric", "no labels"],
+    ids=["failed", "failed in its teardown", "planted fault", "lost metric"],
 )
 def test_test_that_does_not_pass_records_nothing_and_says_so(project, body, marks, line, outcomes):
     project.one_test(f"result = workload.run('toy'); {body}", marks)
