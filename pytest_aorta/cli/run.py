@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch failed; earlier trials are kept.
     """
     options, trials = given_options(arguments), arguments.trials
-    check_profiler(options.profiling.tool, "--profiler")
+    check_profiler(options.profiler.tool, "--profiler")
     target = given_target(
         options, arguments.workload, arguments.script, arguments.args, arguments.config, arguments.assignments
     )

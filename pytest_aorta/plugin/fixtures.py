@@ -144,7 +144,7 @@ class LaunchingTests:
         # Hooks and other fixtures may have added markers since collection.
         spec = test.spec = read_spec(item)
         options, session = self.run.options, self.run.session
-        base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
+        base = options.results or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
         timed = spec.measures_overlap or any(metric_of(name).kind is MetricKind.TIMING for name in spec.tolerances)
         # Outside of the try: a driver that does not answer is an error, not a reason to skip the test.
         devices = session.devices
@@ -240,7 +240,7 @@ def header(options: Options, devices: Sequence[Device], platforms: Collection[st
         where += ", missing GPUs simulated"
     if options.nnodes > 1:
         where += f" on each of {options.nnodes} nodes"
-    folder = str(options.baselines_dir).removeprefix(f"{options.rootdir}/")
+    folder = str(options.baselines).removeprefix(f"{options.rootdir}/")
     shown = f", platform {' and '.join(sorted(platforms))}" if platforms else ""
     return f"aorta: {where}, torch {_torch_version()}{shown}, baselines {folder}"
 

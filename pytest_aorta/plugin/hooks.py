@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             require_packages()
         if not _is_given(config, _SHOWING):
-            check_profiler(options.profiling.tool, "--aorta-profiler")
+            check_profiler(options.profiler.tool, "--aorta-profiler")
             if options.ab is not None:
                 from pytest_aorta.plan.reference import check_reference  # only for a run with a reference
 
@@ -145,7 +145,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     A controller of xdist does not collect tests, and errors of collection come before the tests are known.
     """
     config, options = session.config, session.config.stash[RUN].options
-    writes = options.report or options.markdown or options.update_baselines or options.baselines_dir.is_dir()
+    writes = options.report or options.markdown or options.update_baselines or options.baselines.is_dir()
     if writes or config.getoption("dist", "no") != "no" or config.option.continue_on_collection_errors:
         _use(config)
 

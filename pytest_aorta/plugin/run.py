@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.plan.options import FINDINGS_SUFFIX, Options
+from pytest_aorta.plugin.markers import FIXTURE
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.device_kind import Device
@@ -211,9 +212,15 @@ class Controller:
         self.run.records[known[-1]] = ended.replace(outcome="error", failure=failure)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Let SIGTERM end the run as Ctrl-C does, so that baselines and the report of finished tests are written."""
-        with terminable():
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Let SIGTERM end the run as Ctrl-C does while a test can launch, so that what finished before is written."""
+        with terminable() if FIXTURE in getattr(item, "fixturenames", ()) else nullcontext():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """As above, in a controller of xdist, which runs no tests itself."""
+        with terminable() if session.config.getoption("dist", "no") != "no" else nullcontext():
             return (yield)
 
     @pytest.hookimpl(optionalhook=True)
@@ -229,7 +236,7 @@ class Controller:
         run = self.run
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
-        if run.options.baselines_dir.is_dir():
+        if run.options.baselines.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
             # Tests were left out if the command line names single tests or --lf, or if a file has an error.

@@ -168,7 +168,7 @@ class Launcher:
     @property
     def timeout_s(self) -> float:
         """Return the time limit of one launch, in seconds."""
-        return self.spec.timeout_s or self.session.options.timeout_s
+        return self.spec.timeout_s or self.session.options.timeout
 
     def first(self, size: int) -> Launcher:
         """Return a launcher of the first ranks of this world, whose launches are those of this test too."""
@@ -281,7 +281,7 @@ class Launcher:
             SpecError: As in :func:`~pytest_aorta.launch.work_folder.copy_folder`.
             LaunchError: A file can't be copied.
         """
-        folders = {self._run_base.resolve(), (self.session.options.results_dir or self._run_base).resolve()}
+        folders = {self._run_base.resolve(), (self.session.options.results or self._run_base).resolve()}
         results = [str(kept.relative_to(plan.cwd)) for kept in folders if kept.is_relative_to(plan.cwd)]
         try:
             copy_folder(plan.cwd, copy, [*results, *(plan.fresh or ())])
@@ -289,7 +289,7 @@ class Launcher:
             raise LaunchError(f"{plan.cwd} can't be copied: {error.filename}: {error.strerror or error}") from None
 
     def _refuse_several_nodes(self, version: AnyReference | None, fresh: Sequence[str] | None) -> None:
-        profiler = self.session.options.profiling.tool
+        profiler = self.session.options.profiler.tool
         if fresh is not None and self.world.nodes > 1:
             raise SpecError("fresh: the copy of the working folder exists on this node only; use it with nodes=1")
         if version is not None and self.world.nodes > 1:
@@ -314,9 +314,9 @@ class Launcher:
             launcher=preferred if is_local and not request.starts_ranks else LauncherKind.TORCHRUN,
             lease_fds=self._leased.fds,
             reference=version,
-            profiler=options.profiling.tool,
-            profiler_schedule=options.profiling.schedule,
-            limits=limits_under(options.profiling.tool, self.timeout_s),
+            profiler=options.profiler.tool,
+            profiler_schedule=options.profiler.schedule,
+            limits=limits_under(options.profiler.tool, self.timeout_s),
             node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )

@@ -206,7 +206,7 @@ def test_rank_that_stays_after_its_script_returned_is_reported_as_that(servers, 
     stay = "sys.stdout = type('Stuck', (), {'write': len, 'flush': lambda self: time.sleep(600)})()"
     failure = run_into_hang(servers, script_plan, stay)
     assert (failure.kind, failure.rank) == ("process left", 1)
-    assert "rank 1 did not leave after its script returned, having entered step 1" in failure.text
+    assert "rank 1 did not leave after its script returned in step 1" in failure.text
 
 
 @pytest.mark.extended

@@ -511,18 +511,6 @@ def test_failure_names_every_metric_that_got_worse_and_does_not_blame_the_machin
     assert "suspect the machine" not in text_of(result)
 
 
-def test_misspelt_marker_fails_the_test_with_the_name_that_was_meant(project):
-    project.ini("markers =\n    worlds: a marker of this project")
-    text = (
-        (project.path / "tox.ini").read_text().replace("--strict-markers", "-W ignore::pytest.PytestUnknownMarkWarning")
-    )
-    project.write("tox.ini", text)
-    project.one_test("workload.check(workload.run('toy'))", "@pytest.mark.tolerancce(step_time_p50='2%')")
-    project.run(errors=1, shows="E  *marker tolerancce: is unknown; did you mean tolerance?")
-    project.one_test("pass", "@pytest.mark.worlds")
-    project.run(passed=1)
-
-
 COSTS = {"operators": {"aten::mm": 100}, "host_copies": {}}
 COPIES = COSTS | {"host_copies": {"aten::_local_scalar_dense": 1}}
 PLACES = {"host_copies": {"aten::_local_scalar_dense": {"train.py:43": 1}}}
