@@ -21,6 +21,7 @@ from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.processes import terminable
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.launch.guarded import require_torch
+from pytest_aorta.launch.watch import SpokenState
 from pytest_aorta.plan.options import check_profiler, integer_from
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, resolve_world
 from pytest_aorta.result.facts import LaunchFacts, over_ranks
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     spec = TestSpec(WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc))
     test = RunningTest(OWNER)
-    with closing(Session(options)) as session, terminable():
+    with closing(Session(options, line=SpokenState())) as session, terminable():
         world = _world(session, spec, target)
         folder = arguments.results / target.slug
         require_torch()
